@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StoreWriteError,
         UnsupportedCodecError,
     )
-    from xarray_gpuzarr.fetch import MissingChunkError
+    from xarray_gpuzarr.fetch.strict import MissingChunkError
     from xarray_gpuzarr.machine.diagnosis import doctor
     from xarray_gpuzarr.process.device_options import ResourceOptions
     from xarray_gpuzarr.process.fetch_options import FetchOptions

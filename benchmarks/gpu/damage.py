@@ -25,7 +25,7 @@ from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, Values, on_host, series, write
 from xarray_gpuzarr.read import read_array
 

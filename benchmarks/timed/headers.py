@@ -16,7 +16,8 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge, Request
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import Allocate, Edge, Pending, PendingEdge, Request
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.read import StoredArray, stored_array
 

@@ -19,7 +19,7 @@ from helpers.simulated.worker import SimulatedGpu, here, installed
 from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
 from xarray_gpuzarr.cluster import worker
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
+from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn
 from xarray_gpuzarr.process.device_options import resource_options
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]

@@ -20,8 +20,8 @@ from zarr.storage import MemoryStore
 import xarray_gpuzarr
 from xarray_gpuzarr import NDBuffer, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline.buffer import SETTING
-from xarray_gpuzarr.process import result_memory as module
-from xarray_gpuzarr.process.result_memory import ResultMemory
+from xarray_gpuzarr.process import host_memory as module
+from xarray_gpuzarr.process.host_memory import ResultMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 

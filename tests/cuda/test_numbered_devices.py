@@ -22,7 +22,7 @@ from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 from xarray_gpuzarr.decoders import choice, decoder_for, resolve_device
 from xarray_gpuzarr.decoders.cuda import decoder
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
 
 VALUES = np.arange(800.0).reshape(40, 20)
 

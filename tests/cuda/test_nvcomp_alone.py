@@ -14,7 +14,7 @@ from helpers.simulated import gpu as simulated_gpu
 from benchmarks.gpu import damage
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
-from xarray_gpuzarr.machine.diagnosis import device
+from xarray_gpuzarr.machine.diagnosis import rates
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, series
 from xarray_gpuzarr.read import reading
 
@@ -33,7 +33,7 @@ FRAMES = {
 def gpu(monkeypatch):
     """A simulated GPU, active."""
     gpu = simulated_gpu.in_use(monkeypatch)
-    monkeypatch.setattr(device, "decoder_for", reading.decoder_for)
+    monkeypatch.setattr(rates, "decoder_for", reading.decoder_for)
     with gpu.api.activate():
         yield gpu.api
     gpu.api.check()

@@ -12,8 +12,9 @@ from zarr.core.sync import sync
 from zarr.storage import ManagedMemoryStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import MemorySource, StoreSource, byte_source
-from xarray_gpuzarr.fetch.in_memory import answers_at_once
+from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 DATA = counting((8, 6))

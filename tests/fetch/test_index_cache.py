@@ -20,8 +20,9 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, ObjectStore
 
 from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import LocalSource, index_cache, snapshot
+from xarray_gpuzarr.fetch import index_cache, snapshot
 from xarray_gpuzarr.fetch.index_cache import CachedIndex, IndexCache
+from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 

@@ -17,8 +17,9 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, index_cache, snapshot, version_conflicts
-from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.fetch import byte_source, index_cache, snapshot, version_conflicts
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import Edge, changed
 from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process import fetch_options as options

@@ -12,7 +12,8 @@ from helpers.loops import leaving_all, without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.fetch import LocalSource, ReadAhead
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import ReadAhead
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 MIB = 1024**2

@@ -16,7 +16,8 @@ from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import StoreReadError, read_array
-from xarray_gpuzarr.fetch import LocalSource, StoreSource
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)

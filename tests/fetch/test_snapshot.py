@@ -15,7 +15,8 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
-from xarray_gpuzarr.fetch import AtHand, snapshot
+from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.fetch.source import AtHand
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import fetch_options as options

@@ -19,9 +19,8 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis import device, examine, machine
-from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
-from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates
+from xarray_gpuzarr.machine.diagnosis import examine, machine, rates
+from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates, seconds_of
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
 from xarray_gpuzarr.process import advice
@@ -79,7 +78,7 @@ def gpu(monkeypatch):
     """A simulated GPU that answers rightly, with all that it needs."""
     gpu = simulated_gpu.in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
-    monkeypatch.setattr(device, "decoder_for", reading.decoder_for)
+    monkeypatch.setattr(rates, "decoder_for", reading.decoder_for)
     monkeypatch.setattr(examine, "current_device", lambda *_: gpu.api)
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)

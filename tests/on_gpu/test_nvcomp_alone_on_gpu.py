@@ -13,7 +13,7 @@ from test_nvcomp_alone import (  # noqa: F401  # collected here
 
 from benchmarks.gpu import damage
 from benchmarks.gpu.resident import Workspace
-from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
+from xarray_gpuzarr.machine.diagnosis.rates import seconds_of
 
 pytestmark = pytest.mark.gpu
 

@@ -3,8 +3,7 @@
 import pytest
 
 from xarray_gpuzarr import FetchOptions, OptionError, configure
-from xarray_gpuzarr.fetch.rules import coalesce_rule
-from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.plan.byte_range import CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process.configuration import check_options, options_in_force

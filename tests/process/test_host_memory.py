@@ -9,7 +9,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.process import host_memory
 
-LARGE = 2 * host_memory.LEAST_NBYTES
+LARGE = 2 * host_memory.ALIGNED_NBYTES
 
 
 def begins_a_line(array):

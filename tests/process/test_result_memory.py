@@ -14,8 +14,8 @@ from helpers.data.corpus import counting, write
 from helpers.data.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.process import result_memory as module
-from xarray_gpuzarr.process.result_memory import ResultMemory
+from xarray_gpuzarr.process import host_memory as module
+from xarray_gpuzarr.process.host_memory import ResultMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
@@ -78,7 +78,7 @@ def test_what_is_kept_is_bounded_and_the_latest(memory):
 
 @pytest.mark.parametrize("shape", [(40,), (100,)])  # of a length that is kept, and a longer one
 def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
-    aligned = module.host_memory.aligned
+    aligned = module.aligned
 
     def scarce(nbytes):
         if memory.kept_nbytes:
@@ -87,8 +87,8 @@ def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
 
     for block in [memory.empty((n,), DTYPE) for n in (20, 30)]:
         del block
-    monkeypatch.setattr(module.host_memory, "aligned", scarce)
-    monkeypatch.setattr(module.host_memory, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(module, "aligned", scarce)
+    monkeypatch.setattr(module, "ALIGNED_NBYTES", 1)
     assert memory.kept_nbytes == 400
 
     found = memory.empty(shape, DTYPE)
@@ -151,7 +151,7 @@ def test_persisted_blocks_keep_their_values(memory, array):
 
 def test_a_block_alive_at_exit_is_no_error():
     code = (
-        "import numpy as np; from xarray_gpuzarr.process.result_memory import result_memory as b;"
+        "import numpy as np; from xarray_gpuzarr.process.host_memory import result_memory as b;"
         "kept = b.empty((1 << 20,), np.dtype('f8')); dead = b.empty((1 << 20,), np.dtype('f8')); del dead"
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr import GpuZarrPlugin, OptionError, configure
 from xarray_gpuzarr.process import device_options, fetch_options
-from xarray_gpuzarr.process.sizes import parse_nbytes
+from xarray_gpuzarr.process.settings import parse_nbytes
 
 FACTORS = {
     "": 1,

@@ -32,7 +32,7 @@ from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
 from xarray_gpuzarr.process.progress_bar import ReadProgress
 from xarray_gpuzarr.read import read, read_points, reading, stored_array
-from xarray_gpuzarr.read.attempts import Attempts
+from xarray_gpuzarr.read.reading import Attempts
 from xarray_gpuzarr.read.tables import ChunkTables
 
 VALUES = np.arange(4096, dtype="i4").reshape(64, 64)

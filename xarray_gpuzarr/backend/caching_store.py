@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 from zarr.storage._common import make_store_path
 
-from xarray_gpuzarr.fetch import requests_at_once
+from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 
 _DOCUMENTS = {
     2: (".zgroup", ".zattrs", ".zmetadata"),

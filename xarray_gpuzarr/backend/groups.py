@@ -8,9 +8,10 @@ errors are those of xarray.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,9 @@ from zarr import Array, AsyncGroup, Group
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.caching_store import CachingStore, cached, takes_long
-from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.open_errors import explaining_failures
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch import run_on_loop
+from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 type IsAskedFor = Callable[[str], bool]
 """Whether to open a group, by its path from the first one, or groups below it."""
@@ -211,3 +211,46 @@ def require_reading(mode: object) -> None:
             found='the one mode of this engine is "r"; others create, change or remove what is stored',
             do="leave mode out to read; write with Dataset.to_zarr",
         )
+
+
+def is_pattern(group: str) -> bool:
+    """Return whether the name of a group has a wildcard in it: ``*``, ``?`` or ``[``."""
+    return any(mark in group for mark in "*?[")
+
+
+class GroupPattern:
+    """A pattern of groups, such as ``/*/sweep_0``."""
+
+    def __init__(self, pattern: str) -> None:
+        self.as_path = str(NodePath("/") / NodePath(pattern))
+        """Path of the group whose name is the pattern itself, if there is one."""
+        self._pattern = NodePath(pattern)
+
+    def matches(self, path: str) -> bool:
+        """Return whether a group, by its path from the root, matches."""
+        return path == self.as_path or NodePath(path).match(str(self._pattern))
+
+    def leads_to(self, path: str) -> bool:
+        """Return whether a group matches, or groups below it may."""
+        if not self._pattern.root or f"{self.as_path}/".startswith(f"{path}/"):
+            return True
+        parts, of_pattern = NodePath(path).parts, self._pattern.parts
+        return len(parts) <= len(of_pattern) and all(map(fnmatchcase, parts, of_pattern))
+
+    def chosen[Group](self, groups: Mapping[str, Group], others: Iterable[str]) -> dict[str, Group]:
+        """Return the groups that match, those above them, and the root.
+
+        If none matches, an `OptionError` names `groups` and `others`.
+        """
+        chosen_paths = set[str]()
+        for path in filter(self.matches, groups):
+            chosen_paths.update(map(str, (NodePath(path), *NodePath(path).parents)))
+        if not chosen_paths:
+            known = sorted({*groups, *others})
+            raise OptionError(
+                "no group matches",
+                tried=f"group={str(self._pattern)!r}",
+                found=f"groups that were looked at: {', '.join(known)}",
+                do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
+            )
+        return {path: group for path, group in groups.items() if path in chosen_paths}

@@ -21,9 +21,9 @@ from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
-from xarray_gpuzarr.fetch import StoreSource, server_of
-from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side
-from xarray_gpuzarr.process.store_threads import threads_for
+from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
+from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side, threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 

@@ -24,7 +24,7 @@ from zarr.errors import ContainsArrayError, UnknownCodecError
 from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from xarray_gpuzarr.errors import MetadataError, NoGroupError, UnsupportedCodecError, perhaps
-from xarray_gpuzarr.fetch import run_on_loop
+from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 _MOST_NAMED = 12
 _GROUP_FILES = ("zarr.json", ".zgroup")

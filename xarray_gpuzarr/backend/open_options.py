@@ -11,7 +11,7 @@ import xarray as xr
 
 from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
 from xarray_gpuzarr.errors import KeywordError, perhaps
-from xarray_gpuzarr.fetch import Storage
+from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise
 
 

@@ -24,7 +24,7 @@ from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import CachingStore
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.fetch import UnderWay, begin_on_loop
+from xarray_gpuzarr.fetch.remote.under_way import UnderWay, begin_on_loop
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2

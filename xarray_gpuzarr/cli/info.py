@@ -22,15 +22,14 @@ from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import ALONE
-from xarray_gpuzarr.cli.contents import open_contents
+from xarray_gpuzarr.cli.contents import GroupBelow, groups_below, open_contents
 from xarray_gpuzarr.cli.failures import Address
-from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
-from xarray_gpuzarr.fetch import LocalSource
+from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
-from xarray_gpuzarr.process.sizes import parse_nbytes
+from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 MOST_FILES = 20_000

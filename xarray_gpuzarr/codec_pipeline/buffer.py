@@ -9,7 +9,7 @@ import numpy.typing as npt
 from zarr.buffer import cpu
 from zarr.registry import register_ndbuffer
 
-from xarray_gpuzarr.process import result_memory
+from xarray_gpuzarr.process import host_memory
 
 _NUMERIC = "biufc"
 
@@ -39,8 +39,8 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
         if numeric.kind not in _NUMERIC:
             return super().empty(shape, dtype, order)
         if order == "F":
-            return cls(result_memory.result_memory.empty(shape[::-1], numeric).T)
-        return cls(result_memory.result_memory.empty(shape, numeric))
+            return cls(host_memory.result_memory.empty(shape[::-1], numeric).T)
+        return cls(host_memory.result_memory.empty(shape, numeric))
 
 
 NDBuffer.__module__ = "xarray_gpuzarr"

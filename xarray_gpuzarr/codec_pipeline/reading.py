@@ -28,7 +28,11 @@ from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.fetch import MemorySource, StoreSource, StrictSource, byte_source, server_of
+from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch.in_memory import MemorySource
+from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
+from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise

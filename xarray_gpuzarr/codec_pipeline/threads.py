@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from xarray_gpuzarr.process.store_threads import threads_for
+from xarray_gpuzarr.process.side_by_side import threads_for
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read.stopping import Stop
 

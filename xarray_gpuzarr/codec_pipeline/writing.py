@@ -28,7 +28,8 @@ from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
 from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import decoder_for
-from xarray_gpuzarr.fetch import LocalSource, index_cache
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.threads import thread_budget

@@ -40,8 +40,7 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context
-from xarray_gpuzarr.cuda.sharing import share_memory
+from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 

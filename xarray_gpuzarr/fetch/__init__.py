@@ -17,69 +17,8 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.read_ahead import ReadAhead
-from xarray_gpuzarr.fetch.remote import (
-    Reply,
-    StoreSource,
-    UnderWay,
-    begin_on_loop,
-    requests_at_once,
-    run_on_loop,
-    server_of,
-)
-from xarray_gpuzarr.fetch.source import (
-    UNTAGGED,
-    Allocate,
-    AtHand,
-    ByteSource,
-    Edge,
-    LocalFile,
-    ObjectChangedError,
-    ObjectSource,
-    ObjectTooLongError,
-    Pending,
-    PendingEdge,
-    Request,
-    Storage,
-    Version,
-    local_folder,
-    store_token,
-    unwrapped,
-)
-from xarray_gpuzarr.fetch.strict import MissingChunkError, StrictSource
-
-__all__ = [
-    "UNTAGGED",
-    "Allocate",
-    "AtHand",
-    "ByteSource",
-    "Edge",
-    "LocalFile",
-    "LocalSource",
-    "MemorySource",
-    "MissingChunkError",
-    "ObjectChangedError",
-    "ObjectSource",
-    "ObjectTooLongError",
-    "Pending",
-    "PendingEdge",
-    "ReadAhead",
-    "Reply",
-    "Request",
-    "Storage",
-    "StoreSource",
-    "StrictSource",
-    "UnderWay",
-    "Version",
-    "begin_on_loop",
-    "byte_source",
-    "local_folder",
-    "requests_at_once",
-    "run_on_loop",
-    "server_of",
-    "store_token",
-    "unwrapped",
-]
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
+from xarray_gpuzarr.fetch.source import ObjectSource, Storage
 
 
 def byte_source(store: Store, storage: Storage = "auto") -> ObjectSource:

@@ -14,7 +14,6 @@ import numpy as np
 from zarr.buffer import cpu
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Edge,
     LocalFile,
@@ -26,7 +25,7 @@ from xarray_gpuzarr.fetch.source import (
     Version,
     short,
 )
-from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2

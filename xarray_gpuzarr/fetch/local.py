@@ -17,7 +17,6 @@ from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
@@ -34,7 +33,7 @@ from xarray_gpuzarr.fetch.source import (
     short,
     stale,
 )
-from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 

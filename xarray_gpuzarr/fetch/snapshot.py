@@ -15,7 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from xarray_gpuzarr.fetch import (
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.fetch.index_cache import CachedIndex
+from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
     AtHand,
@@ -27,15 +29,12 @@ from xarray_gpuzarr.fetch import (
     PendingEdge,
     Request,
     Storage,
-    StrictSource,
     Version,
-    index_cache,
 )
-from xarray_gpuzarr.fetch.index_cache import CachedIndex
-from xarray_gpuzarr.fetch.strict import missing_keys
+from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
 from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.plan.damage import corrupt_chunk, too_long
+from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
@@ -118,7 +117,7 @@ class Snapshot:
                 except ObjectTooLongError as err:
                     spec = self._spec
                     chunk = spec.keys.coord(err.key, spec.grid.ndim)
-                    raise corrupt_chunk(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
+                    raise corrupt_chunk_at(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
             counters.add(read_nbytes=sum(len(data) for data in parts if data is not None))
             return parts
 

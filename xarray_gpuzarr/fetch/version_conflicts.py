@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from enum import IntEnum
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Version
+from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, Version
 from xarray_gpuzarr.process.advice import advise
 
 

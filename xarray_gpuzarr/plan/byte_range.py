@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.process.records import Column
 
 WHOLE_OBJECT = -1
@@ -76,3 +78,21 @@ def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule, which: Column |
         while (first := bounds[-1]) < segment_end:
             bounds.append(bisect_right(ends, starts[first] + rule.max_nbytes, first + 1, segment_end))
     return np.array(bounds, np.int64)
+
+
+_kept = lru_cache(maxsize=16)(CoalesceRule)
+
+
+def coalesce_rule(*, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, max_together: int = 1) -> CoalesceRule:
+    """Return the rule for a kind of store, whose own limits hold where no others were set."""
+    options = fetch_options()
+    if options.max_gap_nbytes is not None:
+        max_gap_nbytes = options.max_gap_nbytes
+    if options.max_request_nbytes is not None:
+        max_nbytes = max_raw_nbytes = options.max_request_nbytes
+    return _kept(
+        max_gap_nbytes=max_gap_nbytes,
+        max_nbytes=max_nbytes,
+        max_raw_nbytes=max_raw_nbytes,
+        max_together=max_together,
+    )

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from threading import Lock
+from weakref import WeakValueDictionary
 
 from xarray_gpuzarr.process.exit_threads import start_thread
 from xarray_gpuzarr.process.waiting import apart
+
+_pools: WeakValueDictionary[tuple[Hashable, int], ThreadPoolExecutor] = WeakValueDictionary()
+os.register_at_fork(after_in_child=_pools.clear)
+
+
+def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
+    """Return a pool for `n_threads` reads at once from a server, which ends once nobody holds it.
+
+    `server` is as `xarray_gpuzarr.fetch.server_of` returns it; None for local files and memory.
+    """
+    pool = _pools.get((server, n_threads))
+    return pool or _pools.setdefault((server, n_threads), ThreadPoolExecutor(n_threads, "gpuzarr_read"))
+
 
 MOST_THREADS = 32
 """That wait for a store at once."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
-from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, Request
+from xarray_gpuzarr.fetch.source import ByteSource, LocalFile, Pending, Request
 
 
 class Stop:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import zarr
@@ -15,11 +17,51 @@ from zarr.storage import StorePath
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source, store_token
-from xarray_gpuzarr.read.other_version import OfAnotherVersion, own_version
+from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import ObjectSource, Storage, store_token
+from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import parse_array
+
+
+@cache
+def own_version() -> str:
+    """Return the version of this package that is installed; empty where only its files are there."""
+    try:
+        return metadata.version("xarray-gpuzarr")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class OfAnotherVersion:
+    """What stands for an array whose fields this version may not know.
+
+    Parameters
+    ----------
+    rebuild : callable
+        Makes the array of `pickled`, where the version is the one that has pickled it: `pickled[0]`.
+    pickled : tuple
+
+    Notes
+    -----
+    An error while it is unpickled would end the connection of a worker of dask, and the computation would hang.
+    """
+
+    def __init__(self, rebuild: Any, pickled: tuple[Any, ...]) -> None:
+        self._reduced = rebuild, pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduced
+
+    def __getattr__(self, name: str) -> Any:
+        raise GpuZarrError(
+            "another version of xarray_gpuzarr has opened this array",
+            tried=f"to use it after it was pickled ({name})",
+            found=f"version {self._reduced[1][0]} has pickled it, and version {own_version()} is installed here",
+            do="install the same version on the client and on all workers; or open the dataset here",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

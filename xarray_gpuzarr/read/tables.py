@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from xarray_gpuzarr.decoders.faults import too_long_chunk
 from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
+from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
 from xarray_gpuzarr.process.counters import counters

@@ -20,7 +20,9 @@ from zarr.abc.store import Store
 from zarr.storage import ZipStore
 
 from xarray_gpuzarr.errors import visible
-from xarray_gpuzarr.fetch import LocalSource, StoreSource, local_folder, unwrapped
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
+from xarray_gpuzarr.fetch.source import local_folder, unwrapped
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 

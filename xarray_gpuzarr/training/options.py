@@ -10,7 +10,7 @@ import numpy as np
 from xarray import DataArray, Dataset, DataTree
 
 from xarray_gpuzarr.errors import ArrayTypeError, OptionError
-from xarray_gpuzarr.process.sizes import parse_nbytes
+from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.training.budget import Budget
 from xarray_gpuzarr.training.loader import Batches
 from xarray_gpuzarr.training.order import Order, require_batches

@@ -20,8 +20,8 @@ from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.blocks import find_parts
-from xarray_gpuzarr.training.crops import Boxes, read_crops
 from xarray_gpuzarr.training.parts import Parts, UnresolvedError
+from xarray_gpuzarr.training.stacks import Boxes, read_crops
 
 Way = Literal["one plan", "crop by crop", "dask", "memory"]
 """How samples are read: all at once with each chunk decoded once, one after another, by dask, or not at all."""

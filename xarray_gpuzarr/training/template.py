@@ -13,8 +13,8 @@ from xarray import Coordinates, Dataset, IndexVariable, Variable
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read.stopping import Stop
-from xarray_gpuzarr.training.crops import Boxes
 from xarray_gpuzarr.training.sources import Source, Stored, in_c_order, read_sources, source_of
+from xarray_gpuzarr.training.stacks import Boxes
 
 SAMPLE = "sample"
 """The dimension that batches have before all others."""

@@ -11,7 +11,8 @@ from threading import Lock
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
-from xarray_gpuzarr.fetch import local_folder, server_of, unwrapped
+from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.source import local_folder, unwrapped
 from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3

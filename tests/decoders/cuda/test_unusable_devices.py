@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.machine.diagnosis import doctor
-from xarray_gpuzarr.machine.diagnosis.device import current_device
+from xarray_gpuzarr.machine.diagnosis.rates import current_device
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import read, stored_array

@@ -11,7 +11,7 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.host.checksums import strip_checksum
+from xarray_gpuzarr.decoders.host.chunk_codec import strip_checksum
 from xarray_gpuzarr.decoders.host.filters import decode_elements, unshuffle
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.codecs import (

@@ -13,7 +13,7 @@ from helpers.data.datasets import write_weather
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError, read_array
-from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
+from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import byte_source, index_cache
-from xarray_gpuzarr.fetch.remote.too_short import http_status, is_too_short
+from xarray_gpuzarr.fetch.remote.clients import http_status, is_too_short
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]

@@ -26,7 +26,7 @@ from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import in_force
-from xarray_gpuzarr.read import attempts, reading
+from xarray_gpuzarr.read import reading
 from xarray_gpuzarr.stored.cf import Cast
 
 
@@ -119,6 +119,6 @@ def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
 def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
     """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
     decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
-    for module in (reading, attempts, lazy_array):
+    for module in (reading, lazy_array):
         patch.setattr(module, "decoder_for", lambda device: decoders[device.partition(":")[0]])
     patch.setattr(open_options, "resolve_device", lambda device: device)

@@ -12,7 +12,7 @@ import zarr.abc.codec
 from xarray import Dataset, Variable
 
 from xarray_gpuzarr.errors import OptionError, perhaps
-from xarray_gpuzarr.process.sizes import parse_nbytes
+from xarray_gpuzarr.process.settings import parse_nbytes
 
 Size = int | str | Mapping[Any, int]
 """Size of a chunk or a shard: stored bytes before compression, or lengths along dimensions, -1 for all."""

@@ -20,7 +20,7 @@ from xarray.backends import ZarrStore
 from xarray_gpuzarr.backend.accessor.packing import is_packed_by_slabs, packed
 from xarray_gpuzarr.codec_pipeline import zarr_pipeline
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.process.progress_place import client_of_dask
+from xarray_gpuzarr.process.progress_bar import client_of_dask
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24

@@ -33,9 +33,9 @@ from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_values
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
-from xarray_gpuzarr.decoders.faults import no_direct_files
+from xarray_gpuzarr.decoders.protocol import no_direct_files
 from xarray_gpuzarr.errors import DeviceMemoryError
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from xarray_gpuzarr.decoders.host.checksums import strip_checksum
+import imagecodecs
+
 from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most, decompress
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
+from xarray_gpuzarr.native import crc32c
 from xarray_gpuzarr.stored.codecs import (
+    ChecksumAlgorithm,
     ChecksumSpec,
     CompressorSpec,
     ElementSpec,
@@ -19,6 +22,39 @@ from xarray_gpuzarr.stored.codecs import (
     StageSpec,
     encoded_nbytes,
 )
+
+_NBYTES = 4
+
+_ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
+    "crc32": lambda payload, _: imagecodecs.deflate_crc32(payload),
+    "crc32c": lambda payload, _: crc32c(payload),
+    "adler32": lambda payload, _: imagecodecs.deflate_adler32(payload),
+    "fletcher32": lambda payload, _: imagecodecs.h5checksum_fletcher32(payload),
+    "jenkins_lookup3": imagecodecs.h5checksum_lookup3,
+}
+
+
+def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
+    """Check a checksum and return the payload, a part of `src`.
+
+    Parameters
+    ----------
+    spec : ChecksumSpec
+    src : memoryview of uint8, host memory
+
+    Raises
+    ------
+    FrameError
+        Too short, or another checksum.
+    """
+    if len(src) < _NBYTES:
+        raise FrameError(f"{len(src)} bytes, too short for a checksum")
+    payload, stored = (src[_NBYTES:], src[:_NBYTES]) if spec.at_start else (src[:-_NBYTES], src[-_NBYTES:])
+    expected = int.from_bytes(stored, "little")
+    actual = _ALGORITHMS[spec.algorithm](payload, spec.seed)
+    if expected != actual:
+        raise FrameError(f"checksum {actual:#010x}, stored {expected:#010x}")
+    return payload
 
 
 def _decode_into(spec: CompressorSpec | ShuffleSpec | ElementSpec, src: memoryview, dst: memoryview) -> None:

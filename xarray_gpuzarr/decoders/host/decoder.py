@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.array import host_array
-from xarray_gpuzarr.decoders.host.casting import cast_array
+from xarray_gpuzarr.decoders.host.array import cast_array, host_array
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
-from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
-from xarray_gpuzarr.process import result_memory, threads
+from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -54,7 +53,7 @@ class HostDecoder:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised NumPy array."""
-        return result_memory.result_memory.empty(shape, dtype)
+        return host_memory.result_memory.empty(shape, dtype)
 
     def decode(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xarray_gpuzarr.decoders.host.array import HostArray
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.process.records import record
 
 

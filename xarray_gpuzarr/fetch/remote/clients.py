@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import cpu
-from zarr.storage import FsspecStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, ObjectStore, WrapperStore, ZipStore
 
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import (
@@ -30,13 +31,87 @@ from xarray_gpuzarr.fetch.remote.answers import (
     Marks,
     first_of_rest,
     http_answer,
+    is_whole,
     length_alone,
     range_header,
     version_of,
 )
-from xarray_gpuzarr.fetch.remote.http_body import read_body
-from xarray_gpuzarr.fetch.remote.too_short import http_status, is_too_short, nbytes_without_reading
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
+
+_RANGE_NOT_SATISFIABLE = 416
+_LENGTH_SECONDS = 10.0
+"""Longest wait for the length of an object, after a request for its bytes has failed."""
+
+
+def http_status(err: BaseException) -> int | None:
+    """Return the HTTP status that an error or its cause bears, as the errors of the common clients do."""
+    response = getattr(err, "response", None)
+    said = [getattr(err, name, None) for name in ("status", "status_code", "code")]  # aiohttp, Azure's, Google's
+    said.append(getattr(response, "status_code", None))  # requests'
+    if isinstance(response, dict):  # botocore's
+        said.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    for status in said:
+        if isinstance(status, int) and 100 <= status < 600:
+            return status
+    return None if err.__cause__ is None else http_status(err.__cause__)
+
+
+async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callable[[], Awaitable[int]] | None) -> bool:
+    """Say whether a request failed with `err` because the object ends before the range begins: status 416 of HTTP.
+
+    The words of an error are not looked at: they quote keys and addresses.
+
+    `ask_nbytes` asks for the length of the object; it is called only if the error bears no status.
+    """
+    status = http_status(err)
+    if status is not None or ask_nbytes is None:
+        return status == _RANGE_NOT_SATISFIABLE
+    try:
+        async with asyncio.timeout(_LENGTH_SECONDS):
+            nbytes = await ask_nbytes()
+    except Exception:  # noqa: BLE001  # then the first error is the one to tell
+        return False
+    if isinstance(request, SuffixByteRequest):
+        return nbytes == 0
+    return nbytes <= (request.start if isinstance(request, RangeByteRequest) else request.offset)
+
+
+def nbytes_without_reading(store: Store, key: str) -> Callable[[], Awaitable[int]] | None:
+    """Return what asks a store for the length of an object; None where that would read all of it."""
+    while isinstance(store, WrapperStore) and type(store).getsize is Store.getsize:
+        store = store._store  # noqa: SLF001  # zarr's wrappers hand on everything but this
+    return None if type(store).getsize is Store.getsize else lambda: store.getsize(key)
+
+
+async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int) -> Body:
+    """Read what a request needs of the body of an aiohttp response, and keep no more, whatever the server sends.
+
+    Of an object that is asked for to its end and is longer than `most_nbytes`, no more is read than shows that.
+    """
+    first, end, last = 0, NO_LIMIT, NO_LIMIT
+    most = most_nbytes if first_of_rest(request) is not None else NO_LIMIT
+    if is_whole(response.headers, response.status):
+        if isinstance(request, RangeByteRequest):
+            first, end = request.start, request.end
+        elif isinstance(request, SuffixByteRequest):
+            last = request.suffix
+    elif isinstance(request, RangeByteRequest):
+        most = request.end - request.start
+    elif isinstance(request, SuffixByteRequest):
+        most = request.suffix
+    parts: deque[bytes] = deque()
+    nbytes = n_kept = 0
+    while nbytes <= most and (block := await response.content.readany()):
+        part = block[max(0, first - nbytes) : max(0, end - nbytes)]
+        nbytes += len(block)
+        n_kept += len(part)
+        parts.append(part)
+        while parts and n_kept - len(parts[0]) >= last:
+            n_kept -= len(parts.popleft())
+    if nbytes > most:
+        response.close()
+    return Body(b"".join(parts), first if last == NO_LIMIT else nbytes - n_kept, nbytes)
+
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""

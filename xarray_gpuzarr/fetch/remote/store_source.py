@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -21,21 +22,95 @@ from xarray_gpuzarr.errors import StoreReadError, masked
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
-from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingRanges, edge_of
-from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
-from xarray_gpuzarr.fetch.rules import coalesce_rule
+from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, event_loop
 from xarray_gpuzarr.fetch.source import (
+    UNTAGGED,
+    Allocate,
+    Edge,
     LocalFile,
+    ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
     Storage,
     Version,
+    changed,
+    failed,
+    short,
     store_token,
 )
-from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that is under way."""
+
+    reply: Reply[Answer | None]
+    key: str
+    name: str
+    request: ByteRequest | None
+
+    def answer(self) -> Answer | None:
+        """Wait for the answer; None if there is no such object."""
+        limit_s = zarr.config.get("async.timeout", None)
+        try:
+            return self.reply.result(limit_s)
+        except Exception as err:  # a store may raise anything; it is named in the message
+            if limit_s is not None and isinstance(err, TimeoutError) and not self.reply.is_answered:
+                self.reply.cancel()
+                err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
+            raise failed(self.name, f"read {_words(self.request)}", err) from err
+
+
+def _words(request: ByteRequest | None) -> str:
+    if isinstance(request, RangeByteRequest):
+        return f"{request.end - request.start} bytes at {request.start}"
+    if isinstance(request, SuffixByteRequest):
+        return f"the last {request.suffix} bytes"
+    return "the whole object" if request is None else f"all bytes from {request.offset} on"
+
+
+class WaitingRanges:
+    """Byte ranges that were asked for: a `Pending`."""
+
+    __slots__ = ("_most_nbytes", "_version", "_wanted", "asked")
+
+    def __init__(self, asked: Sequence[Asked], ranges: Sequence[ByteRange], version: Version, most_nbytes: int) -> None:
+        self.asked, self._wanted, self._version = asked, ranges, version
+        self._most_nbytes = most_nbytes
+
+    def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
+        """Wait for the bytes of all."""
+        return [self._checked(*each) for each in zip(self.asked, self._wanted, strict=True)]
+
+    def _checked(self, asked: Asked, byte_range: ByteRange) -> memoryview | None:
+        """Wait for a range; refuse one of another version or of another length, and an object that is too long."""
+        answer, version = asked.answer(), self._version
+        if answer is None:
+            if version is None or version == UNTAGGED:
+                return None
+            raise changed(asked.name, version, None, asked.key)
+        if not answer.is_of(version):
+            raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
+        if byte_range.nbytes == WHOLE_OBJECT:
+            nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))
+            if nbytes > self._most_nbytes:
+                raise ObjectTooLongError(asked.key, nbytes)
+        elif byte_range.nbytes != len(answer.data):
+            raise short(asked.name, byte_range.offset, byte_range.nbytes, len(answer.data))
+        return answer.data
+
+
+def edge_of(asked: Asked) -> Edge | None:
+    """Wait for the first or last bytes of an object, or for all of it."""
+    answer = asked.answer()
+    if answer is None:
+        return None
+    return Edge(data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled)
+
 
 _MIB = 1024**2
 

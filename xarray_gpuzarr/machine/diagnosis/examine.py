@@ -8,9 +8,8 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders import Device, resolve_device
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
-from xarray_gpuzarr.machine.diagnosis.device import current_device
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
-from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
+from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, current_device, host_section
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
 
 Progress = Callable[[str], None]

@@ -3,19 +3,83 @@
 from __future__ import annotations
 
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import zarr
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
-from xarray_gpuzarr.machine.diagnosis.device import DeviceReads
+from xarray_gpuzarr.cuda.current import native_device
+from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.machine.diagnosis.report import Section
-from xarray_gpuzarr.machine.diagnosis.samples import CodecSample, sample_of
+from xarray_gpuzarr.machine.diagnosis.samples import CodecSample, Values, sample_of
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 from xarray_gpuzarr.read import read_array
+from xarray_gpuzarr.stored.cf import Cast
+
+
+def current_device(device: str = "cuda") -> DeviceApi:
+    """Return the GPU that the calling thread reads to: its current one with ``"cuda"``, another with its number.
+
+    Raises
+    ------
+    CudaError
+        It cannot be used.
+    """
+    number = device.partition(":")[2]
+    return native_device(int(number) if number else None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReads:
+    """Ways of an array to one device."""
+
+    api: DeviceApi
+
+    @property
+    def device(self) -> str:
+        """What reads call it."""
+        return f"cuda:{self.api.index}"
+
+    def read(self, array: zarr.Array[Any]) -> Any:
+        """Read as everybody does, as the options in force say."""
+        return read_array(array, device=self.device)
+
+    def upload(self, values: Values) -> Any:
+        """Bring up values that lie in ordinary host memory, as the decoder does it."""
+        return decoder_for(self.device).upload(values, Cast(dtype=values.dtype.str))
+
+    def whole(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Return a call that lasts until the device has done what `run` gives it."""
+
+        def until_idle() -> object:
+            with self.api.activate():  # to which CuPy copies
+                result = run()
+                self.api.synchronize(self.api.consumer_stream())
+            return result
+
+        return until_idle
+
+
+def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5) -> float:
+    """Return the median time of up to `most` runs, at least one, in `budget` seconds, after one that is not timed.
+
+    What `run` returns is dropped after the clock has stopped.
+    """
+    run()
+    times: list[float] = []
+    while not times or (len(times) < most and sum(times) + times[-1] <= budget):
+        start = time.perf_counter()
+        result = run()
+        times.append(time.perf_counter() - start)
+        del result
+    return statistics.median(times)
+
 
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
 """What is measured on every host."""

@@ -13,7 +13,7 @@ from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
+from xarray_gpuzarr.decoders.cuda.checks.checked import usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.known import known_frames
 from xarray_gpuzarr.decoders.cuda.checks.placing import placing
 from xarray_gpuzarr.process.device_options import ResourceOptions

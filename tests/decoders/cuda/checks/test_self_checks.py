@@ -36,13 +36,12 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
-from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES
-from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
-from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of
+from xarray_gpuzarr.decoders.cuda.checks.checked import checks_of, run_checks
 from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
+from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES
+from xarray_gpuzarr.decoders.cuda.checks.remembered import cache_folder
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.process import advice
-from xarray_gpuzarr.process.cache_folder import cache_folder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
 from xarray_gpuzarr.stored.cf import Cast

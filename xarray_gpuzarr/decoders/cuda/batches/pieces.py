@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import DeviceMemoryError
-from xarray_gpuzarr.fetch import Request
+from xarray_gpuzarr.fetch.source import Request
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import ResourceOptions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +17,21 @@ from pathlib import Path
 from uuid import uuid4
 
 from xarray_gpuzarr.cuda.api import DeviceIdentity
-from xarray_gpuzarr.process.cache_folder import cache_folder
+
+
+def cache_folder() -> Path:
+    """Return the folder: ``XARRAY_GPUZARR_CACHE_DIR``, else ``xarray-gpuzarr`` in the user's caches. It may not exist.
+
+    References
+    ----------
+    XDG Base Directory Specification 0.8: ``XDG_CACHE_HOME``, else ``~/.cache``.
+    """
+    setting = os.environ.get("XARRAY_GPUZARR_CACHE_DIR")
+    if setting:
+        return Path(setting)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # without a home, too
+    return Path(caches) / "xarray-gpuzarr"
+
 
 Outcomes = Mapping[str, str]
 """What each check has found, by its name; empty for what has passed."""

@@ -19,7 +19,7 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import Allocate, LocalFile, Pending, Request, Storage
+from xarray_gpuzarr.fetch.source import Allocate, LocalFile, Pending, Request, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.points import group_points

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
 from xarray_gpuzarr.decoders.cuda.checks import remembered
-from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
-from xarray_gpuzarr.decoders.cuda.checks.checked import CheckResult, run_checks
-from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of
+from xarray_gpuzarr.decoders.cuda.checks.checked import CheckResult, checks_of, run_checks
+from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES, COPY
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import CudaError

@@ -32,11 +32,10 @@ from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager, shadows_by_host
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
-from xarray_gpuzarr.decoders.faults import too_long_chunk, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.fetch.source import failed
+from xarray_gpuzarr.fetch.source import ByteSource, failed
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.plan.faults import too_long_chunk, vanished_shard
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
 from xarray_gpuzarr.stored.array_spec import ArraySpec

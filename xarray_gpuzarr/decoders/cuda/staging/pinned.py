@@ -7,9 +7,10 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,18 +21,77 @@ from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Filters, Rows,
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
-from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_chunk, vanished_shard
-from xarray_gpuzarr.decoders.host.checksums import strip_checksum
-from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
+from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec, strip_checksum
 from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch.source import AtHand, ByteSource, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.plan.faults import chunk_fault, vanished_chunk, vanished_shard
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+
+class Requests:
+    """Requests in order, the next few already under way: stores do not rest between segments. Threads take turns.
+
+    Parameters
+    ----------
+    source : ByteSource
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._ahead = max(1, source.lookahead)
+        self._read_ahead = ReadAhead(source)
+        self._lock = threading.Lock()
+        self._expected: deque[Request] = deque()
+        self._started: deque[Pending] = deque()
+        self._n_under_way = 0
+        """Of those that are started, all but those whose bytes were at hand."""
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no more would be under way if more were expected, or bytes that are at hand take memory."""
+        return bool(self._expected) or self._n_under_way < len(self._started)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Take in what will be wanted after all that is wanted already."""
+        with self._lock:
+            self._expected.extend(requests)
+            queued = self._start()
+        self._read_ahead(queued)
+
+    def forget(self) -> None:
+        """Want nothing any more."""
+        self._expected.clear()
+        self._started.clear()
+        self._n_under_way = 0
+
+    def next[Place](self, places: Iterator[Place]) -> tuple[Place, Pending] | None:
+        """Return the next place and what was started to fill it; None if there is no place left."""
+        with self._lock:
+            place = next(places, None)
+            if place is None:
+                return None
+            started = self._started.popleft()
+            self._n_under_way -= not isinstance(started, AtHand)
+            queued = self._start()
+        self._read_ahead(queued)
+        return place, started
+
+    def _start(self) -> list[Request]:
+        """Start what may be under way; return it."""
+        queued = []
+        while self._expected and self._n_under_way < self._ahead:
+            request = self._expected.popleft()
+            pending = self._source.start([request])
+            self._started.append(pending)
+            self._n_under_way += not isinstance(pending, AtHand)
+            queued.append(request)
+        return queued
+
 
 _REQUESTS_PER_THREAD = 2
 """Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""

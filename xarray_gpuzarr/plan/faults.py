@@ -1,21 +1,48 @@
-"""Errors that both decoders raise about a plan: a chunk that does not decode, a shard or a chunk that is gone."""
+"""Errors about the chunks of a plan, in the same words from every decoder: one does not decode, one is gone."""
 
 from __future__ import annotations
 
 from xarray_gpuzarr.errors import (
     CorruptChunkError,
-    DeviceUnavailableError,
     GpuZarrError,
     HostMemoryError,
     StoreReadError,
     UnsupportedCodecError,
 )
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
-from xarray_gpuzarr.plan import damage
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
+
+
+def _name_chunk(spec: ArraySpec, chunk: tuple[int, ...], where: str) -> tuple[str, str]:
+    """Name a chunk that cannot be decoded, and where and how it is stored."""
+    return f"cannot decode chunk {chunk} of array '{spec.path}'", f"object {where}: {spec.codecs}"
+
+
+def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], where: str, found: str) -> CorruptChunkError:
+    """Return the error for a chunk that is damaged.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    chunk : tuple of int
+        Its coordinate in the grid of inner chunks.
+    where : str
+        Key of its object, and which of the object's bytes it is.
+    found : str
+    """
+    headline, tried = _name_chunk(spec, chunk, where)
+    do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"
+    return CorruptChunkError(headline, tried=tried, found=found, do=do)
+
+
+def too_long(spec: ArraySpec, nbytes: int) -> str:
+    """Say that a chunk is stored in more bytes than it can have; `nbytes` is what was seen of it."""
+    most = f"{spec.most_nbytes} at most, of a chunk of {spec.chunk_nbytes} bytes"
+    return f"{nbytes} encoded bytes or more; expected {most}"
 
 
 def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
@@ -23,18 +50,18 @@ def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
     if not isinstance(err, CodecFailure):
         return corrupt_chunk(plan, row, str(err))
     kind, do = _failure(err.__cause__)
-    headline, tried = damage.name_chunk(plan.spec, *_place(plan, row))
+    headline, tried = _name_chunk(plan.spec, *_place(plan, row))
     return kind(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
 
 
 def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
     """Return the error for one chunk that is damaged."""
-    return damage.corrupt_chunk(plan.spec, *_place(plan, row), found)
+    return corrupt_chunk_at(plan.spec, *_place(plan, row), found)
 
 
 def too_long_chunk(plan: ReadPlan, row: int, nbytes: int) -> CorruptChunkError:
     """Return the error for one chunk that is stored in more bytes than it can have."""
-    return corrupt_chunk(plan, row, damage.too_long(plan.spec, nbytes))
+    return corrupt_chunk(plan, row, too_long(plan.spec, nbytes))
 
 
 def _place(plan: ReadPlan, row: int) -> tuple[tuple[int, ...], str]:
@@ -76,15 +103,4 @@ def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
         tried=f"to read chunk {tuple(plan.chunk[row].tolist())} once more, for the host to decode it",
         found="no such object",
         do=_UNSTEADY,
-    )
-
-
-def no_direct_files(why: str) -> DeviceUnavailableError:
-    """Return the error of a machine where files cannot be read straight into device memory."""
-    return DeviceUnavailableError(
-        'storage="gds" cannot be used here',
-        tried="GPUDirect Storage, with kvikio",
-        found=why,
-        do='storage="auto", which reads through host memory here; or, on a machine that has GPUDirect Storage, '
-        'pip install "xarray-gpuzarr[gds13]" (gds12 for CUDA 12)',
     )
