@@ -150,11 +150,6 @@ class CudaError(GpuZarrError, RuntimeError):
 def perhaps(name: str, known: Iterable[object]) -> str:
     """Return the known name that another one was probably meant to be, in a few words; empty if none is like it.
 
-    Parameters
-    ----------
-    name : str
-    known : iterable
-
     Examples
     --------
     >>> print("choose a dimension" + perhaps("lat", ["time", "latitude"]))
@@ -166,10 +161,6 @@ def perhaps(name: str, known: Iterable[object]) -> str:
 
 def masked(text: str) -> str:
     """Return text with addresses that show no secrets: what stands before ``@`` and after ``?`` in a URL is left out.
-
-    Parameters
-    ----------
-    text : str
 
     Examples
     --------
@@ -208,10 +199,6 @@ def visible(text: str) -> str:
 
     Those are control characters (escape sequences, line breaks), marks that turn the direction of writing or have no
     width, blanks other than the space, and halves of surrogate pairs, which no terminal takes.
-
-    Parameters
-    ----------
-    text : str
 
     Examples
     --------

@@ -95,13 +95,7 @@ class ShardManager(DaskManager):
     """A chunk manager whose dask arrays have the meta of the decoder."""
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
-        """Build a dask array whose tasks read `data`.
-
-        Parameters
-        ----------
-        data : xarray's adapter around the data of a `ShardVariable` that has one stored array below it
-        chunks : as for `dask.array.from_array`
-        """
+        """Build a dask array whose tasks read `data`: xarray's adapter around one lazy array of a `ShardVariable`."""
         reader = _block_reader(data.array)
         assert reader is not None
         whole = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)

@@ -50,13 +50,6 @@ def build_datasets[Path](
 ) -> dict[Path, Dataset]:
     """Turn open groups into Datasets of lazy variables.
 
-    Parameters
-    ----------
-    stores : mapping to xarray.backends.ZarrStore
-    options : DecodeOptions
-    drop_variables : str or iterable of str or None
-    place : Place
-
     Raises
     ------
     MetadataError

@@ -64,13 +64,7 @@ long: slow ones hold the loop for a twentieth of the time."""
 
 
 class ArrayReader:
-    """Reads one array for its codec pipeline.
-
-    Parameters
-    ----------
-    metadata : zarr metadata of an array
-    store : zarr.abc.store.Store
-    """
+    """Reads one array for its codec pipeline."""
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata = metadata
@@ -202,15 +196,7 @@ def missing_for(device: str) -> list[str]:
 
 
 class PipelineRead:
-    """The read of one batch. It is planned on first use: a large one on the thread that reads it.
-
-    Parameters
-    ----------
-    stored : StoredArray
-    batch : sequence of Item
-    out : zarr buffer
-    drop_axes : tuple of int
-    """
+    """The read of one batch. It is planned on first use: a large one on the thread that reads it."""
 
     def __init__(self, stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> None:
         assert isinstance(stored.spec, ArraySpec)

@@ -300,10 +300,6 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
 def rows_by_length(nbytes: Column) -> list[slice]:
     """Cut lengths in ascending order where they have doubled, for one launch of `move` each.
 
-    Parameters
-    ----------
-    nbytes : int64 of shape (n,)
-
     Returns
     -------
     list of slice

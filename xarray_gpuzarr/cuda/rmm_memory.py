@@ -88,11 +88,6 @@ class RmmMemory:
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
         """Return uninitialised memory, which goes back in the order of `stream` when it is dropped.
 
-        Parameters
-        ----------
-        nbytes : int
-        stream : NativeStream
-
         Raises
         ------
         DeviceMemoryError

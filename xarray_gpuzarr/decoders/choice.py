@@ -189,10 +189,6 @@ def _advise_packages(missing: list[str]) -> None:
 def decoder_for(device: str) -> Decoder:
     """Return the decoder of a device, one per process.
 
-    Parameters
-    ----------
-    device : "auto", "cuda", "cuda:1" (any number), "host" or "workers"
-
     Raises
     ------
     OptionError, DeviceUnavailableError

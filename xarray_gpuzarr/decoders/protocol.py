@@ -124,11 +124,6 @@ class Decoder(Protocol):
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Bring a block that zarr-python decoded to `device` and cast it.
 
-        Parameters
-        ----------
-        block : ndarray, any shape, stored dtype (a numeric one), host memory
-        cast : Cast
-
         Returns
         -------
         array of the same shape and dtype `cast.dtype`, on `device`

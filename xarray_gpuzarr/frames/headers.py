@@ -112,11 +112,6 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
 def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
     """Return the decoded length that a frame's header declares.
 
-    Parameters
-    ----------
-    spec : codec spec
-    frame : bytes-like, host memory
-
     Returns
     -------
     int or None

@@ -129,12 +129,7 @@ class ObjectStruct(ctypes.Structure):
 
 
 class Loops:
-    """The functions of the library; they let go of Python's lock.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-    """
+    """The functions of the library; they let go of Python's lock."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

@@ -34,13 +34,7 @@ class Stop:
 
 
 class StoppableDecoder:
-    """A decoder whose reads stop between two requests.
-
-    Parameters
-    ----------
-    decoder : Decoder
-    stop : Stop
-    """
+    """A decoder whose reads stop between two requests."""
 
     def __init__(self, decoder: Decoder, stop: Stop) -> None:
         self._decoder = decoder

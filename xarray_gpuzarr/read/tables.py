@@ -47,6 +47,8 @@ class ChunkTables:
 
     def __next__(self) -> ReadPlan:
         """Return the next plan; its seconds count as ``index``."""
+        if self._block is None and self._left is None and not self._asked:
+            raise StopIteration
         account = counters.account
         before = account.stage
         try:
@@ -57,19 +59,18 @@ class ChunkTables:
                 account.switch(before)
             finally:  # whatever interrupts this
                 account.stage = before
-        if plan is None:
-            raise StopIteration
         if self._progress is not None:
             self._progress.draw(plan.n_chunks)
         self.n_shards += len(plan.keys)
         self.decoded_nbytes += plan.decoded_nbytes
         return plan
 
-    def _next(self) -> ReadPlan | None:
+    def _next(self) -> ReadPlan:
         """Plan the next block; those whose indexes are in the cache together."""
         if self._spec.index is None:
             block, self._block = self._block, next(self._blocks, None)
-            return None if block is None else plan_read(self._spec, self._target, [block], [None])
+            assert block is not None
+            return plan_read(self._spec, self._target, [block], [None])
         known: list[tuple[Block, FoundIndex]] = []
         n_rows = 0
         while (answered := self._left or self._answered()) is not None:
@@ -82,7 +83,7 @@ class ChunkTables:
             n_rows += block.n_rows
             if not index.from_cache:
                 break
-        return self._plan(known) if known else None
+        return self._plan(known)
 
     def _answered(self) -> tuple[Block, FoundIndex] | None:
         """Return the next block and the index of its shard; those of the next few have been asked for."""

@@ -331,11 +331,6 @@ class PipelineSpec:
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
     """Return how long what decodes to `nbytes` bytes is.
 
-    Parameters
-    ----------
-    spec : stage of a pipeline
-    nbytes : int
-
     Returns
     -------
     int or None

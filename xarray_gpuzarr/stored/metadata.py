@@ -268,10 +268,6 @@ def to_json(document: Mapping[str, Any]) -> str:
 def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[memoryview], npt.NDArray[Any]]:
     """Return a function that decodes one inner chunk with zarr-python's own codecs.
 
-    Parameters
-    ----------
-    spec : ArraySpec
-
     Returns
     -------
     callable

@@ -238,12 +238,7 @@ class DatasetAccessor(Accessor):
 
 
 class DataArrayAccessor(Accessor):
-    """The accessor of a DataArray.
-
-    Parameters
-    ----------
-    array : xarray.DataArray
-    """
+    """The accessor of a DataArray."""
 
     def __init__(self, array: DataArray) -> None:
         self._array = array
@@ -274,12 +269,7 @@ class DataArrayAccessor(Accessor):
 
 
 class DataTreeAccessor(Accessor):
-    """The accessor of a DataTree.
-
-    Parameters
-    ----------
-    tree : xarray.DataTree
-    """
+    """The accessor of a DataTree."""
 
     def __init__(self, tree: DataTree) -> None:
         self._tree = tree

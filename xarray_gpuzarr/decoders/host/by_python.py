@@ -22,14 +22,7 @@ Key = tuple[Any, ...]
 
 
 class ChunkPlacer:
-    """Decodes chunks of one read and places them, one by one.
-
-    Parameters
-    ----------
-    array : HostArray
-    target : BoxTarget, PointTarget or StackTarget
-    out : ndarray of shape `target.shape`
-    """
+    """Decodes chunks of one read and places them, one by one."""
 
     def __init__(self, array: HostArray, target: Target, out: Array) -> None:
         self._array, self._target, self._out = array, target, out

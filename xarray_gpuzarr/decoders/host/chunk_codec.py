@@ -37,11 +37,6 @@ _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
 def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
     """Check a checksum and return the payload, a part of `src`.
 
-    Parameters
-    ----------
-    spec : ChecksumSpec
-    src : memoryview of uint8, host memory
-
     Raises
     ------
     FrameError

@@ -73,7 +73,7 @@ class HostDecoder:
             if takes_turn:
                 crew.begin_turn(threads.n_cores())
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
-                out = self.empty(target.shape, array.dtype)
+                out = host_memory.result_memory.empty(target.shape, array.dtype)
             budget = threads.thread_budget()
             shared = schedule(array, source, target.n_chunks, out.nbytes, budget=budget, costs=self.costs)
             read = HostRead(array, target, out, source, shared)
@@ -92,7 +92,8 @@ class HostDecoder:
             finally:  # one call of C each, see `process.waiting`
                 if takes_turn:
                     crew.turns.pop(thread, None)
-                    crew.over.ring()
+                    if crew.over.waiting:
+                        crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""

@@ -40,11 +40,6 @@ Array = npt.NDArray[Any]
 def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
     """Put shuffled bytes in order.
 
-    Parameters
-    ----------
-    spec : ShuffleSpec
-    src, dst : memoryview of uint8, shape (n,), host memory
-
     Raises
     ------
     FrameError
@@ -60,11 +55,6 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
 
 def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
     """Return how many bytes a filter decodes so many to: behind a compressor, nothing else tells.
-
-    Parameters
-    ----------
-    spec : ShuffleSpec or ElementSpec
-    nbytes : int
 
     Raises
     ------

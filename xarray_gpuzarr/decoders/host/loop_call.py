@@ -210,19 +210,12 @@ _ZERO = np.zeros(1, np.int64)
 
 
 class LoopCall:
-    """The chunks of one plan, one row each, as the compiled loops take them.
-
-    Parameters
-    ----------
-    output : LoopOutput
-    plan : ReadPlan
-    source : ByteSource
-    """
+    """The chunks of one plan, one row each, as the compiled loops take them."""
 
     def __init__(self, output: LoopOutput, plan: ReadPlan, source: ByteSource) -> None:
         self._output, self._n, self._n_stored = output, plan.n_chunks, plan.n_stored
         self._numbers, at = empty_columns(src=self._n, nbytes=self._n, left=self._n)
-        self.nbytes[:] = plan.all_nbytes
+        self._numbers[self._n : 2 * self._n] = plan.all_nbytes
         struct = RowsStruct(**at)
         self._kept = struct, output.give(plan, struct), plan
         self._at = ctypes.addressof(struct)

@@ -44,11 +44,5 @@ def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, int]:
 
 
 def copy_bytes(src: Buffer, dst: memoryview) -> None:
-    """Fill `dst` with as many bytes; other threads go on meanwhile, as they cannot while a memoryview is assigned to.
-
-    Parameters
-    ----------
-    src : bytes-like, host memory
-    dst : memoryview of uint8, shape (nbytes of src,), host memory
-    """
+    """Fill `dst` with as many bytes; other threads go on meanwhile, as they cannot while one is assigned to."""
     np.copyto(np.frombuffer(dst, np.uint8), np.frombuffer(src, np.uint8))

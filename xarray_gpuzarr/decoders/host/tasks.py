@@ -45,16 +45,7 @@ class Task:
 
 
 class HostRead:
-    """One read: what all its plans have in common.
-
-    Parameters
-    ----------
-    array : HostArray
-    target : BoxTarget, PointTarget or StackTarget
-    out : ndarray of shape `target.shape`
-    source : ByteSource
-    schedule : Schedule
-    """
+    """One read: what all its plans have in common."""
 
     def __init__(self, array: HostArray, target: Target, out: Array, source: ByteSource, schedule: Schedule) -> None:
         self.array, self.source, self.schedule = array, source, schedule

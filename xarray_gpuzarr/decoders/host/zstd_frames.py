@@ -32,12 +32,7 @@ _thread = threading.local()
 
 
 class Joined(io.RawIOBase):
-    """Bytes in host memory, one run after another, as a file.
-
-    Parameters
-    ----------
-    *runs : bytes-like
-    """
+    """Bytes in host memory, one run after another, as a file."""
 
     def __init__(self, *runs: Buffer) -> None:
         super().__init__()

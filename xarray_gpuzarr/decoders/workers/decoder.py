@@ -29,8 +29,8 @@ _VALUES = ("T", "dtype", "flags", "imag", "itemsize", "nbytes", "ndim", "real", 
 class CupyStandIn(NDArrayOperatorsMixin):
     """A NumPy array that poses as CuPy's, and becomes one where it is unpickled beside a GPU (by `decoders.choice`).
 
-    dask plans with it: CuPy makes no array without a driver but an empty one, and beside NumPy's metadata dask would put
-    NumPy blocks where it pads or fills.
+    dask plans with it: CuPy makes no array without a driver but an empty one, and beside NumPy's metadata dask would
+    put NumPy blocks where it pads or fills.
 
     Parameters
     ----------

@@ -24,12 +24,7 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 class CheckedDevice:
-    """A device, and what it was found to do rightly.
-
-    Parameters
-    ----------
-    api : DeviceApi
-    """
+    """A device, and what it was found to do rightly."""
 
     def __init__(self, api: DeviceApi) -> None:
         self.api = api

@@ -74,14 +74,7 @@ class _Offsets:
 
 
 class BatchDecoder:
-    """Decodes the batches of one read.
-
-    Parameters
-    ----------
-    workspace : Workspace
-    placing : Placing
-    chain : Chain
-    """
+    """Decodes the batches of one read."""
 
     def __init__(self, workspace: Workspace, placing: Placing, chain: Chain) -> None:
         self._workspace = workspace

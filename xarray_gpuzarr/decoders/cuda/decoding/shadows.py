@@ -32,13 +32,7 @@ _compared: set[int] = set()
 
 
 class Choice:
-    """Chooses chunks of one read.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    verify : Verify
-    """
+    """Chooses chunks of one read."""
 
     def __init__(self, spec: ArraySpec, verify: Verify) -> None:
         self._spec = spec

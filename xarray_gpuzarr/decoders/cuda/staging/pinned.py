@@ -34,12 +34,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 class Requests:
-    """Requests in order, the next few already under way: stores do not rest between segments. Threads take turns.
-
-    Parameters
-    ----------
-    source : ByteSource
-    """
+    """Requests in order, the next few already under way: stores do not rest between segments. Threads take turns."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source

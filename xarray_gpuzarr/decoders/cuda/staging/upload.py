@@ -93,13 +93,7 @@ class Upload:
 
 
 class Destination:
-    """Memory of an upload for one answer, set aside beforehand, or once the length of the answer is known.
-
-    Parameters
-    ----------
-    upload : Upload
-    view : memoryview or None
-    """
+    """Memory of an upload for one answer, set aside beforehand, or once the length of the answer is known."""
 
     __slots__ = ("_upload", "_view", "first", "nbytes")
 
