@@ -3,10 +3,10 @@
 import pytest
 
 from xarray_gpuzarr import FetchOptions, OptionError, configure
+from xarray_gpuzarr.cuda.configuration import check_options, options_in_force
 from xarray_gpuzarr.plan.byte_range import CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as options
-from xarray_gpuzarr.process.configuration import check_options, options_in_force
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import fetch_options
 

@@ -8,13 +8,14 @@ plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
+from dask.array.core import normalize_chunks
 from dask.base import normalize_token
 from xarray import Variable
 from xarray.core import indexing
@@ -27,9 +28,55 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
 from xarray_gpuzarr.read import read
 from xarray_gpuzarr.stored.array_spec import Unplanned
-from xarray_gpuzarr.tasks.auto_chunks import chunks_of_whole_shards
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
+
+Chunks = tuple[tuple[int, ...], ...]
+"""Lengths of blocks along every axis."""
+
+
+def chunks_of_whole_shards(
+    chunks: Any, *, shape: tuple[int, ...], dtype: np.dtype[Any], shard: tuple[int, ...] | None
+) -> Chunks:
+    """Return `chunks` as dask normalizes them, but whole shards along axes that are ``"auto"``.
+
+    dask limits automatic chunks to its ``array.chunk-size`` and cuts larger shards along every axis, so that several
+    tasks would decode the same inner chunks. `xarray.open_dataset` replaces ``"auto"`` by dask's lengths before it chunks
+    a variable, so exactly these lengths count as ``"auto"``. `shard` is the shape of a shard; None if there is none to
+    keep whole.
+    """
+    is_one_for_each = isinstance(chunks, Sequence) and not isinstance(chunks, str)
+    of_axes = chunks if is_one_for_each else [chunks] * len(shape)
+    auto = {axis for axis, lengths in enumerate(of_axes) if isinstance(lengths, str) and lengths == "auto"}
+    if auto and 0 in shape:
+        chunks = shape
+    normal: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=shard if auto else None)
+    if shard is None or 0 in shape:
+        return normal
+    if chunks == normal and _is_of_dask(normal, shape, dtype, shard):
+        auto = set(range(len(shape)))
+    if not auto:
+        return normal
+    uncut = tuple(
+        max(1, lengths[0] // edge) * edge if axis in auto and _cuts(lengths, edge) else lengths
+        for axis, (lengths, edge) in enumerate(zip(normal, shard, strict=True))
+    )
+    whole: Chunks = normalize_chunks(uncut, shape=shape)
+    return whole
+
+
+def _is_of_dask(chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], shard: tuple[int, ...]) -> bool:
+    """Whether chunks are those of dask for ``"auto"``, and cut shards along two axes or more.
+
+    Along one axis a user may choose the same length, and few inner chunks are decoded twice.
+    """
+    n_cut = sum(_cuts(lengths, edge) for lengths, edge in zip(chunks, shard, strict=True))
+    return n_cut > 1 and chunks == normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
+
+
+def _cuts(lengths: tuple[int, ...], shard: int) -> bool:
+    return any(length % shard for length in lengths[:-1])
+
 
 MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
 """Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""

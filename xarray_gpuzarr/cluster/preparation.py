@@ -13,10 +13,9 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, cast
 
 from xarray_gpuzarr.cuda.api import Undo
-from xarray_gpuzarr.cuda.configuration import configure
+from xarray_gpuzarr.cuda.configuration import configure, options_in_force
 from xarray_gpuzarr.decoders import Device, decoder_for, usable_device
 from xarray_gpuzarr.decoders.protocol import PreparedDecoder
-from xarray_gpuzarr.process.configuration import options_in_force
 
 
 class Preparation:

@@ -13,10 +13,10 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
+from xarray_gpuzarr.cuda.configuration import check_options
 from xarray_gpuzarr.decoders import is_device, perhaps_device, resolve_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.configuration import check_options
 
 
 class GpuZarrPlugin(WorkerPlugin):

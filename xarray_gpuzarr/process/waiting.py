@@ -2,7 +2,7 @@
 
 A handler of a signal that raises, as that of Ctrl-C does, runs on the main thread between two of its bytecodes: after a
 call of a C function has returned, at the start of a Python function, at the end of a turn of a loop. What is taken has
-to come back nevertheless. All that counts threads (`crew`, `cuda.shared_lock`) therefore
+to come back nevertheless. all that counts threads (`crew`, `cuda.resources`) therefore
 
 - notes down who holds something, under a name that is known before, and never counts up and down;
 - takes it inside the ``try`` whose ``finally`` begins with the one C call, or the assignment, that gives it back;

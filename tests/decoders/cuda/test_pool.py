@@ -16,8 +16,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.cuda.resources import WorkerResources
-from xarray_gpuzarr.cuda.shared_lock import SharedLock
+from xarray_gpuzarr.cuda.resources import SharedLock, WorkerResources
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 from xarray_gpuzarr.read import read, stored_array
