@@ -40,10 +40,10 @@ def chunks_of_whole_shards(
 ) -> Chunks:
     """Return `chunks` as dask normalizes them, but whole shards along axes that are ``"auto"``.
 
-    dask limits automatic chunks to its ``array.chunk-size`` and cuts larger shards along every axis, so that several
-    tasks would decode the same inner chunks. `xarray.open_dataset` replaces ``"auto"`` by dask's lengths before it chunks
-    a variable, so exactly these lengths count as ``"auto"``. `shard` is the shape of a shard; None if there is none to
-    keep whole.
+    dask limits automatic chunks to its ``array.chunk-size`` and cuts larger shards along every axis, so that
+    several tasks would decode the same chunks. `xarray.open_dataset` replaces ``"auto"`` by dask's lengths before
+    it chunks a variable: exactly these lengths count as ``"auto"``. `shard` is the shape of a shard; None if there is
+    none to keep whole.
     """
     is_one_for_each = isinstance(chunks, Sequence) and not isinstance(chunks, str)
     of_axes = chunks if is_one_for_each else [chunks] * len(shape)
