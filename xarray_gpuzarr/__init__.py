@@ -82,7 +82,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "CodecPipeline": "codec_pipeline",
     "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
-    "MissingChunkError": "fetch",
+    "MissingChunkError": "fetch.strict",
     "NDBuffer": "codec_pipeline",
     "ResourceOptions": "process.device_options",
     "batches": "training",

@@ -116,7 +116,6 @@ print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
         "xarray_gpuzarr.codec_pipeline.pipeline",
         "xarray_gpuzarr.process",
         "xarray_gpuzarr.process.host_memory",
-        "xarray_gpuzarr.process.host_memory",
     ]
 
 

@@ -77,10 +77,16 @@ def store_token(store: Store) -> str:
         return uuid4().hex  # equal to nothing, not even to that of the same store
 
 
+def wrapped(store: WrapperStore[Any]) -> Store:
+    """Return the store that one of zarr's wrappers wraps."""
+    inner: Store = store._store  # noqa: SLF001  # wrappers have no public name for it
+    return inner
+
+
 def unwrapped(store: Store) -> Store:
     """Return the store below zarr's wrappers."""
     while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  # wrappers have no public name for it
+        store = wrapped(store)
     return store
 
 

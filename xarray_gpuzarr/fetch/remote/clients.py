@@ -36,6 +36,7 @@ from xarray_gpuzarr.fetch.remote.answers import (
     range_header,
     version_of,
 )
+from xarray_gpuzarr.fetch.source import wrapped
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _RANGE_NOT_SATISFIABLE = 416
@@ -79,7 +80,7 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
 def nbytes_without_reading(store: Store, key: str) -> Callable[[], Awaitable[int]] | None:
     """Return what asks a store for the length of an object; None where that would read all of it."""
     while isinstance(store, WrapperStore) and type(store).getsize is Store.getsize:
-        store = store._store  # noqa: SLF001  # zarr's wrappers hand on everything but this
+        store = wrapped(store)  # which hands on everything but this
     return None if type(store).getsize is Store.getsize else lambda: store.getsize(key)
 
 
