@@ -37,9 +37,8 @@ def plan_read(
         Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
     """
     compiled = loops()
-    spans = target.spans if compiled is not None and isinstance(target, BoxTarget) else None
-    if compiled is not None and spans is not None:
-        return _by_loops(compiled, spec, target, spans, blocks, indexes)
+    if compiled is not None and isinstance(target, BoxTarget) and target.spans is not None:
+        return _by_loops(compiled, spec, target, target.spans, blocks, indexes)
     if spec.index is not None:
         return _by_numpy(spec, target, blocks, indexes)
     (block,) = blocks
@@ -53,7 +52,7 @@ def plan_read(
 def _by_loops(
     compiled: Loops,
     spec: ArraySpec,
-    target: Target,
+    target: BoxTarget,
     spans: Sequence[Span],
     blocks: Sequence[Block],
     indexes: Sequence[ShardIndex | None],
@@ -67,12 +66,11 @@ def _by_loops(
         keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
         index = [address for of in indexes for address in ((0, 0) if of is None else of.addresses)]
     _kept, at = int64_columns(
-        axes=[n for along in zip(spans, spec.grid.chunks_per_shard, strict=True) for n in (*along[0], along[1])],
         ranges=[end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)],
         index=index,
     )
     memory, columns = empty_plan(n, ndim)
-    struct = LookupStruct(ndim, len(blocks), n, **at, table=columns["object"], most_nbytes=most_nbytes)
+    struct = LookupStruct(ndim, len(blocks), n, target.spans_at, *at.values(), columns["object"], most_nbytes)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")

@@ -18,7 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native import empty_columns
+from xarray_gpuzarr.native import empty_columns, int64_columns
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
     intersect_axis,
@@ -49,10 +49,12 @@ class BoxTarget:
     ----------
     axes : tuple
         Per axis, what is wanted, the length of the axis and that of a chunk along it; see `intersect_axis`.
+    per_shard : sequence of int
+        Chunks of a shard along each axis.
     """
 
-    def __init__(self, axes: Sequence[tuple[slice | Column, int, int]]) -> None:
-        self._axes = axes
+    def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
+        self._axes, self._per_shard = axes, per_shard
         spans = []
         for selected, length, chunk_length in axes:
             of_axis = span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
@@ -65,6 +67,10 @@ class BoxTarget:
             lengths, pieces = [p.length for p in self.pieces], [len(p.chunk) for p in self.pieces]
         else:
             lengths, pieces = [along.n_elements for along in spans], [along.n_pieces for along in spans]
+            numbers = [n for along, count in zip(spans, per_shard, strict=True) for n in (*along, count)]
+            self._numbers, at = int64_columns(axes=numbers)
+            self.spans_at = at["axes"]
+            """Address of `spans` and the chunks of a shard, as the compiled loops take them."""
         self.shape = tuple(lengths)
         """Shape of the output."""
         self.n_pieces = pieces
@@ -77,11 +83,11 @@ class BoxTarget:
         """Per axis, what each chunk along it gives."""
         return tuple([intersect_axis(*axis) for axis in self._axes])
 
-    def shards(self, per_shard: Sequence[int]) -> list[list[tuple[int, range]]]:
-        """Return, per axis, the shards along it and which pieces are theirs; `per_shard`: their chunks along each."""
+    def shards(self) -> list[list[tuple[int, range]]]:
+        """Return, per axis, the shards along it and which pieces are theirs."""
         if self.spans is not None:
-            return list(map(shards_of_span, self.spans, per_shard))
-        return list(map(shards_of_pieces, self.pieces, per_shard))
+            return list(map(shards_of_span, self.spans, self._per_shard))
+        return list(map(shards_of_pieces, self.pieces, self._per_shard))
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
@@ -275,7 +281,7 @@ _ONE_PART = np.array([0, 1], np.int64)
 def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...] | None = None) -> BoxTarget:
     """Cut a normalised outer selection at the borders of the inner chunks; `shape` if the array has been resized."""
     lengths = grid.shape if shape is None else shape
-    return BoxTarget(tuple(zip(selection.wanted, lengths, grid.chunk_shape, strict=True)))
+    return BoxTarget(tuple(zip(selection.wanted, lengths, grid.chunk_shape, strict=True)), grid.chunks_per_shard)
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
@@ -286,7 +292,7 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
         for ranges in runs_of_pieces(target.n_pieces, CHUNKS_PER_BLOCK):
             yield Block(key=None, n_rows=math.prod(map(len, ranges)), ranges=ranges)
     else:
-        for axes in product(*target.shards(spec.grid.chunks_per_shard)):
+        for axes in product(*target.shards()):
             ranges = tuple([pieces for _, pieces in axes])
             key = spec.keys.key(tuple([at for at, _ in axes]))
             yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)

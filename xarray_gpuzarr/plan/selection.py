@@ -69,6 +69,8 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         in_order.append(ordered)
         if back is not None:
             undo.append((axis, back))
+    if not undo:
+        return OuterSelection(wanted=tuple(in_order), undo=())
     # Integers drop their axis, so they come last and from the back.
     drops = sorted([u for u in undo if isinstance(u[1], int)], reverse=True, key=lambda u: u[0])
     keeps = [u for u in undo if not isinstance(u[1], int)]

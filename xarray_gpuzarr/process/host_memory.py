@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from ctypes import addressof, c_char
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ ALIGNED_NBYTES = 64 * 1024
 def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised host memory at a multiple of 64 bytes: uint8, shape (nbytes,)."""
     memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
-    first = -memory.__array_interface__["data"][0] % _LINE_NBYTES
+    first = -addressof(c_char.from_buffer(memory)) % _LINE_NBYTES  # twice as quick as NumPy's own
     return memory[first : first + nbytes]
 
 

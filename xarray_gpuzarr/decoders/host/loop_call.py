@@ -92,13 +92,12 @@ class _Axes:
     """What has these numbers."""
 
 
-def _axes_of_spans(loops: Loops, spans: Sequence[Span]) -> _Axes:
-    """Cut evenly spaced elements at the borders of chunks."""
+def _axes_of_spans(loops: Loops, spans: Sequence[Span], spans_at: int) -> _Axes:
+    """Cut evenly spaced elements at the borders of chunks; `spans_at` is that of the target."""
     n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
     n = sum(n_pieces)
     table, columns = empty_columns(first=n, position=n, count=n)
-    _memory, addresses = int64_columns(axes=[n for along in spans for n in (*along, 0)])
-    loops.cut_axes(addresses["axes"], len(spans), n, columns["first"])
+    loops.cut_axes(spans_at, len(spans), n, columns["first"])
     return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=columns["first"], memory=table)
 
 
@@ -127,13 +126,37 @@ def _first_elements(pieces: AxisPieces) -> Column:
     return pieces.out_start if pieces.index_start is None else pieces.index_start
 
 
-def _layout(n_pieces: tuple[int, ...], *columns: tuple[int, ...]) -> tuple[Sequence[int], dict[str, int]]:
-    """Return numbers of all axes in host memory, and where they lie, by the names of `JobStruct`."""
-    names = ("chunk_shape", "in_strides", "every", "out_strides", "index")
-    return int64_columns(first_piece=[*accumulate(n_pieces, initial=0)], **dict(zip(names, columns, strict=True)))
+def _job(
+    array: HostArray,
+    n_pieces: tuple[int, ...],
+    steps: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    index: tuple[int, ...],
+    n_new: int,
+) -> tuple[JobStruct, object]:
+    """Describe a read of an array but for where its pieces and its output lie; return what the struct points to, too.
+
+    `n_new` is 1 if the output has an axis of samples, which chunks do not have.
+    """
+    assert array.program is not None
+    n = len(n_pieces)
+    numbers, at = int64_columns(
+        first_piece=[*accumulate(n_pieces, initial=0)],
+        chunk_shape=((1,) * n_new + array.chunk_shape)[:n],
+        in_strides=((0,) * n_new + array.placed_strides)[:n],
+        every=steps,
+        out_strides=out_strides[:n],
+        index=index,
+    )
+    struct = JobStruct.from_buffer_copy(array.program.struct)
+    fill = array.fill.tobytes()
+    struct.ndim, struct.n_pieces, struct.fill = n, sum(n_pieces), fill
+    for name, where in at.items():
+        setattr(struct, name, where)
+    return struct, (numbers, fill)
 
 
-_kept_layout = lru_cache(maxsize=64)(_layout)
+_kept_job = lru_cache(maxsize=64)(_job)
 """Most reads of an array are alike."""
 
 
@@ -157,19 +180,15 @@ class LoopOutput:
         self._in_strides = array.placed_strides
         self._out_stride = out.strides[0] if out.ndim else 0
         if isinstance(target, BoxTarget) and target.spans is not None:
-            axes = _axes_of_spans(array.loops, target.spans)
+            axes = _axes_of_spans(array.loops, target.spans, target.spans_at)
         else:
             axes = _axes_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
-        n, new = len(axes.n_pieces), isinstance(target, StackTarget)  # chunks have no axis of samples
-        shape, in_strides = (1,) * new + array.chunk_shape, (0,) * new + array.placed_strides
-        layout = _layout if axes.index else _kept_layout
-        numbers, at = layout(axes.n_pieces, shape[:n], in_strides[:n], axes.steps, out.strides[:n], axes.index)
-        self._kept = axes, numbers, out, array
-        self._struct = struct = JobStruct.from_buffer_copy(array.program.struct)
-        struct.ndim, struct.n_pieces, struct.pieces = n, sum(axes.n_pieces), axes.table
-        for name, where in at.items():
-            setattr(struct, name, where)
-        struct.out, struct.fill = address(out), array.fill.tobytes()
+        n_new = int(isinstance(target, StackTarget))
+        job = _job if axes.index else _kept_job
+        of_array, pointed_to = job(array, axes.n_pieces, axes.steps, out.strides, axes.index, n_new)
+        self._kept = axes, pointed_to, out, array
+        self._struct = struct = JobStruct.from_buffer_copy(of_array)
+        struct.pieces, struct.out = axes.table, address(out)
         self.address = ctypes.addressof(struct)
         """Where the `JobStruct` lies."""
 
