@@ -53,8 +53,9 @@ test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and to
 	$(VALUES) XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q \
 		tests/training/test_torch*.py tests/training/test_batches.py
 
-fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
+fuzz: $(VENV)/.installed ## Show mutated frames and update mutated shards by the million, under sanitizers; mutated metadata (half an hour)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
+	PYTHONPATH=tests $(BIN)/python -m helpers.fuzzed_updates
 	PYTHONPATH=tests $(BIN)/python -m helpers.data.metadata_mutants
 
 lint: $(VENV)/.installed ## Check style and format

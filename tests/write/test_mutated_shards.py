@@ -1,0 +1,31 @@
+"""Updates of mutated shards are refused or right in every chunk; ``make fuzz`` makes a million, under sanitizers."""
+
+import pytest
+from helpers import fuzzed_updates
+from helpers.kernels.on_host import require_compiler, run_child, sanitized_environment
+
+
+def test_updates_of_mutated_shards():
+    counts = fuzzed_updates.fuzz(3000, seed=1)
+
+    assert counts["updates"] == 3000
+    assert 300 < counts["written"] < 2700
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7])
+def test_a_wrong_chunk_would_be_noticed(chunk):
+    layout = next(fuzzed_updates.layouts())
+    old = layout.shards[0]
+    new = bytearray(fuzzed_updates.update(layout, old, 3, 20))
+    new[new.index(fuzzed_updates.entries(layout, bytes(new))[chunk])] ^= 1
+
+    with pytest.raises(AssertionError):
+        fuzzed_updates.check(layout, old, bytes(new), 3, 20)
+
+
+def test_sanitizers_find_nothing_in_updates():
+    require_compiler()
+    child = run_child(sanitized_environment(), "-m", "helpers.fuzzed_updates", "--updates", "2000", "--seed", "3")
+
+    assert child.returncode == 0, child.stdout + child.stderr[-3000:]
+    assert child.stdout.startswith("2000 updates")
