@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
 
 It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator and
-RMM's current resource, is touched by `sharing` alone. Importing it needs CuPy and RMM but no GPU.
+RMM's current resource, is touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A read that meets another tag than its index had takes the shard for replaced, and begins anew. If a tag comes back
 after another, the store is taken for several servers, and a range is asked for until its tag is that of the index. The
 last attempts ask for each shard as a whole: index and chunks come in one answer. What is believed of a store decides
-only what is asked for: all that is returned of a shard has come under one tag, or in one answer. `read.attempts` asks
+only what is asked for: all that is returned of a shard has come under one tag, or in one answer. `read.reading` asks
 before each attempt.
 """
 

@@ -73,7 +73,7 @@ class HostDecoder:
             if takes_turn:
                 crew.begin_turn(threads.n_cores())
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
-                out = host_memory.result_memory.empty(target.shape, array.dtype)
+                out = self.empty(target.shape, array.dtype)
             budget = threads.thread_budget()
             shared = schedule(array, source, target.n_chunks, out.nbytes, budget=budget, costs=self.costs)
             read = HostRead(array, target, out, source, shared)
