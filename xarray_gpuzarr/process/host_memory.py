@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Buffer
 from ctypes import addressof, c_char
 from math import prod
 from pathlib import Path
@@ -126,3 +127,40 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+_KEPT_NBYTES = 8 * 1024 * 1024
+"""A thread keeps buffers up to this size."""
+
+_kept = threading.local()
+
+
+def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return scratch of this thread, contents undefined, valid until `name` is asked for again.
+
+    Fresh memory costs a page fault per 4 KiB.
+
+    Returns
+    -------
+    uint8, shape (nbytes,), host memory
+    """
+    memory, _ = lent(name, nbytes)
+    return aligned(nbytes) if memory is None else memory[:nbytes]
+
+
+def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, int]:
+    """Return what `buffer` does, perhaps more of it, and its address; None and 0 for more than is kept."""
+    buffer: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
+    if buffer is not None and len(buffer[0]) >= nbytes:
+        return buffer
+    if nbytes > _KEPT_NBYTES:
+        return None, 0
+    memory = aligned(nbytes)
+    buffer = memory, addressof(c_char.from_buffer(memory))
+    setattr(_kept, name, buffer)
+    return buffer
+
+
+def copy_bytes(src: Buffer, dst: memoryview) -> None:
+    """Fill `dst` with as many bytes; other threads go on meanwhile, as they cannot while one is assigned to."""
+    np.copyto(np.frombuffer(dst, np.uint8), np.frombuffer(src, np.uint8))

@@ -16,10 +16,10 @@ import imagecodecs
 import numcodecs
 import zstandard
 
-from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.decoders.host.zstd_frames import check_declared, zstd_at_most
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
 from xarray_gpuzarr.native import Codec
+from xarray_gpuzarr.process.host_memory import copy_bytes
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,

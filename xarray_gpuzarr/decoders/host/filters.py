@@ -17,8 +17,8 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.process.host_memory import buffer
 from xarray_gpuzarr.stored.codecs import (
     AnyElementSpec,
     AsTypeSpec,

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
-from xarray_gpuzarr.decoders.host.scratch import lent
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.native import Loops, address, address_of, empty_columns, int64_columns
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
@@ -26,6 +25,7 @@ from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.host_memory import lent
 from xarray_gpuzarr.process.records import Column, record
 
 

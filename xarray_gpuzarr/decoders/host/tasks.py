@@ -18,7 +18,6 @@ from xarray_gpuzarr.decoders.host.array import Array, HostArray
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
-from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
@@ -27,6 +26,7 @@ from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
 
 
 @dataclass(slots=True, eq=False)  # frozen ones take three times as long to make

@@ -23,13 +23,13 @@ from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec, strip_checksum
-from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_chunk, vanished_shard
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.host_memory import buffer
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 

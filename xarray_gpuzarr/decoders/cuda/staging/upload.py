@@ -13,7 +13,7 @@ from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
-from xarray_gpuzarr.decoders.host.scratch import copy_bytes
+from xarray_gpuzarr.process.host_memory import copy_bytes
 
 _APART = 1 << 48
 """Positions from here on lie outside the slot."""
