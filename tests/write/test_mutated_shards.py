@@ -1,6 +1,8 @@
 """Updates of mutated shards are refused or right in every chunk; ``make fuzz`` makes a million, under sanitizers."""
 
+import numpy as np
 import pytest
+import zstandard
 from helpers import fuzzed_updates
 from helpers.kernels.on_host import require_compiler, run_child, sanitized_environment
 
@@ -29,3 +31,17 @@ def test_sanitizers_find_nothing_in_updates():
 
     assert child.returncode == 0, child.stdout + child.stderr[-3000:]
     assert child.stdout.startswith("2000 updates")
+
+
+def test_a_long_chunk_that_all_entries_share_is_carried_over():
+    layout = next(each for each in fuzzed_updates.layouts() if "zstd" in str(each.spec.codecs))
+    elements = np.arange(fuzzed_updates.CHUNK, dtype="<i4")
+    skipped = bytes.fromhex("502a4d18") + (900).to_bytes(4, "little") + bytes(900)
+    chunk = zstandard.ZstdCompressor().compress(elements.tobytes()) + skipped
+    index = np.array([[0, len(chunk)]] * fuzzed_updates.N_CHUNKS, "<u8").tobytes()
+    old = fuzzed_updates.signed(layout, chunk + index + bytes(4))
+
+    new = fuzzed_updates.update(layout, old, 3, 5)
+
+    fuzzed_updates.check(layout, old, new, 3, 5)
+    assert fuzzed_updates.entries(layout, new)[1:] == [chunk] * (fuzzed_updates.N_CHUNKS - 1)

@@ -157,7 +157,8 @@ class WriteCall:
         for struct, stored in zip(structs, old, strict=True):
             if stored is not None:
                 struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
-            length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes + struct.old_nbytes
+            longest = max(self._struct.most_nbytes, min(self._struct.most_old_nbytes, struct.old_nbytes))
+            length = len(self.encoder.order) * longest + self._struct.index_nbytes  # no more than is used becomes real
             try:
                 room = np.empty(length, np.uint8)
             except MemoryError as err:
