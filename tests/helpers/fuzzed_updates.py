@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -114,17 +115,27 @@ def decoded(layout: Layout, chunk: bytes | None) -> np.ndarray[Any, np.dtype[np.
         return np.frombuffer(imagecodecs.gzip_decode(chunk), "<i4")
 
 
-def update(layout: Layout, old: bytes, first: int, end: int) -> bytes | None:
-    """Write elements ``[first, end)`` over what is stored in `old`; None if the loops refuse it."""
+def update(layout: Layout, old: bytes, first: int, end: int, folder: Path | None = None) -> bytes | None:
+    """Write elements ``[first, end)`` over what is stored in `old`; None if the loops refuse it.
+
+    In memory, or in a file below `folder`, which has to stay as it is then.
+    """
     target = box_target(outer_selection((slice(first, end),), (LENGTH,)), layout.spec.grid)
     call = WriteCall(layout.encoder, target, np.arange(first, end, dtype="i4") + 1000, keeps_empty=False)
     needed: list[memoryview | None] = [memoryview(old) if each.needs_old else None for each in call.objects]
     try:
-        (new,) = call.to_memory(call.objects, needed)
+        if folder is None:
+            (new,) = call.to_memory(call.objects, needed)
+            assert new is not None
+            return new.tobytes()
+        file = folder / call.objects[0].key
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(old)
+        call.to_files(call.objects, str(folder))
+        return file.read_bytes()
     except DamagedObjectError:
+        assert folder is None or [each.read_bytes() for each in file.parent.iterdir()] == [old]
         return None
-    assert new is not None
-    return new.tobytes()
 
 
 def check(layout: Layout, old: bytes, new: bytes, first: int, end: int) -> None:
@@ -145,8 +156,13 @@ def check(layout: Layout, old: bytes, new: bytes, first: int, end: int) -> None:
 
 
 def fuzz(n: int, seed: int) -> dict[str, int]:
-    """Update `n` mutated shards; return how it went."""
+    """Update `n` mutated shards, one of 16 in a file; return how it went."""
     require_loops()
+    with TemporaryDirectory() as folder:
+        return _fuzz(n, seed, Path(folder))
+
+
+def _fuzz(n: int, seed: int, folder: Path) -> dict[str, int]:
     rng, counts = np.random.default_rng(seed), {"updates": 0, "written": 0}
     streams = [(layout, mutants(layout.shards, seed)) for layout in layouts()]
     for layout, stream in cycle(streams):
@@ -157,7 +173,7 @@ def fuzz(n: int, seed: int) -> dict[str, int]:
             if first == end:
                 continue
             old = signed(layout, old) if box[0] % 2 else old  # noqa: PLW2901
-            new = update(layout, old, first, end)
+            new = update(layout, old, first, end, None if box[1] % 16 else folder)
             counts["updates"] += 1
             if new is not None:
                 counts["written"] += 1
