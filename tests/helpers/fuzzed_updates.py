@@ -109,9 +109,8 @@ def decoded(layout: Layout, chunk: bytes | None) -> np.ndarray[Any, np.dtype[np.
         return np.frombuffer(chunk, "<i4")
     try:
         return np.frombuffer(layout.codec.decode(chunk), "<i4")
-    except (
-        zlib.error
-    ):  # libdeflate decodes some distances that zlib refuses; the checksum of gzip tells right from wrong
+    except zlib.error:
+        # libdeflate decodes some distances that zlib refuses; the checksum in gzip tells right from wrong.
         return np.frombuffer(imagecodecs.gzip_decode(chunk), "<i4")
 
 
