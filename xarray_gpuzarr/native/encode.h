@@ -390,7 +390,8 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
 static int has_scratch(writer_t *writer)
 {
     const job_t *job = writer->writing->encoder->job;
-    if (!writer->scratch) writer->scratch = malloc((size_t)(job->area_nbytes * (job->inflate ? 2 : 1) + HEAD_NBYTES));
+    int64_t nbytes = job->area_nbytes * (job->inflate ? 2 : 1) + HEAD_NBYTES;
+    if (!writer->scratch) writer->scratch = in_huge_pages(malloc((size_t)nbytes), nbytes);
     return writer->scratch != NULL;
 }
 

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -39,6 +40,7 @@ enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC
 enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at once */
 enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
 enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
+enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 };
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
@@ -614,10 +616,22 @@ static int is_copied(const job_t *job)
 
 static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
+/* Return long memory in huge pages, as NumPy's is, where the system has any: else each 4 KiB are a page fault. */
+static void *in_huge_pages(void *memory, int64_t nbytes)
+{
+#ifdef MADV_HUGEPAGE
+    uintptr_t first = ((uintptr_t)memory + PAGE_NBYTES - 1) & ~(uintptr_t)(PAGE_NBYTES - 1);
+    if (memory && nbytes >= HUGE_NBYTES) madvise((void *)first, (size_t)(nbytes - PAGE_NBYTES), MADV_HUGEPAGE);
+#else
+    (void)nbytes;
+#endif
+    return memory;
+}
+
 /* Return memory of a lane, which it takes itself where it is long and perhaps never needed; NULL if there is none. */
 static char *own_memory(char **memory, char **own, int64_t nbytes)
 {
-    if (!*memory && !(*memory = *own = malloc((size_t)nbytes))) errno = ENOMEM;
+    if (!*memory && !(*memory = *own = in_huge_pages(malloc((size_t)nbytes), nbytes))) errno = ENOMEM;
     return *memory;
 }
 
@@ -700,6 +714,26 @@ static int64_t read_file(const char *path, char *room, int64_t nbytes)
     return is_whole ? done : READ_OTHERWISE;
 }
 
+/* Whether much of a raw chunk is not wanted; then `span` is what is, and has all that is. */
+static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
+{
+    const job_t *job = work->job;
+    if (job->codec != RAW || job->n_stages || job->n_checksums || job->packed_nbytes < LEAST_PARTED_NBYTES) return 0;
+    *span = wanted_span(job, work->rows, row);
+    return span->first < span->end && span->end - span->first <= job->packed_nbytes / 2;
+}
+
+/* Read a part of a chunk that begins at `at` in a file; return whether all of it was in memory. */
+static int read_part(lane_t *lane, int64_t row, int file, int64_t at, span_t span)
+{
+    int64_t n = span.end - span.first;
+    char *to = room_of(lane);
+    int is_read = to && read_cached(file, to, n, at + span.first) == n;
+    lane->work->rows->src[row] = is_read ? (const char *)((uintptr_t)to - (uintptr_t)span.first) : NULL;
+    if (is_read) atomic_fetch_add(&lane->work->n_read, n);
+    return is_read;
+}
+
 /* Read as many rows of [row, end) as are one range of a file, have room, and lie before what is not in memory; return the
  * one behind them. What goes to one run of memory is read there. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
@@ -709,7 +743,12 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     const rows_t *rows = work->rows;
     const int64_t *offset = files->offset, *nbytes = rows->nbytes;
     int64_t first = offset[row], last = first, stop = row, wanted = work->job->packed_nbytes;
+    span_t span;
     if (nbytes[row] == NO_FILE) return row + 1;
+    if (nbytes[row] == wanted && !work->is_elsewhere && is_read_in_part(work, row, &span)) {
+        if (!read_part(lane, row, file_of(lane, row), offset[row], span)) lane->work->is_elsewhere = 1;
+        return row + 1;
+    }
     char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : room_of(lane);
     int64_t most = straight ? PART_NBYTES : files->room_nbytes, gap = straight ? 0 : files->max_gap_nbytes;
     if (!to) return rows->src[row] = NULL, row + 1;
@@ -735,13 +774,28 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     return stop;
 }
 
+/* Read a part of a chunk that is a file of the right length; 0 if it is none, or not in memory. */
+static int read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
+{
+    int64_t nbytes = lane->work->job->packed_nbytes;
+    struct stat found;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int is_read = file >= 0 && !fstat(file, &found) && found.st_size == nbytes && read_part(lane, row, file, 0, span);
+    if (file >= 0) close(file);
+    if (is_read) lane->work->rows->nbytes[row] = nbytes;
+    return is_read;
+}
+
 static int64_t read_object(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
+    span_t span;
+    const char *path = files->paths + files->path_at[files->file[row]];
+    if (is_read_in_part(lane->work, row, &span) && read_object_part(lane, row, path, span)) return row + 1;
     char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane);
     int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
-    int64_t found = !to ? READ_OTHERWISE : read_file(files->paths + files->path_at[files->file[row]], to, most);
+    int64_t found = !to ? READ_OTHERWISE : read_file(path, to, most);
     rows->src[row] = found < 0 ? NULL : to;
     rows->nbytes[row] = found;
     if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
