@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.every_pair import usually
-from helpers.kernels import nvrtc
 from helpers.simulated import fake_cuda
 from helpers.simulated.fake_cuda import (
     CompileException,
@@ -23,7 +21,6 @@ from helpers.simulated.fake_cuda import (
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
-from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
@@ -682,15 +679,3 @@ def test_the_fakes_hold_nothing_that_the_real_modules_lack(name):
         return at is not None
 
     assert [path for path in members(FakeCuda().modules()[name]) if not has(path)] == []
-
-
-@pytest.mark.skipif(nvrtc.library() is None, reason=f"{nvrtc.WHEEL} is not installed")
-def test_no_kernel_flushes_denormals_although_cupy_asks_for_it():
-    single = [k for k in all_kernels() if k.file == "scatter.cu" and {v for _, v in k.defines} & {"f2", "f4"}]
-    options = (*COMPILE_OPTIONS, "-arch=compute_75", "-ftz=true")
-
-    tried = single[:: usually(3, full=1)]  # `test_kernels_nvrtc` has others
-    flushing = [k for k in tried if ".ftz" in nvrtc.compile_ptx(kernel_source(k), options)]
-
-    assert len(single) > 20
-    assert flushing == []

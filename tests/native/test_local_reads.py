@@ -3,8 +3,6 @@
 import os
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,14 +12,14 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.data.stacks import numpy_stack, stacks
+from helpers.data.stacks import numpy_stack
 from helpers.loops import rows_taken, set_costs, without_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import CorruptChunkError, StoreReadError, read_array, zarr_pipeline
+from xarray_gpuzarr import StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
 from xarray_gpuzarr.decoders.host.casting import cast_array
@@ -203,22 +201,6 @@ def test_random_arrays(tmp_path_factory, data, chunks):
         assert_same_bits(np.asarray(found).astype(expected.dtype), np.asarray(expected))
 
 
-def test_outputs_of_any_layout(array):
-    stored, decoder = stored_array(array), HostDecoder()
-    rooms = [np.full((40, 40), -1, "i4"), np.full((40, 40), -1, "i4", order="F")]
-    views = [lambda a: a[3:13, 2:9], lambda a: a[30:10:-2, 1:29:4], lambda a: a.T[:10, 5:12]]
-
-    for room, view in product(rooms, views):
-        out = view(room)
-        with rows_taken() as taken:
-            found = read(stored, (slice(5, 15), slice(4, 11)), decoder, out)
-        assert found is out
-        assert taken.given == [taken.n_rows]
-        assert_same_bits(np.ascontiguousarray(out), DATA[5:15, 4:11])
-        assert (room == -1).sum() == room.size - out.size
-        room[...] = -1
-
-
 def test_an_output_that_may_not_be_written_is_left(array):
     out = np.full(DATA.shape, -1, "i4")
     out.flags.writeable = False
@@ -286,19 +268,6 @@ def test_the_codec_pipeline_reads_so(tmp_path, where, monkeypatch):
             assert_same_bits(array.oindex[ONE], DATA[ONE])
     assert taken.n_given == 2
     assert taken.n_rows == sum(taken.given)
-
-
-def test_many_threads(array, tmp_path):
-    other = write(LocalStore(tmp_path / "other"), -DATA, **LAYOUTS["unsharded"])
-    boxes = [(slice(y, y + 7), slice(x, x + 5)) for y in range(0, 24, 8) for x in range(0, 18, 6)] * 20
-
-    with ThreadPoolExecutor(8) as pool:
-        ours = pool.map(lambda box: read_array(array, box, device="host"), boxes)
-        others = pool.map(lambda box: read_array(other, box, device="host"), boxes)
-
-    for box, one, two in zip(boxes, ours, others, strict=True):
-        assert_same_bits(one, DATA[box])
-        assert_same_bits(two, -DATA[box])
 
 
 # ---- a table for several calls
@@ -438,32 +407,6 @@ def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch, n_be
     assert len(calls) > n_before
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_damaged_chunk_is_named(tmp_path, layout):
-    array = write(LocalStore(tmp_path), DATA, **LAYOUTS[layout])
-    read_array(array, device="host")
-    name = {"unsharded": "c/1/1", "format 2": "1.1"}.get(layout, "c/0/0")
-    path = tmp_path / name
-    times = path.stat()
-    data = bytearray(path.read_bytes())
-    data[: len(data) * 3 // 4] = b"\xff" * (len(data) * 3 // 4)
-    path.write_bytes(data)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    with pytest.raises(CorruptChunkError, match=r"chunk \(1, 1\)"):
-        read_array(array, ONE, device="host")
-
-
-def test_a_file_that_is_not_in_memory(array, tmp_path):
-    fd = os.open(tmp_path / "c/0/0", os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-
-    for _ in range(3):
-        assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
-
-
 def test_a_path_that_c_cannot_take(array, monkeypatch):
     monkeypatch.setattr(LocalSource, "local_path", lambda source, key: f"{source.root}/\0{key}")
     with rows_taken() as taken, pytest.raises(StoreReadError, match="null byte"):
@@ -500,50 +443,3 @@ def test_crops_of_several_shards_are_one_call(tmp_path, compressors):
     with rows_taken() as taken:
         assert_same_bits(read_stack(array), of_numpy(DATA))
     assert taken.given == [taken.n_rows]
-
-
-@settings(max_examples=5 * settings().max_examples // 2)
-@given(data=st.data())
-def test_random_stacks(tmp_path_factory, data):
-    chunks = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    shape = [data.draw(st.integers(1, 17)) for _ in chunks]
-    values = counting(tuple(shape)).astype(data.draw(st.sampled_from(["?", "u1", "<i2", "<f8"])))
-    values[tuple(slice(0, n // 2) for n in shape)] = 0
-    array = write(
-        LocalStore(tmp_path_factory.mktemp("a")),
-        values,
-        chunks=chunks,
-        shards=tuple(n * data.draw(st.integers(1, 3)) for n in chunks),
-        filters=data.draw(st.sampled_from([None, TransposeCodec(order=tuple(reversed(range(len(chunks)))))])),
-        compressors=data.draw(st.sampled_from([None, ZstdCodec(), BloscCodec(cname="zstd"), GzipCodec()])),
-    )
-
-    for _ in range(4):
-        axes, n = data.draw(stacks(shape))
-        assert_same_bits(read_stack(array, axes, n), of_numpy(values, axes, n))
-
-
-def test_crops_of_chunks_and_shards_that_are_missing(tmp_path):
-    values = DATA.copy()
-    values[0:8, 18:24] = values[16:, :12] = 7
-    array = write(LocalStore(tmp_path), values, fill_value=7, **STACKED)
-    assert not (tmp_path / "c/1/0").exists()
-
-    for _ in range(2):
-        assert_same_bits(read_stack(array), of_numpy(values))
-        nothing = [slice(16, 32), slice(0, 12)]
-        assert_same_bits(read_stack(array, nothing, 2), np.full((2, 16, 12), 7, "i4"))
-
-
-def test_chunks_between_which_bytes_are_not_in_memory(tmp_path):
-    data = np.random.default_rng(0).integers(0, 99, (16, 1024)).astype("i4")
-    array = write(LocalStore(tmp_path), data, chunks=(1, 1024), shards=(16, 1024), compressors=None)
-    axes = [Crops(start=np.array([0, 9, 2]), count=1), slice(None)]
-    read_stack(array, axes, 3)  # the index
-    fd = os.open(tmp_path / "c/0/0", os.O_RDONLY)
-    os.fsync(fd)
-    for row in (1, 5):
-        os.posix_fadvise(fd, row * 4096, 4096, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-
-    assert_same_bits(read_stack(array, axes, 3), of_numpy(data, axes, 3))

@@ -1,6 +1,5 @@
 """Chunks that the compiled loops decode and place: the bits that NumPy's indexing gives, wherever they are to go."""
 
-import itertools
 import os
 from typing import Any
 
@@ -13,13 +12,13 @@ from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, w
 from helpers.data.stacks import numpy_stack
 from helpers.effort import at_least
 from helpers.every_pair import usually
-from helpers.loops import rows_taken, without_loops
+from helpers.loops import rows_taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.buffer import cpu
 from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
 from xarray_gpuzarr.decoders import decoder_for
@@ -273,23 +272,6 @@ def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
 # ---- what the loops leave
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_missing_chunks_and_those_that_are_left_lie_between_others(local, sharded):
-    """A chunk of two members is decoded in Python, a missing one is filled; then the loops go on."""
-    data = counting((10, 6))
-    data[3:5] = 0
-    array = write(local, data, chunks=(1, 6), compressors=GzipCodec(), **({"shards": (5, 6)} if sharded else {}))
-    if not sharded:
-        chunk = local.root / "c/7/0"
-        half = data[7].tobytes()
-        chunk.write_bytes(numcodecs.GZip().encode(half[:12]) + numcodecs.GZip().encode(half[12:]))
-
-    with rows_taken() as taken:
-        assert_same_bits(read_array(array, device="host"), data)
-
-    assert taken.n_rows == (10 if sharded else 9)
-
-
 def test_chunks_that_the_loops_have_no_part_in(memory):
     """Elements that convert by stated rules are decoded in Python."""
     CastValue = pytest.importorskip("zarr.codecs").CastValue  # noqa: N806  # older versions have none
@@ -301,18 +283,3 @@ def test_chunks_that_the_loops_have_no_part_in(memory):
         assert_same_bits(read_array(array, device="host"), data)
 
     assert taken.n_given == 0
-
-
-def test_with_the_loops_and_without(tmp_path, monkeypatch):
-    data = edge_values("f8", (30, 20, 10))
-    array = write(LocalStore(tmp_path), data, chunks=(4, 7, 3), shards=(8, 7, 12))
-    key = tuple(itertools.repeat(slice(1, -1, 2), 3))
-
-    with rows_taken() as taken:
-        by_loops = read_array(array, key, device="host")
-    without_loops(monkeypatch)
-    in_python = read_array(array, key, device="host")
-
-    assert taken.n_rows > 50
-    assert_same_bits(by_loops, data[key])
-    assert_same_bits(in_python, data[key])

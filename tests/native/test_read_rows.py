@@ -13,11 +13,8 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
-from xarray_gpuzarr.decoders.host import loop_call
 from xarray_gpuzarr.errors import CorruptChunkError, GpuZarrError
-from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import fetch_options
-from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import FetchOptions
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -43,46 +40,6 @@ def n_threads(request, monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(request.param))
     set_costs(monkeypatch, loop_thread_s=1e-9)
     return request.param
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(cname="lz4"), None])
-def test_every_chunk_is_taken(tmp_path, n_threads, sharded, compressors):
-    array = written(tmp_path, sharded=sharded, compressors=compressors)
-
-    with rows_taken() as taken:
-        found = read_array(array, (slice(1, 63), slice(1, 47)), device="host")
-
-    assert_same_bits(found, DATA[1:63, 1:47])
-    assert taken.n_rows == N_CHUNKS
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_bytes_are_counted(tmp_path, sharded):
-    array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
-    read_array(array, device="host")
-    index_cache.cache.clear()
-
-    before = counters.snapshot().read_nbytes
-    read_array(array, (slice(1, None), slice(1, None)), device="host")
-
-    assert counters.snapshot().read_nbytes - before == sum(file.stat().st_size for file in files(tmp_path))
-
-
-@pytest.mark.usefixtures("n_threads")
-def test_files_that_do_not_exist_are_fill_values(tmp_path):
-    array = written(tmp_path, sharded=False, compressors=ZstdCodec(), fill_value=7)
-    expected = DATA.copy()
-    for file in files(tmp_path)[::3]:
-        row, column = int(file.parent.name), int(file.name)
-        expected[row * 8 : row * 8 + 8, column * 12 : column * 12 + 12] = 7
-        file.unlink()
-
-    with rows_taken() as taken:
-        found = read_array(array, (slice(1, 64), slice(0, 47)), device="host")
-
-    assert_same_bits(found, expected[1:64, 0:47])
-    assert taken.n_rows == N_CHUNKS
 
 
 @pytest.mark.usefixtures("n_threads")
@@ -118,29 +75,6 @@ def test_files_that_are_not_in_memory(tmp_path, sharded):
         os.close(fd)
 
     assert_same_bits(read_array(array, (slice(3, 60), slice(None)), device="host"), DATA[3:60])
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("kept", [range(0), range(3, 5), range(20), range(31, 32)])
-def test_rows_that_are_left_are_read_as_ever(tmp_path, monkeypatch, sharded, kept):
-    """Whichever they are: the loops leave all but some, as where only a part of a file is in memory."""
-    array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
-    read = loop_call.LoopCall.read
-
-    def leaving(call, wanted, *arguments):
-        _, n_read = read(call, wanted, *arguments)
-        return [row for row in wanted if row not in kept], n_read
-
-    monkeypatch.setattr(loop_call.LoopCall, "read", leaving)
-
-    assert_same_bits(read_array(array, (slice(1, 64), slice(1, 48)), device="host"), DATA[1:64, 1:48])
-
-
-def test_paths_that_c_cannot_take(tmp_path, monkeypatch):
-    array = written(tmp_path, sharded=True, compressors=ZstdCodec())
-    monkeypatch.setattr(loop_call, "local_files", lambda *_arguments: None)
-
-    assert_same_bits(read_array(array, device="host"), DATA)
 
 
 @pytest.mark.parametrize("name", ["a b", "ä", "new\nline", "x" * 200])
@@ -184,18 +118,6 @@ def raised(read):
     except GpuZarrError as err:
         return type(err), str(err)
     return None, ""
-
-
-@pytest.mark.usefixtures("n_threads")
-def test_a_shard_that_was_replaced_since_its_index_was_read(tmp_path):
-    array = written(tmp_path / "a.zarr", sharded=True, compressors=ZstdCodec())
-    written(tmp_path / "b.zarr", sharded=True, compressors=ZstdCodec(level=9), data=DATA + 1)
-    assert_same_bits(read_array(array, device="host"), DATA)  # and keeps the indexes
-
-    for file, new in zip(files(tmp_path / "a.zarr"), files(tmp_path / "b.zarr"), strict=True):
-        new.replace(file)
-
-    assert_same_bits(read_array(array, device="host"), DATA + 1)
 
 
 def test_gaps_between_chunks_are_read_or_not(tmp_path, monkeypatch):

@@ -356,7 +356,6 @@ def test_failing_thread_does_not_disturb_the_others():
 def test_two_devices_in_one_process(seed):
     devices = [SimulatedDevice(seed, index=0), SimulatedDevice(seed + 1, index=1)]
     reads = CudaReads(devices[0])
-    reads.decoder._current_device = lambda: reads.device
 
     for name in SCENES:
         for reads.device in devices:

@@ -156,13 +156,6 @@ def test_shard_of_large_chunks_deleted_after_its_index_was_read(memory, frame):
         read(array)
 
 
-@pytest.mark.parametrize("codecs", CODECS)
-def test_large_objects_that_were_never_written(store, codecs):
-    array = zarr.create_array(store, name="t", shape=(2 * N,), dtype="i4", chunks=(N,), fill_value=5, **CODECS[codecs])
-
-    assert_same_bits(read(array), np.full(2 * N, 5, "i4"))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nbytes", [0, 4 * N - 4, 4 * N + 4])
 def test_raw_chunk_of_another_length(store, layout, nbytes):

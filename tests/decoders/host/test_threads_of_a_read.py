@@ -84,14 +84,6 @@ def test_chunks_that_are_next_to_nothing_encoded_are_shared_out(local, most, mon
     assert max(found) == 128 // 4 // 4
 
 
-def test_short_chunks_are_read_by_one_thread(memory, most):
-    array = write(memory, counting((8, 8)), chunks=(4, 4))
-
-    read_array(array, device="host")
-
-    assert most == [1]
-
-
 @pytest.mark.parametrize("shards", [None, (64, 64)])
 def test_local_files_are_read_by_the_loops_and_what_they_leave_by_as_many_threads_as_ever(
     tmp_path, monkeypatch, most, shards

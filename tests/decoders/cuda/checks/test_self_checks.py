@@ -115,9 +115,7 @@ def cases() -> dict[str, tuple[StoredArray, np.ndarray]]:
 
 
 def values(array: StoredArray, decoder: CudaDecoder, selection: object = ...) -> np.ndarray:
-    result = read(array, selection, decoder)
-    with decoder._current_device().activate():
-        return result.get()
+    return read(array, selection, decoder).get()
 
 
 def wrong_kinds(where: str, kinds: str, array: str) -> list[tuple[Fault, str]]:

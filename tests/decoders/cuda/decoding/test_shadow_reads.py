@@ -55,9 +55,7 @@ def stored(store=None, path=None, **options) -> StoredArray:
 
 
 def values(array, decoder, selection=...):
-    result = read(array, selection, decoder)
-    with decoder._current_device().activate():
-        return result.get()
+    return read(array, selection, decoder).get()
 
 
 def counted(run):
