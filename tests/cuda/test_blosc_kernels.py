@@ -325,7 +325,7 @@ def test_many_streams_share_a_warp(n: int, monkeypatch: pytest.MonkeyPatch) -> N
 OUTSIDE = """
 import numpy as np
 from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.kernels.memory import aligned
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 
 source, target, result = aligned(70000), aligned(70000), np.zeros(2, np.uint64)

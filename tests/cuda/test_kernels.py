@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers.every_pair import usually
 from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
-from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, picked, scattered
+from helpers.kernels.runs import Stored, assert_same_bits, expected, picked, run_moves, scattered
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -382,19 +382,7 @@ def test_a_chunk_of_many_points() -> None:
     )
 )
 def test_runs_of_any_alignment_are_moved(runs: list[tuple[int, int, int]]) -> None:
-    rng = np.random.default_rng(5)
-    sources = [aligned(nbytes, src) for src, _, nbytes in runs]
-    targets = [aligned(nbytes + 64, dst) for _, dst, nbytes in runs]
-    for source, target in zip(sources, targets, strict=True):
-        source[:] = np.frombuffer(rng.bytes(len(source)), np.uint8)
-        target[:] = 0xA5
-    nbytes = [n for _, _, n in runs]
-    table = np.array([[s.ctypes.data for s in sources], [t.ctypes.data for t in targets], nbytes], np.uint64)
-    longest = max(nbytes, default=0)
-    move(HostLaunches(), None, table=table.ctypes.data, n=len(runs), max_nbytes=longest)
-    for source, target in zip(sources, targets, strict=True):
-        np.testing.assert_array_equal(target[: len(source)], source)
-        assert (target[len(source) :] == 0xA5).all()
+    run_moves(runs)
 
 
 # ---- accesses outside of what the tables describe
@@ -402,7 +390,7 @@ def test_runs_of_any_alignment_are_moved(runs: list[tuple[int, int, int]]) -> No
 OUTSIDE = """
 import numpy as np
 from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.kernels.memory import aligned
 from test_kernels import cast_of, one_axis
 from xarray_gpuzarr.cuda.launch import Scatter
 

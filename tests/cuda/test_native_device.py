@@ -159,22 +159,6 @@ def test_a_private_pool_leaves_memory_to_others(fake, native):
     assert resource.release_threshold == 1000 // 4
 
 
-def test_arrays_are_made_of_host_values(fake, native):
-    device, _ = make(native)
-    values = np.arange(3)
-
-    assert device.array(values) is values
-    assert fake.called("asarray") == [[values]]
-
-
-def test_forgotten_devices_are_made_anew(fake, native):
-    before = native.native_device(0)
-
-    native.forget_devices()
-
-    assert native.native_device(0) is not before
-
-
 def test_kernels_are_built_before_they_are_launched(fake, native):
     device, stream = make(native)
 
@@ -305,14 +289,6 @@ def test_an_array_in_memory_keeps_its_owner(fake, native):
 
     assert device.address(array) == memory.address
     assert array.data.mem.owner is owner
-
-
-def test_an_array_may_be_empty(fake, native):
-    device, stream = make(native)
-
-    array = device.empty((0, 3), np.dtype("f4"), stream)
-
-    assert (array.shape, array.data.mem.nbytes) == ((0, 3), 0)
 
 
 def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
@@ -624,12 +600,6 @@ def test_an_unusable_option_stays_an_option_error(native, monkeypatch):
 
     with pytest.raises(OptionError, match="managed"):
         native.native_device(0)
-
-
-def test_ranges_cost_nothing_without_nvtx(native):
-    device, _ = make(native)
-
-    assert device.range("read::fetch") is device.range("read::decode")
 
 
 def test_ranges_are_named_in_a_domain_of_their_own(native, monkeypatch):

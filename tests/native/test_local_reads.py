@@ -14,9 +14,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack
 from helpers.loops import rows_taken, set_costs, without_loops
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import StoreReadError, read_array, zarr_pipeline
@@ -100,17 +98,6 @@ def test_a_file_system_in_memory_is_read_at_once(layout):
 
 
 @pytest.mark.usefixtures("n_threads")
-@pytest.mark.parametrize(
-    "selection", [..., (slice(3, 30), slice(1, 23, 5)), (slice(None, None, 9), 7), (8, 5)], ids=str
-)
-def test_boxes_of_several_chunks(array, selection):
-    found, is_one_call = read_twice(array, selection)
-
-    assert_same_bits(np.asarray(found), np.asarray(DATA[selection]))
-    assert is_one_call
-
-
-@pytest.mark.usefixtures("n_threads")
 @pytest.mark.parametrize("layout", [{"chunks": CHUNKS, "shards": (16, 12)}, {"chunks": (16, 12)}], ids=str)
 @pytest.mark.parametrize(
     "selection",
@@ -161,44 +148,6 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
     assert lived == [[True, True]]
-
-
-def lengths(most):
-    return st.lists(st.integers(1, most), min_size=1, max_size=4)
-
-
-SLICES = st.one_of(
-    st.just(slice(None)),
-    st.builds(slice, st.integers(0, 20), st.integers(1, 30), st.integers(1, 9)),
-    st.builds(slice, st.none(), st.none(), st.integers(-4, -1)),
-    st.integers(0, 3),
-)
-
-
-@settings(max_examples=5 * settings().max_examples // 2)
-@given(data=st.data(), chunks=lengths(6))
-def test_random_arrays(tmp_path_factory, data, chunks):
-    ndim = len(chunks)
-    per_shard = [data.draw(st.integers(1, 4)) for _ in chunks]
-    shape = [data.draw(st.integers(4, (30, 30, 14, 8)[ndim - 1])) for _ in chunks]
-    dtype = data.draw(st.sampled_from(["?", "u1", "<i2", ">i4", "<f8", ">c16"]))
-    values = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    array = zarr.create_array(
-        tmp_path_factory.mktemp("a"),
-        data=values,
-        chunks=chunks,
-        shards=data.draw(st.sampled_from([None, tuple(a * b for a, b in zip(chunks, per_shard, strict=True))])),
-        filters=data.draw(st.sampled_from([None, TransposeCodec(order=tuple(reversed(range(ndim))))])),
-        compressors=data.draw(st.sampled_from([None, ZstdCodec(), BloscCodec(cname="lz4", typesize=4), GzipCodec()])),
-        fill_value=data.draw(st.sampled_from([0, 1])),
-    )
-    np.testing.assert_array_equal(array[...], values)
-    read_array(array, device="host")
-
-    for _ in range(6):
-        selection = tuple(data.draw(st.one_of(SLICES, st.integers(0, n - 1))) for n in shape)
-        found, expected = read_array(array, selection, device="host"), values[selection]
-        assert_same_bits(np.asarray(found).astype(expected.dtype), np.asarray(expected))
 
 
 def test_an_output_that_may_not_be_written_is_left(array):

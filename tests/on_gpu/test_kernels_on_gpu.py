@@ -63,6 +63,7 @@ from test_kernels import (  # noqa: F401  # collected here
     test_nan_constant_gives_nan,
     test_points_are_what_numpy_indexes,
     test_result_is_not_contracted,
+    test_runs_of_any_alignment_are_moved,
 )
 from test_zstd_kernel import (  # noqa: F401  # collected here
     test_all_frames_at_once_are_judged_like_each_alone,
@@ -101,9 +102,3 @@ def on_gpu(request):
     with pytest.MonkeyPatch.context() as patch:
         kernels_on_device.use(request.getfixturevalue("image"), patch)
         yield
-
-
-def test_runs_of_any_alignment_are_moved(image):
-    lengths = [0, 1, 15, 16, 17, 70, 65_535, 65_536, 65_537, 140_000]
-    runs = [(source, target, n) for source in (0, 1, 7, 31) for target in (0, 2, 15, 16) for n in lengths]
-    kernels_on_device.run_moves(image, runs)

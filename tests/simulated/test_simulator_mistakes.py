@@ -108,6 +108,31 @@ MISTAKES = {
         "synchronize: .* is of another device",
     ),
     "another device's event": (lambda d, s, m, p: d.wait(s, simulated().event()), "wait: .* is of another device"),
+    "kernel before an upload to what it reads": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.upload(m.address, p, s)),
+            *(launch(d, "add_one", [m.address, m.address, N], t := d.stream()), d.synchronize(t)),
+        ],
+        "kernel add_one: runs before 'upload of 1000 bytes",
+    ),
+    "download before an upload": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.upload(m.address, p, s)),
+            *(d.download(d.allocate_pinned(N).array, m.address, t := d.stream()), d.synchronize(t)),
+        ],
+        "download of 1000 bytes .* runs before 'upload of 1000 bytes",
+    ),
+    "free before a download is done": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.download(p, m.address, d.stream())),
+            *(m.free(), d.synchronize(s)),
+        ],
+        "free of 1000 bytes .* runs before 'download of 1000 bytes",
+    ),
+    "upload before the allocation": (
+        lambda d, s, m, p: [d.upload(m.address, p, t := d.stream()), d.synchronize(t)],
+        "upload of 1000 bytes .* runs before 'allocation of 1000 bytes",
+    ),
     "failing kernel": (lambda d, s, m, p: launch(d, "fail", [], s), "kernel fail: in a kernel"),
     "empty grid": (lambda d, s, m, p: launch(d, "note", [1], s, n_blocks=0), "kernel note: 0 blocks"),
     "batch of poison": (lambda d, s, m, p: poisoned_batch(d, s.handle, m), "nvCOMP: .*LZ4: a chunk of more than"),

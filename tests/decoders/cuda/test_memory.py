@@ -1,6 +1,5 @@
 """Device memory of reads: how much, what happens when there is none, and what several reads share."""
 
-import asyncio
 import gc
 import threading
 from collections.abc import Callable
@@ -335,23 +334,6 @@ def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
     assert not [owner for _, owner in device.stolen if owner is copy or owner in works]
 
 
-def test_failing_thread_does_not_disturb_the_others():
-    device = SimulatedDevice(LAZY)
-    reads, stored = CudaReads(device), stored_array(scene("gzip").array)
-    failing = replace(stored, source=FailingSource(stored.source, failed, "c/3/0"))
-
-    def work(number):
-        if number % 2:
-            with pytest.raises(StoreReadError):
-                reads.read(failing)
-        else:
-            np.testing.assert_array_equal(reads.values(stored), scene("gzip").expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(16)))
-    device.check()
-
-
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_two_devices_in_one_process(seed):
     devices = [SimulatedDevice(seed, index=0), SimulatedDevice(seed + 1, index=1)]
@@ -374,12 +356,3 @@ def test_configure_holds_from_the_next_read_on():
     assert_reads(reads)
 
     assert (n_batches, device.calls["nvcomp"]) == (4, 4 + 1)
-
-
-def test_read_under_a_running_event_loop():
-    reads = CudaReads(SimulatedDevice(LAZY))
-
-    async def call():
-        assert_reads(reads)
-
-    asyncio.run(call())

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numcodecs
 import numpy as np
-import numpy.typing as npt
 
-from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.kernels import memory as memories
+from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 
-Bytes = npt.NDArray[np.uint8]
-
-GUARD = 0 if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else 64
-"""Bytes around a target that no kernel may touch; a sanitizer watches them better than we can."""
 COPY, SHUFFLE, BITSHUFFLE = 0, 1, 2
 OK, DAMAGED = 0, 12
-
-
-def placed(content: bytes, offset: int = 0) -> Bytes:
-    """Return `content` at an address that is `offset` modulo 256, with nothing allocated around it."""
-    home = aligned(len(content), offset)
-    home[:] = np.frombuffer(content, np.uint8)
-    return home
-
-
-class Target:
-    """Memory for a result, at an address that is `offset` modulo 64."""
-
-    def __init__(self, nbytes: int, offset: int = 0) -> None:
-        self._memory = aligned(nbytes + 2 * GUARD, offset)
-        self._memory[:] = 0xA5
-        self.nbytes, self.address = nbytes, int(self._memory.ctypes.data) + GUARD
-
-    def content(self) -> bytes:
-        """Return the result, once it is seen that the guards are untouched."""
-        behind = GUARD + self.nbytes
-        assert (self._memory[:GUARD] == 0xA5).all()
-        assert (self._memory[behind:] == 0xA5).all()
-        return self._memory[GUARD:behind].tobytes()
 
 
 # ---- unshuffling
@@ -75,16 +46,14 @@ class Block:
 
 def run_unshuffle(blocks: Sequence[Block], max_nbytes: int | None = None) -> list[bytes]:
     """Return what one launch makes of blocks; `max_nbytes` below their length lets threads do more than one tile."""
-    sources = [placed(b.content, b.offsets[0]) for b in blocks]
-    targets = [Target(len(b.content), b.offsets[1]) for b in blocks]
-    rows = [
-        (s.ctypes.data, t.address, t.nbytes, b.typesize, b.filter)
-        for s, t, b in zip(sources, targets, blocks, strict=True)
-    ]
-    table = np.array(rows, np.uint64).reshape(-1, 5).T.copy()
-    longest = max((t.nbytes for t in targets), default=0)
-    unshuffle(HostLaunches(), None, table=table.ctypes.data, n=len(blocks), max_nbytes=max_nbytes or longest)
-    return [t.content() for t in targets]
+    memory = memories.make()
+    targets = [memory.reserve(len(b.content), b.offsets[1]) for b in blocks]
+    sources = [memory.place(b.content, b.offsets[0]) for b in blocks]
+    rest = [(len(b.content), b.typesize, b.filter) for b in blocks]
+    table = memory.place(columns([(s, t, *r) for s, t, r in zip(sources, targets, rest, strict=True)], 5))
+    most = max_nbytes or max((len(b.content) for b in blocks), default=0)
+    memory.run(lambda api, stream: unshuffle(api, stream, table=table, n=len(blocks), max_nbytes=most))
+    return [memory.content(t, len(b.content)).tobytes() for t, b in zip(targets, blocks, strict=True)]
 
 
 def as_c_blosc_has_it(content: bytes, typesize: int, wanted: int) -> int:
@@ -117,16 +86,17 @@ class Decoded:
 
 def run_blosclz(rows: Sequence[Coded]) -> list[Decoded]:
     """Return what one launch makes of streams."""
-    sources = [placed(r.stream, r.offsets[0]) for r in rows]
-    targets = [Target(r.nbytes, r.offsets[1]) for r in rows]
-    columns = [(s.ctypes.data, len(s), t.address, t.nbytes) for s, t in zip(sources, targets, strict=True)]
-    table = np.array(columns, np.uint64).reshape(-1, 4).T.copy()
-    actual, status = np.full(len(rows), 7, np.uint64), np.full(len(rows), 7, np.int32)
-    results = {"actual": actual.ctypes.data, "status": status.ctypes.data}
-    blosclz(HostLaunches(), None, table=table.ctypes.data, n=len(rows), **results)
-    contents = [t.content() for t in targets]
-    found = zip(status.tolist(), actual.tolist(), contents, strict=True)
-    return [Decoded(status=s, actual=a, content=c) for s, a, c in found]
+    memory, n = memories.make(), len(rows)
+    targets = [memory.reserve(r.nbytes, r.offsets[1]) for r in rows]
+    places = [
+        (memory.place(r.stream, r.offsets[0]), len(r.stream), t, r.nbytes) for r, t in zip(rows, targets, strict=True)
+    ]
+    table, actual, status = memory.place(columns(places, 4)), memory.reserve(8 * n), memory.reserve(4 * n)
+    memory.run(lambda api, stream: blosclz(api, stream, table=table, n=n, actual=actual, status=status))
+    found = memory.content(status, 4 * n).view(np.int32), memory.content(actual, 8 * n).view(np.uint64)
+    contents = [memory.content(t, r.nbytes).tobytes() for r, t in zip(rows, targets, strict=True)]
+    told = zip(*(column.tolist() for column in found), contents, strict=True)
+    return [Decoded(status=s, actual=a, content=c) for s, a, c in told]
 
 
 def c_blosc(row: Coded) -> bytes | None:

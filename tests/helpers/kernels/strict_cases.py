@@ -29,14 +29,13 @@ from helpers.kernels.blosc_runs import (
     run_unshuffle,
     walk,
 )
+from helpers.kernels.checksum_runs import checksums
 from helpers.kernels.filter_runs import run_filter
-from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, picked, scattered
+from helpers.kernels.runs import Stored, assert_same_bits, expected, picked, run_moves, scattered
 from helpers.kernels.zstd_runs import run_check
-from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
+from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits
-from xarray_gpuzarr.cuda.launch import move
 
 Array = npt.NDArray[Any]
 ALL = slice(None)
@@ -204,14 +203,8 @@ def check_checksum() -> None:
     }
     contents = [noise(n) for n in (0, 5, 4099, 65537)]
     for kind in get_args(Kind):
-        messages = [aligned(len(c), 7 * i) for i, c in enumerate(contents)]
-        for message, content in zip(messages, contents, strict=True):
-            message[:] = np.frombuffer(content, np.uint8)
-        nbytes = [len(c) for c in contents]
-        table = np.array([[m.ctypes.data for m in messages], nbytes, [0] * len(contents)], np.uint64)
-        places = {"table": table.ctypes.data, "result": table[2:].ctypes.data}
-        checksum(HostLaunches(), None, kind, n=len(contents), max_nbytes=max(nbytes), **places)
-        assert finish(kind, table[2]).tolist() == [oracles[kind](c) for c in contents]
+        found = checksums(kind, *((c, 7 * i) for i, c in enumerate(contents)))
+        assert found == [oracles[kind](c) for c in contents]
 
 
 def check_zstd_blocks() -> None:
@@ -254,22 +247,7 @@ def check_points() -> None:
 
 def check_move() -> None:
     """Move runs that agree with their place modulo 16, 8 and 1."""
-    source, target = aligned(300_000), aligned(300_000)
-    source[:], target[:] = np.frombuffer(noise(300_000), np.uint8), 0xA5
-    runs = [
-        (0, 0, 70_000),
-        (70_001, 70_009, 5),
-        (80_000, 80_008, 66_000),
-        (150_003, 150_000, 70_001),
-        (250_007, 250_006, 40),
-    ]
-    wanted = target.copy()
-    for at, to, nbytes in runs:
-        wanted[to : to + nbytes] = source[at : at + nbytes]
-    rows = [(source.ctypes.data + at, target.ctypes.data + to, nbytes) for at, to, nbytes in runs]
-    table = np.array(rows, np.uint64).T.copy()
-    move(HostLaunches(), None, table=table.ctypes.data, n=len(runs), max_nbytes=70_001)
-    assert (target == wanted).all()
+    run_moves([(0, 0, 70_000), (1, 9, 5), (0, 8, 66_000), (3, 0, 70_001), (7, 6, 40)])
 
 
 CHECKS: dict[str, Callable[[], None]] = {

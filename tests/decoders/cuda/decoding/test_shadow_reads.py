@@ -296,12 +296,6 @@ def test_reads_that_verify_everything_are_right(share, rows, kind, fault, seed):
             np.testing.assert_array_equal(values(array, decoder, rows), VALUES[rows])
 
 
-@pytest.mark.parametrize("text", ["first", "all", "off", "0.25", "1", "0"])
-def test_the_environment_may_say_what_is_verified(text):
-    options = ResourceOptions.from_environment({"XARRAY_GPUZARR_VERIFY": text})
-    assert options.verify == (text if text.isalpha() else float(text))
-
-
 @pytest.mark.parametrize("value", ["some", "", "2", "-0.1", "nan", "inf"])
 def test_unusable_settings_are_refused(value):
     with pytest.raises(OptionError, match="unusable option 'verify'"):
