@@ -20,6 +20,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.host.native_program import native_program
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.read import read, stored_array
+from xarray_gpuzarr.read.reading import read_points
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.filterwarnings("ignore")]
@@ -36,16 +37,18 @@ def any_bits(dtype: str, rng: np.random.Generator, n: int = N) -> np.ndarray:
         return rng.integers(0, 2, n).astype(dtype)
     found = np.frombuffer(rng.bytes(n * dtype.itemsize), dtype).copy()
     small = rng.integers(-100, 100, n // 2).astype("f8")
+    if dtype.kind == "f":
+        found[n // 4 : n // 2] = rng.integers(-5000, 5000, n // 2 - n // 4)  # some lie between two of half the bytes
     found[-(n // 2) :] = np.abs(small).astype(dtype) if dtype.kind == "u" else small.astype(dtype)
     return found
 
 
 def loops_give(data: np.ndarray, cast: Cast, key=slice(None), **keywords) -> np.ndarray:
     """Return what the loops make of stored elements; none of the chunks is decoded in Python."""
-    array = write(MemoryStore(), data, chunks=(1000,), shards=(3000,), config={"write_empty_chunks": True}, **keywords)
+    array = write(MemoryStore(), data, chunks=(1500,), shards=(3000,), config={"write_empty_chunks": True}, **keywords)
     with rows_taken() as taken:
         found = read(stored_array(array, cast), key, HostDecoder())
-    assert taken.n_rows == 3
+    assert taken.n_rows == 2
     return found
 
 
@@ -122,6 +125,14 @@ def test_complex_numbers_are_masked_and_shifted_but_not_multiplied():
     assert not is_known("c8", Cast(dtype="<c8", scale=2.0))
 
 
+def test_halves_are_masked_and_multiplied():
+    data = any_bits("f2", np.random.default_rng(SEED))
+    data[::7] = 4
+    cast = Cast(dtype="<f2", mask=(4,), scale=0.7)
+
+    assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+
+
 @pytest.mark.parametrize("scale", [float("nan"), 2j])
 def test_numbers_that_are_left_to_numpy(scale):
     assert not is_known("f4", Cast(dtype="<f4", scale=scale))
@@ -165,11 +176,11 @@ FILTERS = {
 @pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec(), zn.LZ4()])
 def test_filters(monkeypatch, name, codec):
     spec, dtype = FILTERS[name]
-    data = np.random.default_rng(SEED).integers(0, 99, 3000).astype(dtype)
+    data = (np.random.default_rng(SEED).random(3000) * 99).astype(dtype)
     is_bytes = isinstance(spec, zn.Shuffle)
     compressors = [*([spec] if is_bytes else []), *([codec] if codec else [])] or None
     filters = None if is_bytes else [spec]
-    keywords = {"chunks": (1000,) if name != "shuffle by three" else (1500,), "filters": filters}
+    keywords = {"chunks": (1500,), "filters": filters}
     array = write(MemoryStore(), data, compressors=compressors, config={"write_empty_chunks": True}, **keywords)
 
     with rows_taken() as taken:
@@ -250,3 +261,76 @@ def test_filters_one_behind_another_and_a_cast():
 
     assert taken.n_rows == 3
     assert_same_bits(found, numpy_gives(array[:], cast))
+
+
+def test_points_of_several_chunks():
+    data = any_bits("i4", np.random.default_rng(SEED), 2000).reshape(40, 50)
+    array = write(MemoryStore(), data, chunks=(30, 20), compressors=None)
+    places = tuple(np.random.default_rng(SEED).integers(0, n, 300) for n in data.shape)
+
+    assert_same_bits(read_points(stored_array(array), places, HostDecoder()), data[places])
+
+
+# ---- faults planted in the loops: what compares them with NumPy notices each
+
+MUTANTS = {
+    "a block overlaps": (
+        "for (int64_t at = 0; at < n; at += BLOCK_ELEMENTS)",
+        "for (int64_t at = 0; at < n; at += 1025)",
+    ),
+    "the rest of a block": ("n - at < BLOCK_ELEMENTS ? n - at", "n - at < BLOCK_ELEMENTS ? n - at - 1"),
+    "only the first value is masked": ("i < step->n_values", "i < 1"),
+    "another NaN": ("MASK_REALS(float, uint32_t, 0x7FC00000)", "MASK_REALS(float, uint32_t, 0xFFC00000)"),
+    "masked in halves": ("? 0x7E00 : x", "? 0x7C00 : x"),
+    "added, not multiplied": (
+        "case MULTIPLY * N_DTYPES + F4: IN_PLACE(float, x * f)",
+        "case MULTIPLY * N_DTYPES + F4: IN_PLACE(float, x + f)",
+    ),
+    "a product that is not rounded": (
+        "case MULTIPLY * N_DTYPES + F2: HALVES(*) break;",
+        "case MULTIPLY * N_DTYPES + F2: break;",
+    ),
+    "multiplied, not divided": (
+        "case DIVIDE * N_DTYPES + F8: IN_PLACE(double, x / d)",
+        "case DIVIDE * N_DTYPES + F8: IN_PLACE(double, x * (1 / d))",
+    ),
+    "half of an even one": ("(rest == middle && (half & 1))", "rest == middle"),
+    "small halves": ("if (exponent < -25) return sign;", "if (exponent < -15) return sign;"),
+    "payload of a half": ("fraction << 13;\n    } else if (exponent)", "fraction << 12;\n    } else if (exponent)"),
+    "a real number's imaginary part": ("((c8_t){x, 0})", "((c8_t){x, 1})"),
+    "bytes of four": ("__builtin_bswap32(x)", "(x)"),
+    "bytes of two": ("x << 8 | x >> 8", "x"),
+    "booleans": ("CONVERTER(in, in_t, bool, uint8_t, (x) != 0)", "CONVERTER(in, in_t, bool, uint8_t, x)"),
+    "unsigned as signed": ("TO_REALS(u2, uint16_t, x)", "TO_REALS(u2, int16_t, x)"),
+    "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
+    "elements of a shuffle": ("(int)stage->elementsize, src", "2, src"),
+    "where points are from": ("rows->in_at + box}", "rows->in_at}"),
+    "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
+    "the first of an index": ("index ? index + piece[0] : NULL", "index"),
+    "one element of an index": ("*in_at += piece.index[0] * job->in_strides[i];", ";"),
+}
+
+
+def try_steps():
+    """Run some of the tests above."""
+    for pair in ("f4 f2", "f2 f4", "f4 c8", "i4 b1", "u2 f4"):
+        test_every_pair_of_dtypes(*pair.split())
+    for dtype in ("i2", "f4"):
+        test_the_other_byte_order(dtype)
+    for number in range(40):
+        test_masks_factors_and_summands(number)
+    for name in FILTERS:
+        with pytest.MonkeyPatch.context() as patch:
+            test_filters(patch, name, None)
+    test_halves_are_masked_and_multiplied()
+    test_elements_that_lie_apart([0, 5, 5, 999, 1000, 2999])
+    test_points_of_several_chunks()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_is_noticed(monkeypatch, name):
+    loops = changed((MUTANTS[name],))
+    monkeypatch.setattr(library, "find", lambda: loops)
+
+    with pytest.raises(AssertionError):
+        try_steps()

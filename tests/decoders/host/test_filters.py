@@ -31,8 +31,6 @@ PAIRS = [*itertools.product(REAL, REAL), *itertools.product((*REAL, *COMPLEX), C
 """(encoded, decoded)."""
 ORDERS = [("<", "<"), (">", ">"), ("<", ">"), (">", "<")]
 
-seeds = st.integers(0, 2**32 - 1)
-
 
 def decoded(spec, encoded):
     """Return what this package makes of encoded elements."""
