@@ -22,10 +22,10 @@ from helpers.kernels.blosc_runs import (
     Decoded,
     as_c_blosc_has_it,
     c_blosc,
+    coded_streams,
     decompressed,
     run_blosclz,
     run_unshuffle,
-    walk,
 )
 from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler, run_child
 from hypothesis import given
@@ -290,7 +290,7 @@ def test_frame_with_matches_from_afar() -> None:
 INTACT = [
     coded
     for name in ("steps", "words", "wave")
-    for _, coded in walk(compressed(CONTENTS[name], clevel=9, typesize=4, blocksize=1 << 14)).streams[:4]
+    for coded in coded_streams(compressed(CONTENTS[name], clevel=9, typesize=4, blocksize=1 << 14))[:4]
     if len(coded.stream) != coded.nbytes
 ]
 

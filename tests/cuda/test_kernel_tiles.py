@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from helpers.compare import assert_same_bits
 from helpers.effort import many
-from helpers.kernels.runs import Stored, assert_same_bits, expected, scattered
+from helpers.kernels.runs import Stored, expected, scattered
 from hypothesis import given
 from hypothesis import strategies as st
 

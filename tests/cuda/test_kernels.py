@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
 from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
-from helpers.kernels.runs import Stored, assert_same_bits, expected, picked, run_moves, scattered
+from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

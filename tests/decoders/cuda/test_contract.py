@@ -11,15 +11,15 @@ import pytest
 import xarray as xr
 from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
 from helpers.data.datasets import open_stock, write_weather
+from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
-from helpers.simulated.reads import CudaReads, limits
-from helpers.simulated.simulator import SimulatedDevice
+from helpers.simulated.reads import limits
 from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError
-from xarray_gpuzarr.decoders import choice, cuda
+from xarray_gpuzarr.decoders import choice
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,16 +35,11 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(params=[0, 3], ids=["lazy", "random"])
-def device(request, monkeypatch):
+def device(request):
     """A GPU that ``device="cuda"`` and ``device="auto"`` find."""
-    simulated = SimulatedDevice(request.param)
-    monkeypatch.setattr(choice, "missing_for_cuda", list)
-    monkeypatch.setattr(cuda, "CudaDecoder", lambda: CudaReads(simulated).decoder)
-    choice.decoder_for.cache_clear()
-    with limits():
-        yield simulated
-    choice.decoder_for.cache_clear()
-    simulated.check()
+    with simulated_worker.installed(seed=request.param) as device, limits():
+        yield device
+        device.check()
 
 
 def open_on_device(store, **keywords):

@@ -1,9 +1,7 @@
 """Device memory of reads: how much, what happens when there is none, and what several reads share."""
 
 import gc
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -296,23 +294,6 @@ def test_results_are_freed_in_any_order(seed, order):
         assert_reads(reads, SCENES[number])
 
     assert_nothing_is_left(reads)
-
-
-@pytest.mark.parametrize("seed", FEW_SEEDS)
-def test_threads_read_at_once(seed):
-    device = SimulatedDevice(seed, 16 * MIB)
-    reads, start = CudaReads(device), threading.Barrier(4)
-
-    def work(number):
-        start.wait()
-        with device.stream():
-            for name in (*SCENES[number:], *SCENES[:number]):
-                np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    device.check()
-    assert device.calls["stream"] <= (4 + 1) * 4
 
 
 @pytest.mark.every_value

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numcodecs
 import numpy as np
+import zstandard
 
+from helpers.data import blosc_frames as by_hand
 from helpers.kernels import memory as memories
-from helpers.kernels.memory import columns
+from helpers.kernels.memory import Bytes, columns
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
+from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
 
 COPY, SHUFFLE, BITSHUFFLE = 0, 1, 2
 OK, DAMAGED = 0, 12
@@ -113,52 +118,59 @@ def c_blosc(row: Coded) -> bytes | None:
 # ---- frames
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What the header of a frame and those of its streams say."""
-
-    typesize: int
-    filter: int
-    nbytes: int
-    blocksize: int
-    streams: list[tuple[int, Coded]]
-    """Where each goes in the decompressed frame; the last may be stored as it is."""
+def found_in(frame: bytes) -> BloscStreams:
+    """Return where the streams and blocks of a frame are."""
+    nbytes = int.from_bytes(frame[4:8], "little")
+    found = walk_blosc(np.frombuffer(frame, np.uint8), np.array([0]), np.array([len(frame)]), nbytes)
+    assert found.ready.all()
+    return found
 
 
-def walk(frame: bytes) -> Frame:
-    """Return what there is in a frame of blosclz."""
-    flags, typesize, nbytes, blocksize = struct.unpack_from("<2B2I", frame, 2)
-    assert flags & 0xE2 == 0, "neither another codec nor a plain copy"
-    streams = []
-    for i, start in enumerate(range(0, nbytes, blocksize)):
-        length = min(blocksize, nbytes - start)
-        is_split = not flags & 0x10 and typesize <= 16 and blocksize // typesize >= 128 and length == blocksize
-        n_splits = typesize if is_split else 1
-        (at,) = struct.unpack_from("<I", frame, 16 + 4 * i)
-        for split in range(n_splits):
-            (csize,) = struct.unpack_from("<I", frame, at)
-            coded = Coded(stream=frame[at + 4 : at + 4 + csize], nbytes=length // n_splits, offsets=(at + 4 & 15, 0))
-            streams.append((start + split * (length // n_splits), coded))
-            at += 4 + csize
-    chosen = SHUFFLE if flags & 1 else BITSHUFFLE if flags & 4 else COPY
-    return Frame(typesize=typesize, filter=chosen, nbytes=nbytes, blocksize=blocksize, streams=streams)
+def coded_streams(frame: bytes) -> list[Coded]:
+    """Return the streams of a frame, those that are stored as they are among them."""
+    columns_of = ("source", "source_nbytes", "target_nbytes")
+    return [
+        Coded(stream=frame[at : at + length], nbytes=nbytes, offsets=(at & 15, 0))
+        for at, length, nbytes in by_hand.rows(found_in(frame), *columns_of)
+    ]
 
 
-def decompressed(frame: bytes) -> bytes:
+def decoded_chunks(data: Bytes, found: BloscStreams, chunk_nbytes: int) -> list[bytes | None]:
+    """Return what the kernels, and the host for nvCOMP, make of each frame; None if a stream does not decode."""
+    chunks = np.zeros((len(found.ready), chunk_nbytes), np.uint8)
+    sound = found.ready.copy()
+    streams = [data[s : s + n].tobytes() for s, n in by_hand.rows(found, "source", "source_nbytes")]
+    of_kernel = np.flatnonzero(found.codec == BLOSCLZ).tolist()
+    coded = [Coded(stream=streams[at], nbytes=int(found.target_nbytes[at]), offsets=(at % 16, 0)) for at in of_kernel]
+    by_kernel = dict(zip(of_kernel, run_blosclz(coded), strict=True))
+    for at, (chunk, target, nbytes, codec) in enumerate(
+        by_hand.rows(found, "chunk", "target", "target_nbytes", "codec")
+    ):
+        if at in by_kernel:
+            result = by_kernel[at].content if by_kernel[at].status == OK else None
+        else:
+            result = attempt(by_hand.DECODE[codec], streams[at], nbytes)
+        if result is None or len(result) != nbytes:
+            sound[chunk] = False
+        else:
+            chunks[chunk, target : target + nbytes] = np.frombuffer(result, np.uint8)
+    blocks = list(by_hand.rows(found, *by_hand.BLOCK_COLUMNS))
+    contents = [chunks[chunk, first : first + nbytes].tobytes() for chunk, first, nbytes, _, _ in blocks]
+    wanted = [Block(content=c, typesize=b[3], filter=b[4]) for c, b in zip(contents, blocks, strict=True)]
+    for (chunk, first, nbytes, _, _), content in zip(blocks, run_unshuffle(wanted), strict=True):
+        chunks[chunk, first : first + nbytes] = np.frombuffer(content, np.uint8)
+    return [chunk.tobytes() if is_sound else None for chunk, is_sound in zip(chunks, sound.tolist(), strict=True)]
+
+
+def attempt(decode: Callable[..., bytes], *arguments: Any) -> bytes | None:
+    """Return the bytes, or None if there are none."""
+    try:
+        return bytes(decode(*arguments))
+    except (ValueError, RuntimeError, MemoryError, zstandard.ZstdError, zlib.error):
+        return None
+
+
+def decompressed(frame: bytes) -> bytes | None:
     """Return what the kernels make of a frame."""
-    header = walk(frame)
-    scratch = bytearray(header.nbytes)
-    coded = [(at, c) for at, c in header.streams if len(c.stream) != c.nbytes]
-    assert coded
-    for (at, c), found in zip(coded, run_blosclz([c for _, c in coded]), strict=True):
-        assert found.status == OK
-        scratch[at : at + c.nbytes] = found.content
-    for at, c in header.streams:
-        if len(c.stream) == c.nbytes:
-            scratch[at : at + c.nbytes] = c.stream
-    blocks = []
-    for start in range(0, header.nbytes, header.blocksize):
-        content = bytes(scratch[start : start + header.blocksize])
-        chosen = as_c_blosc_has_it(content, header.typesize, header.filter)
-        blocks.append(Block(content=content, typesize=header.typesize, filter=chosen, offsets=(start & 15, start & 15)))
-    return b"".join(run_unshuffle(blocks))
+    found = found_in(frame)
+    return decoded_chunks(np.frombuffer(frame, np.uint8), found, int.from_bytes(frame[4:8], "little"))[0]

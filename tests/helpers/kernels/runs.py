@@ -120,15 +120,6 @@ def expected(stored: Array, cast: ElementCast) -> Array:
     return values
 
 
-def assert_same_bits(found: Array, wanted: Array) -> None:
-    """Compare elements by their bytes, so that NaNs and signed zeros count."""
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    raw = np.dtype((np.void, found.itemsize))
-    differ = np.flatnonzero(np.ravel(found).view(raw) != np.ravel(wanted).view(raw))
-    assert not len(differ), f"{len(differ)} differ, first {differ[0]}: {found.flat[differ[0]]} {wanted.flat[differ[0]]}"
-
-
 def _run(memory: Any, kernel: Scatter | Points, stored: Stored, chunk_of: dict[Chunk, Chunk]) -> None:
     """Place the stored chunks, from addresses that are aligned to no more than is asked for, and fill the others."""
     at = memory.place(table := np.zeros(kernel.nbytes, np.uint8))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import google_crc32c
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from helpers.compare import assert_same_bits
 from helpers.data.filter_cases import by_numcodecs
 from helpers.kernels.blosc_runs import (
     BITSHUFFLE,
@@ -25,13 +27,13 @@ from helpers.kernels.blosc_runs import (
     Coded,
     as_c_blosc_has_it,
     c_blosc,
+    coded_streams,
     run_blosclz,
     run_unshuffle,
-    walk,
 )
 from helpers.kernels.checksum_runs import checksums
 from helpers.kernels.filter_runs import run_filter
-from helpers.kernels.runs import Stored, assert_same_bits, expected, picked, run_moves, scattered
+from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
 from helpers.kernels.zstd_runs import run_check
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.elements import ElementCast
@@ -180,8 +182,8 @@ def check_blosclz() -> None:
         (noise(9000) + bytes(9000)) * 6,
         b"".join(noise(40, s % 7) + b"abc" * (s % 30) for s in range(60)),
     ]
-    frames = [walk(bytes(numcodecs.blosc.compress(c, b"blosclz", 9, 0, len(c), 1))) for c in contents]
-    rows = [Coded(stream=c.stream, nbytes=c.nbytes, offsets=(i, i)) for i, f in enumerate(frames) for _, c in f.streams]
+    frames = [bytes(numcodecs.blosc.compress(c, b"blosclz", 9, 0, len(c), 1)) for c in contents]
+    rows = [replace(coded, offsets=(i, i)) for i, frame in enumerate(frames) for coded in coded_streams(frame)]
     rows = [row for row in rows if len(row.stream) != row.nbytes]
     rows += [Coded(stream=row.stream[: len(row.stream) // 2], nbytes=row.nbytes) for row in rows]
     rows = [rows[i] for i in np.random.default_rng(0).integers(0, len(rows), 70)]
