@@ -108,18 +108,6 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("work", GROUPED)
-@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "chunked"])
-def test_groups_are_reduced_without_flox(path, device, work, chunks):
-    ds, stock = open_on_device(path, chunks=chunks), open_stock(path)
-
-    with xr.set_options(use_flox=False):
-        found = GROUPED[work](ds).gpuzarr.to_host().compute(scheduler="sync")
-        expected = GROUPED[work](stock).compute()
-
-    xr.testing.assert_allclose(found, expected)
-
-
-@pytest.mark.parametrize("work", GROUPED)
 def test_flox_refuses_device_arrays(path, device, work):
     pytest.importorskip("flox")
     ds = open_on_device(path)

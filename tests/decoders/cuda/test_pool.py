@@ -164,26 +164,6 @@ def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
     assert pool.reading(lambda workspace: workspace) is not before
 
 
-@pytest.mark.parametrize("n_together", [1, 2, 5])
-def test_a_lock_lets_so_many_threads_in(n_together):
-    lock, inside, most = SharedLock(n_together), set(), []
-
-    def read(number):
-        inside.add(number)
-        most.append(len(list(inside)))
-        lock.shared(lambda: None)  # a read inside a read
-        inside.remove(number)
-
-    def many(number):
-        for _ in range(20):
-            lock.shared(lambda: read(number))
-
-    at_once(many, 8)
-
-    assert max(most) <= n_together
-    assert lock.n_reading == 0
-
-
 def test_reads_begin_in_the_order_in_which_they_came():
     lock, began, may_end = SharedLock(1), [], threading.Event()
 

@@ -417,36 +417,30 @@ def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
 
 
 @pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
-def test_what_is_no_error_of_the_device_is_not_remembered(error):
+def test_what_is_no_error_of_the_device_is_not_remembered(monkeypatch, error):
     array, expected = cases()["lz4"]
     device = FaultyDevice(None)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(trial.Trial, "by_device", lambda *_: (_ for _ in ()).throw(error))
-    with pytest.warns(GpuZarrWarning, match=str(error)):
-        np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
-    patch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(trial.Trial, "by_device", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.warns(GpuZarrWarning, match=str(error)):
+            np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
     decoder = CudaDecoder(lambda: device)
     np.testing.assert_array_equal(values(array, decoder), expected)
     assert decoder.route(array.spec, array.cast).where == "cuda"
 
 
-def test_threads_that_cannot_start_leave_it_to_the_host():
+def test_threads_that_cannot_start_leave_it_to_the_host(monkeypatch):
     array, expected = cases()["lz4"]
     device = FaultyDevice(None)
     decoder = CudaDecoder(lambda: device)
 
-    class NoThread:
-        def __init__(self, **_):
-            pass
+    def fail(_):
+        raise RuntimeError("can't start new thread")
 
-        def start(self):
-            raise RuntimeError("can't start new thread")
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(threading, "Thread", NoThread)
-    with pytest.warns(GpuZarrWarning, match="can't start new thread"):
-        np.testing.assert_array_equal(values(array, decoder), expected)
-    patch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.warns(GpuZarrWarning, match="can't start new thread"):
+            np.testing.assert_array_equal(values(array, decoder), expected)
     np.testing.assert_array_equal(values(array, decoder), expected)
     assert device.calls["nvcomp"]
 
