@@ -210,21 +210,6 @@ def test_chunk_of_more_segments_than_threads(monkeypatch):
     assert_decodes(Delta(**dtypes), [chunk], lambda c: by_numcodecs(numcodecs.Delta("i1"), c), may_flag=False)
 
 
-@pytest.mark.parametrize(
-    ("n", "n_elements", "steps"), [(1, 32_767, 1), (1, 32_768, 3), (1055, 1 << 20, 3), (1056, 1 << 20, 1)]
-)
-def test_only_few_long_chunks_are_read_twice(n, n_elements, steps, monkeypatch):
-    launched = []
-    monkeypatch.setattr(filters, "_launch", lambda *args: launched.append(args[3]))
-
-    Delta(**dtypes_of("i2", "i2")).launch(
-        None, None, FilterChunks(table=0, n=n, n_elements=n_elements, flags=0, words=0)
-    )
-
-    assert len(launched) == steps
-    assert max(launched) >= min(1056, n * n_elements // (4 * TILE))
-
-
 @pytest.mark.sanitized
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 127, 128, 299])

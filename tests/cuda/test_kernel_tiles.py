@@ -60,20 +60,6 @@ def test_lines_in_shared_memory_begin_in_different_banks(itemsize: int, pitch: i
     assert len({line * pitch * itemsize // 4 % 32 for line in range(16)}) == 16
 
 
-@pytest.mark.parametrize(
-    ("counts", "is_transposed", "wanted"),
-    [
-        ((181, 360), False, Tiling(width=360, n_lines=21, tiles_across=1, n_tiles=9, pitch=0)),
-        ((1, 100_000), False, Tiling(width=7693, n_lines=1, tiles_across=13, n_tiles=13, pitch=0)),
-        ((1000, 3), False, Tiling(width=3, n_lines=250, tiles_across=1, n_tiles=4, pitch=0)),
-        ((181, 360), True, Tiling(width=60, n_lines=61, tiles_across=6, n_tiles=18, pitch=61)),
-        ((7, 0), False, Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)),
-    ],
-)
-def test_tiles_are_as_equal_as_can_be(counts: tuple[int, ...], is_transposed: bool, wanted: Tiling) -> None:
-    assert tiles(counts, 4, is_transposed=is_transposed) == wanted
-
-
 @pytest.mark.parametrize("strides", [(2**27, 1), (1, 2**27), (-(2**27), 1)])
 def test_tiles_are_one_element_wide_where_neighbours_lie_too_far_apart(strides: tuple[int, int]) -> None:
     far = Walk(axes=(axis(500, 3), axis(20, *strides)), columns=(0, 1))

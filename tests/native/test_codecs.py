@@ -41,11 +41,6 @@ def forgotten():
     chunk_codec.cache_clear()
 
 
-def test_numbers_are_those_of_the_source():
-    """``enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP }``."""
-    assert [native_codec(name).number for name in ["raw", *NAMES]] == [0, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("missing", ["module", "file", "symbol"])
 def test_a_codec_whose_library_does_not_show_it(compiled, forgotten, monkeypatch, memory, name, missing):

@@ -9,7 +9,7 @@ from helpers.data.corpus import counting, write
 from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.native import empty_columns, int64_columns, library, loops, why_absent
+from xarray_gpuzarr.native import int64_columns, library, loops, why_absent
 from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))
@@ -70,38 +70,7 @@ def test_reads_do_without_a_library_that_cannot_be_used(folder, local, change, w
     assert taken.n_given == 0
 
 
-def test_a_structure_is_as_long_as_its_columns(compiled):
-    """What `loops.c` and its headers declare."""
-    n_words = {
-        library.JobStruct: 28,
-        library.RowsStruct: 7,
-        library.FilesStruct: 10,
-        library.LookupStruct: 8,
-        library.StageStruct: 6,
-        library.StepsStruct: 6,
-        library.StepStruct: 12,
-        library.EncoderStruct: 25,
-        library.ObjectStruct: 11,
-    }
-    assert {struct: ctypes.sizeof(struct) // 8 for struct in n_words} == n_words
-
-
 def test_numbers_from_2_to_the_63_on_wrap_around():
     """Numbers of devices and inodes have 64 bits without a sign, and the loops compare them as they lie."""
     memory, at = int64_columns(some=[1, -2, 2**63, 2**64 - 1])
     assert list((ctypes.c_int64 * len(memory)).from_address(at["some"])) == [1, -2, -(2**63), -1]
-
-
-def test_columns_lie_where_is_said():
-    _memory, at = int64_columns(a=[1, 2, 3], none=(), b=(4,), c=range(5, 7))
-    found = {name: list((ctypes.c_int64 * n).from_address(at[name])) for name, n in {"a": 3, "b": 1, "c": 2}.items()}
-    assert found == {"a": [1, 2, 3], "b": [4], "c": [5, 6]}
-    assert at["none"] == 0
-
-
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_empty_columns_lie_where_is_said(n):
-    memory, at = empty_columns(first=2 * n, second=n)
-    memory[:] = range(3 * n)
-    assert list((ctypes.c_int64 * (2 * n)).from_address(at["first"])) == memory[: 2 * n].tolist()
-    assert list((ctypes.c_int64 * n).from_address(at["second"])) == memory[2 * n :].tolist()

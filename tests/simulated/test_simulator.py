@@ -64,14 +64,6 @@ def test_the_legacy_stream_is_not_ordered_with_others():
     assert {notes(seed, enqueue) for seed in SEEDS} == {(1, 2), (2, 1)}
 
 
-def test_a_seed_draws_one_order():
-    def enqueue(device, s, t):
-        for number in range(20):
-            note(device, number, (s, t)[number % 2])
-
-    assert notes(7, enqueue) == notes(7, enqueue)
-
-
 def test_lazy_runs_what_is_waited_for_and_eager_runs_at_once():
     seen = {}
     for seed in (LAZY, EAGER):
@@ -127,22 +119,6 @@ def test_a_deadlock_is_an_error(seed):
         [device.wait(stream, event), device.synchronize(stream)]
 
 
-def test_what_was_freed_last_is_handed_out_first():
-    device = simulated(LAZY)
-    s, t = device.stream(), device.stream()
-    first, second = device.allocate(N, s), device.allocate(N, s)
-    second.free()
-    first.free()
-    other = device.allocate(N, t)
-    again = device.allocate(N, s)
-    device.synchronize(s)
-    late = device.allocate(N, t)
-    assert first.address % 256 == 0
-    assert other.address not in {first.address, second.address}  # the stream has not come to the frees
-    assert again.address == first.address
-    assert late.address == second.address
-
-
 def test_memory_is_poison_when_it_is_new_and_when_it_is_used_again():
     device = simulated(LAZY)
     stream = device.stream()
@@ -172,20 +148,6 @@ def test_memory_ends():
     del pinned
     device.allocate_pinned(N)
     assert device.peak_pinned_nbytes == N
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_freed_memory_comes_back_to_all_streams_and_whole(seed):
-    device = SimulatedDevice(seed, 1 << 20)
-    streams = device.stream(), device.stream()
-    for i in range(6):
-        whole = device.allocate(1 << 20, streams[i % 2])
-        assert device.memory_nbytes() == (0, 1 << 20)
-        whole.free()
-        for part in [device.allocate(1 << n, streams[(i + n) % 2]) for n in range(20)]:
-            part.free()
-    device.check()
-    assert device.peak_nbytes == 1 << 20
 
 
 def test_devices_are_activated_by_thread():
