@@ -17,7 +17,7 @@ from helpers.loops import rows_taken, set_costs, without_loops
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import StoreReadError, read_array, zarr_pipeline
+from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
 from xarray_gpuzarr.decoders.host.casting import cast_array
@@ -26,6 +26,7 @@ from xarray_gpuzarr.fetch import LocalSource, index_cache
 from xarray_gpuzarr.native import address
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read.reading import read, read_target
 from xarray_gpuzarr.read.stored_array import stored_array
 from xarray_gpuzarr.stored.cf import Cast
@@ -361,6 +362,95 @@ def test_a_path_that_c_cannot_take(array, monkeypatch):
     with rows_taken() as taken, pytest.raises(StoreReadError, match="null byte"):
         read_array(array, ONE, device="host")
     assert taken.n_given == 0
+
+
+def files(path):
+    """The files of chunks or shards, in the order of their names."""
+    return sorted(file for file in path.rglob("c/**/*") if file.is_file())
+
+
+@pytest.mark.usefixtures("n_threads")
+def test_a_directory_is_a_missing_chunk(tmp_path):
+    array = write(LocalStore(tmp_path), DATA, fill_value=7, **LAYOUTS["unsharded"])
+    files(tmp_path)[5].unlink()
+    (tmp_path / "c" / "1" / "1").mkdir()
+    expected = DATA.copy()
+    expected[8:16, 6:12] = 7
+
+    assert_same_bits(read_array(array, device="host"), expected)
+
+
+def test_missing_chunks_that_may_not_be_missing(tmp_path):
+    """zarr-python has them told, though the loops know only files."""
+    write(LocalStore(tmp_path), DATA, **LAYOUTS["unsharded"])
+    files(tmp_path)[4].unlink()
+
+    with zarr_pipeline(), zarr.config.set({"array.read_missing_chunks": False}):
+        array = zarr.open_array(LocalStore(tmp_path), mode="r")
+        with pytest.raises(zarr.errors.ChunkNotFoundError):
+            array[:]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "unsharded"])
+def test_files_that_are_not_in_memory(tmp_path, layout):
+    array = write(LocalStore(tmp_path), DATA, **LAYOUTS[layout])
+    for file in files(tmp_path):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+    assert_same_bits(read_array(array, slice(3, 30), device="host"), DATA[3:30])
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "new\nline", "x" * 200])
+@pytest.mark.parametrize("layout", ["sharded", "unsharded"])
+def test_names_of_all_kinds(tmp_path, name, layout):
+    array = write(LocalStore(tmp_path / name), DATA, **LAYOUTS[layout])
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, (slice(1, 32), slice(1, 24)), device="host"), DATA[1:, 1:])
+
+    assert taken.n_rows == 16
+
+
+UNNOTICED = [("longer", ZstdCodec()), ("longer", BloscCodec()), ("noise", None)]
+"""Frames that follow a whole one are passed over, and any bytes are raw values."""
+
+
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "noise"])
+@pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(), None])
+def test_damaged_files_have_the_errors_that_python_words(tmp_path, monkeypatch, damage, compressors):
+    array = write(LocalStore(tmp_path), DATA, compressors=compressors, **LAYOUTS["unsharded"])
+    content = (file := files(tmp_path)[9]).read_bytes()
+    noise = bytes(len(content) - 1) + b"x"
+    file.write_bytes({"cut": content[:-5], "longer": content * 40, "empty": b"", "noise": noise}[damage])
+
+    found = raised(lambda: read_array(array, slice(1, 32), device="host"))
+    without_loops(monkeypatch)
+
+    assert found == raised(lambda: read_array(array, slice(1, 32), device="host"))
+    assert found[0] is CorruptChunkError or (damage, compressors) in UNNOTICED
+
+
+def raised(read):
+    try:
+        read()
+    except GpuZarrError as err:
+        return type(err), str(err)
+    return None, ""
+
+
+@pytest.mark.parametrize("gap", [0, 1, 100, 10**6])
+@pytest.mark.parametrize("rows", [slice(0, 5), slice(5, 21), slice(21, 32)])
+def test_gaps_between_chunks_are_read_or_not(tmp_path, monkeypatch, gap, rows):
+    """Neighbours are one range of the file while what lies between is short."""
+    array = write(LocalStore(tmp_path), DATA, compressors=None, **LAYOUTS["sharded"])
+    monkeypatch.setattr(in_force, "options", FetchOptions(max_gap_nbytes=gap))
+
+    assert_same_bits(read_array(array, (rows, [0, 7, 23]), device="host"), DATA[rows][:, [0, 7, 23]])
+    assert_same_bits(read_array(array, (rows, slice(0, 24, 7)), device="host"), DATA[rows, ::7])
 
 
 # ---- stacked crops of several shards
