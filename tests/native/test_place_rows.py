@@ -9,7 +9,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, write
-from helpers.data.stacks import numpy_stack
+from helpers.data.stacks import numpy_stack, stacks
 from helpers.effort import at_least
 from helpers.every_pair import usually
 from helpers.loops import rows_taken
@@ -24,7 +24,7 @@ from xarray_gpuzarr import read_array, zarr_pipeline
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.read import read_target, stored_array
 
 pytestmark = [
@@ -149,18 +149,6 @@ def slices(length: int) -> st.SearchStrategy[slice]:
     return most | most | any_slice
 
 
-@st.composite
-def crops(draw: Any, length: int, n_samples: int) -> Any:
-    """What samples want along an axis: evenly spaced elements, from starts of their own or not."""
-    if draw(st.booleans()):
-        return draw(slices(length))
-    step = draw(st.integers(1, 3))
-    count = draw(st.integers(0, -(-length // step)) | st.just(-(-length // step)))
-    starts = st.integers(0, length - 1 - max(0, count - 1) * step)
-    start = draw(st.lists(starts, min_size=n_samples, max_size=n_samples))
-    return Crops(start=np.asarray(start, np.int64), count=count, step=step)
-
-
 class Room:
     """An array whose elements lie apart, in any order of axes, forwards or backwards, within memory that is watched."""
 
@@ -224,11 +212,11 @@ def test_stacks_are_those_of_numpy():
     n_taken = []
 
     @more
-    @given(layout=layouts(), n_samples=st.integers(0, 4) | st.just(3), data=st.data())
-    def check(layout, n_samples, data):
+    @given(layout=layouts(), data=st.data())
+    def check(layout, data):
         elements, keywords = layout
         stored = stored_array(write(MemoryStore(), elements, **keywords))
-        axes = [data.draw(crops(n, n_samples), label="crops") for n in elements.shape]
+        axes, n_samples = data.draw(stacks(elements.shape), label="crops")
         target = stack_target(axes, n_samples, stored.spec.grid)
         room = Room(data.draw, target.shape, elements.dtype)
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from helpers.loops import rows_taken
 
 from xarray_gpuzarr import OptionError, read_array
 from xarray_gpuzarr.cli import main
@@ -36,6 +39,16 @@ def test_1_is_the_default(monkeypatch):
     monkeypatch.setenv(ENV, "1")
 
     assert (loops() is None, why_absent()) == default
+
+
+def test_0_turns_them_off(monkeypatch, memory):
+    data = counting((40, 30))
+    monkeypatch.setenv(ENV, "0")
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(write(memory, data, chunks=(4, 7)), device="host"), data)
+
+    assert taken.n_given == 0
 
 
 @pytest.mark.parametrize("setting", ["", "2", "yes", "no", " 1"])
