@@ -256,14 +256,6 @@ def compressed(content: bytes, *, clevel: int = 5, shuffle: int = 0, typesize: i
     return bytes(codec.encode(np.frombuffer(content[: len(content) // typesize * typesize], f"V{typesize}")))
 
 
-@pytest.mark.parametrize("clevel", range(1, 10))
-@pytest.mark.parametrize("shuffle", [COPY, SHUFFLE, BITSHUFFLE])
-@pytest.mark.parametrize("name", ["steps", "zeros"])
-def test_frame_of_any_level(name: str, shuffle: int, clevel: int) -> None:
-    frame = compressed(CONTENTS[name], clevel=clevel, shuffle=shuffle, typesize=4)
-    assert decompressed(frame) == numcodecs.Blosc().decode(frame)
-
-
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 255])
 @pytest.mark.parametrize("shuffle", [COPY, SHUFFLE, BITSHUFFLE])
 @pytest.mark.parametrize("name", ["wave", "words"])
