@@ -20,6 +20,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
 from xarray_gpuzarr.cuda.workspace_memory import PinnedRing
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
 
 MIB = KIB * KIB
@@ -319,6 +320,7 @@ def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
 def test_two_devices_in_one_process(seed):
     devices = [SimulatedDevice(seed, index=0), SimulatedDevice(seed + 1, index=1)]
     reads = CudaReads(devices[0])
+    reads.decoder = CudaDecoder(lambda: reads.device)
 
     for name in SCENES:
         for reads.device in devices:

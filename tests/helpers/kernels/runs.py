@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from helpers.data.ways_cases import numpy_cast
 from helpers.kernels import memory as memories
 from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.axes import AxisColumns
@@ -18,6 +19,7 @@ from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.launch import Points, Scatter, move
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 Array = npt.NDArray[Any]
@@ -105,19 +107,8 @@ def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.in
 
 def expected(stored: Array, cast: ElementCast) -> Array:
     """Return what NumPy makes of stored elements."""
-    with np.errstate(all="ignore"):
-        values = stored.astype(cast.result)
-        hit = np.zeros(values.shape, bool)
-        for mask in cast.mask:
-            hit |= values == mask
-        if hit.any():
-            values = np.where(hit, cast.result.type(np.nan), values)
-        if cast.scale is not None:
-            values = values * cast.result.type(cast.scale)
-        if cast.offset is not None:
-            values = values + cast.result.type(cast.offset)
-    assert values.dtype == cast.result
-    return values
+    steps = Cast(dtype=cast.result.str, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    return numpy_cast(steps, np.asarray(stored))
 
 
 def _run(memory: Any, kernel: Scatter | Points, stored: Stored, chunk_of: dict[Chunk, Chunk]) -> None:

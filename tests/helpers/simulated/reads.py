@@ -95,7 +95,7 @@ class CudaReads:
 
     def __init__(self, device: SimulatedDevice, *, may_decode_again: bool = False) -> None:
         self.device = device
-        self.decoder = CudaDecoder(lambda: self.device)
+        self.decoder = CudaDecoder(lambda: device)
         self._may_decode_again = may_decode_again
 
     def read(self, stored: zarr.Array | StoredArray, selection: Any = ...) -> Any:
