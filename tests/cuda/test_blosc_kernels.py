@@ -11,7 +11,6 @@ from dataclasses import replace
 import numcodecs
 import numpy as np
 import pytest
-from helpers.kernels import nvrtc
 from helpers.kernels.blosc_runs import (
     BITSHUFFLE,
     COPY,
@@ -23,18 +22,17 @@ from helpers.kernels.blosc_runs import (
     Decoded,
     as_c_blosc_has_it,
     c_blosc,
+    coded_streams,
     decompressed,
     run_blosclz,
     run_unshuffle,
-    walk,
 )
-from helpers.kernels.on_host import HostLaunches, require_compiler, run_child, sanitized_environment
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler, run_child
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import blosc
-from xarray_gpuzarr.cuda.blosc import MAX_NBYTES, blosc_kernels, unshuffle
-from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
+from xarray_gpuzarr.cuda.blosc import MAX_NBYTES, unshuffle
 
 OFFSETS = [(0, 0), (1, 0), (0, 1), (3, 2), (4, 4), (8, 8), (2, 13), (15, 15)]
 """Where sources and targets begin, modulo 16."""
@@ -258,14 +256,6 @@ def compressed(content: bytes, *, clevel: int = 5, shuffle: int = 0, typesize: i
     return bytes(codec.encode(np.frombuffer(content[: len(content) // typesize * typesize], f"V{typesize}")))
 
 
-@pytest.mark.parametrize("clevel", range(1, 10))
-@pytest.mark.parametrize("shuffle", [COPY, SHUFFLE, BITSHUFFLE])
-@pytest.mark.parametrize("name", ["steps", "zeros"])
-def test_frame_of_any_level(name: str, shuffle: int, clevel: int) -> None:
-    frame = compressed(CONTENTS[name], clevel=clevel, shuffle=shuffle, typesize=4)
-    assert decompressed(frame) == numcodecs.Blosc().decode(frame)
-
-
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 255])
 @pytest.mark.parametrize("shuffle", [COPY, SHUFFLE, BITSHUFFLE])
 @pytest.mark.parametrize("name", ["wave", "words"])
@@ -292,7 +282,7 @@ def test_frame_with_matches_from_afar() -> None:
 INTACT = [
     coded
     for name in ("steps", "words", "wave")
-    for _, coded in walk(compressed(CONTENTS[name], clevel=9, typesize=4, blocksize=1 << 14)).streams[:4]
+    for coded in coded_streams(compressed(CONTENTS[name], clevel=9, typesize=4, blocksize=1 << 14))[:4]
     if len(coded.stream) != coded.nbytes
 ]
 
@@ -325,10 +315,9 @@ def test_many_streams_share_a_warp(n: int, monkeypatch: pytest.MonkeyPatch) -> N
 # ---- accesses outside of what the tables describe
 
 OUTSIDE = """
-import os
 import numpy as np
 from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.kernels.memory import aligned
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 
 source, target, result = aligned(70000), aligned(70000), np.zeros(2, np.uint64)
@@ -344,29 +333,18 @@ def run(name, source_nbytes, target_nbytes):
     ends = source_at + 70000 - source_nbytes, target_at + 70000 - target_nbytes
     table = np.array([*ends, 4096, 4, filter], np.uint64)
     unshuffle(HostLaunches(), None, table=table.ctypes.data, n=1, max_nbytes=4096)
-
-for case in CASES:
-    if not os.fork():
-        run(*case)
-        os._exit(0)
-    print(*case, "harmless" if os.wait()[1] == 0 else "aborted", flush=True)
 """
 
 
 def test_sanitizers_catch_wrong_tables() -> None:
-    cases = [
-        ("blosclz", 70000, 70000, "harmless"),
-        ("blosclz", 70008, 70000, "aborted"),
-        ("blosclz", 70000, 35000, "harmless"),
-        *((name, *nbytes) for name in ("bytes", "bits") for nbytes in ((4096, 4096, "harmless"),)),
-        *(
-            (name, *nbytes)
-            for name in ("bytes", "bits")
-            for nbytes in ((4095, 4096, "aborted"), (4096, 4095, "aborted"))
-        ),
-    ]
-    child = run_child(sanitized_environment(), "-c", OUTSIDE.replace("CASES", repr([case[:3] for case in cases])))
-    assert child.stdout.splitlines() == [" ".join(map(str, case)) for case in cases], child.stderr
+    assert_sanitizers_catch(
+        OUTSIDE,
+        harmless=[("blosclz", 70000, 70000), ("blosclz", 70000, 35000), ("bytes", 4096, 4096), ("bits", 4096, 4096)],
+        aborted=[
+            ("blosclz", 70008, 70000),
+            *((name, *nbytes) for name in ("bytes", "bits") for nbytes in ((4095, 4096), (4096, 4095))),
+        ],
+    )
 
 
 LEFT_OUT = """
@@ -384,30 +362,3 @@ host_kernels.launch(Kernel(file="leave_out.cu", name="leave_out"), 1, 64, (N,))
 def test_barrier_that_a_part_of_a_warp_leaves_out_aborts(n: int, is_allowed: bool) -> None:
     child = run_child(dict(os.environ), "-c", LEFT_OUT.replace("N,", f"{n},"))
     assert (child.returncode == 0) is is_allowed, child.stderr
-
-
-# ---- NVIDIA's compiler
-
-needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason=f"the wheel {nvrtc.WHEEL} is not installed")
-OPTIONS = (*COMPILE_OPTIONS, "-ftz=true", "--device-as-default-execution-space")
-
-
-def test_blosc_is_among_all_kernels() -> None:
-    assert {k.name for k in blosc_kernels()} == {"unshuffle", "blosclz"}
-    assert set(blosc_kernels()) <= set(all_kernels())
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("arch", nvrtc.generations())
-def test_kernels_assemble_for_every_generation(arch: int) -> None:
-    for kernel in blosc_kernels():
-        assert nvrtc.compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("kernel", blosc_kernels(), ids=lambda k: "-".join((k.name, *(v for _, v in k.defines))))
-def test_registers_hold_what_threads_work_on(kernel) -> None:
-    ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, "-arch=compute_75"])
-    assert ".local" not in ptx
-    assert ("st.v4." in ptx) == (kernel.name == "unshuffle")
-    assert ".nc." not in ptx  # a stream's target is read as others have written it

@@ -13,15 +13,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import xarray as xr
 from helpers.simulated.contexts import Contexts
 from helpers.simulated.fake_cuda import CUDARuntimeError
-from helpers.simulated.gpu import SimulatedGpu, use
 from helpers.simulated.planted_faults import FaultyDevice
 from helpers.simulated.reads import SCENES, CudaReads, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 
-from xarray_gpuzarr import batches
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 from xarray_gpuzarr.errors import CudaError
@@ -45,56 +42,6 @@ def on_thread(work, name="another"):
 
 def devices(fake):
     return {made.device for made in fake.contexts.made}
-
-
-# --- the model -------------------------------------------------------------------------------------------------------
-
-
-def test_a_thread_makes_the_context_of_its_device_with_its_first_call():
-    contexts = Contexts()
-
-    assert (contexts.device, contexts.context) == (0, 0)
-    on_thread(lambda: contexts.need("cudaMalloc"), "first")
-    on_thread(lambda: contexts.set_device(1), "second")
-    contexts.need("cudaFree")
-
-    assert [(made.device, made.thread, made.call) for made in contexts.made] == [
-        (0, "first", "cudaMalloc"),
-        (1, "second", "cudaSetDevice"),
-    ]
-
-
-def test_going_back_to_device_0_makes_its_context():
-    contexts = Contexts()
-
-    before = contexts.device
-    for device in (1, before):
-        contexts.set_device(device)
-
-    assert [made.device for made in contexts.made] == [1, 0]
-
-
-def test_a_context_alone_leaves_the_device_for_later():
-    contexts = Contexts()
-    contexts.set_device(1)
-    context = contexts.context
-
-    def borrow():
-        contexts.set_context(context)
-        inside = contexts.device
-        contexts.set_context(0)
-        return inside, contexts.device
-
-    assert on_thread(borrow) == (1, 0)
-    assert [made.device for made in contexts.made] == [1]
-
-
-def test_a_destructor_needs_a_context():
-    contexts = Contexts()
-
-    on_thread(lambda: contexts.dying(Contexts(), "cudaFreeHost") and None, "first")
-
-    assert [(made.device, made.call) for made in contexts.made] == [(0, "cudaFreeHost")]
 
 
 # --- CuPy and RMM ----------------------------------------------------------------------------------------------------
@@ -225,13 +172,6 @@ def test_a_thread_gets_a_context_back_that_the_runtime_has_not_made(fake, native
 LOST = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
 
-def test_a_device_that_was_lost_before_is_an_error_in_our_words(fake, native, device):
-    fake.failures["setDevice"] = LOST  # "may also return error codes from previous, asynchronous launches"
-
-    with pytest.raises(CudaError, match="no longer use the GPU"), device.activate():
-        pass
-
-
 def test_a_device_that_is_lost_meanwhile_is_an_error_in_our_words(fake, native, device):
     fake.contexts.set_device(0)
 
@@ -319,19 +259,3 @@ def test_self_checks_of_device_1_start_no_other(fake, native):
 
     assert all(answer.passed for answer in answers)
     assert [(made.device, made.thread) for made in fake.contexts.made] == [(1, "self-check")]
-
-
-def test_reads_ahead_to_device_1_start_no_other(fake, native, monkeypatch, tmp_path):
-    xr.Dataset({"a": (("t", "x"), np.arange(800.0).reshape(40, 20))}).to_zarr(tmp_path / "s.zarr", consolidated=False)
-    gpu = SimulatedGpu()
-    gpu.api = Second(2, index=1).place_on(fake, native)
-    use(gpu, monkeypatch)
-    fake.contexts.set_device(1)  # as torchrun's programs do, in the main thread
-    ds = xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", device="cuda", consolidated=False)
-
-    with gpu.api.activate():
-        found = [batch.a.data.get() for batch in batches(ds, {"t": 2}, 4, prefetch=3)]
-    on_thread(gc.collect)
-
-    assert np.array_equal(np.concatenate(found).reshape(40, 20), np.arange(800.0).reshape(40, 20))
-    assert devices(fake) == {1}, fake.contexts.made

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from helpers.compare import assert_same_bits
 from helpers.effort import many
-from helpers.kernels.runs import Stored, assert_same_bits, expected, scattered
+from helpers.kernels.runs import Stored, expected, scattered
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,20 +58,6 @@ def test_tiles_cover_a_box_and_fit_the_kernel(counts: list[int], itemsize: int, 
 def test_lines_in_shared_memory_begin_in_different_banks(itemsize: int, pitch: int) -> None:
     assert tiles((20, 90), itemsize, is_transposed=True).pitch == pitch
     assert len({line * pitch * itemsize // 4 % 32 for line in range(16)}) == 16
-
-
-@pytest.mark.parametrize(
-    ("counts", "is_transposed", "wanted"),
-    [
-        ((181, 360), False, Tiling(width=360, n_lines=21, tiles_across=1, n_tiles=9, pitch=0)),
-        ((1, 100_000), False, Tiling(width=7693, n_lines=1, tiles_across=13, n_tiles=13, pitch=0)),
-        ((1000, 3), False, Tiling(width=3, n_lines=250, tiles_across=1, n_tiles=4, pitch=0)),
-        ((181, 360), True, Tiling(width=60, n_lines=61, tiles_across=6, n_tiles=18, pitch=61)),
-        ((7, 0), False, Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)),
-    ],
-)
-def test_tiles_are_as_equal_as_can_be(counts: tuple[int, ...], is_transposed: bool, wanted: Tiling) -> None:
-    assert tiles(counts, 4, is_transposed=is_transposed) == wanted
 
 
 @pytest.mark.parametrize("strides", [(2**27, 1), (1, 2**27), (-(2**27), 1)])

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
-from helpers.kernels.on_host import HostLaunches, require_compiler, run_child, sanitized_environment
-from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, picked, scattered
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
+from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -145,6 +146,7 @@ ARITHMETIC: list[dict[str, Any]] = [
     {"scale": 0.0, "offset": -0.0},
     {"scale": np.inf},
     {"scale": 1e-42},
+    {"offset": 1e-42},
 ]
 
 
@@ -381,32 +383,19 @@ def test_a_chunk_of_many_points() -> None:
     )
 )
 def test_runs_of_any_alignment_are_moved(runs: list[tuple[int, int, int]]) -> None:
-    rng = np.random.default_rng(5)
-    sources = [aligned(nbytes, src) for src, _, nbytes in runs]
-    targets = [aligned(nbytes + 64, dst) for _, dst, nbytes in runs]
-    for source, target in zip(sources, targets, strict=True):
-        source[:] = np.frombuffer(rng.bytes(len(source)), np.uint8)
-        target[:] = 0xA5
-    nbytes = [n for _, _, n in runs]
-    table = np.array([[s.ctypes.data for s in sources], [t.ctypes.data for t in targets], nbytes], np.uint64)
-    longest = max(nbytes, default=0)
-    move(HostLaunches(), None, table=table.ctypes.data, n=len(runs), max_nbytes=longest)
-    for source, target in zip(sources, targets, strict=True):
-        np.testing.assert_array_equal(target[: len(source)], source)
-        assert (target[len(source) :] == 0xA5).all()
+    run_moves(runs)
 
 
 # ---- accesses outside of what the tables describe
 
 OUTSIDE = """
-import os
 import numpy as np
 from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.kernels.memory import aligned
 from test_kernels import cast_of, one_axis
 from xarray_gpuzarr.cuda.launch import Scatter
 
-def place(in_start, out_start):
+def run(in_start, out_start):
     chunk, out, row = aligned(8000), aligned(16000), np.zeros((1, 1), np.int64)
     axis = one_axis(4000, in_start=in_start, out_start=out_start)
     kernel = Scatter([axis], cast_of("i2", "f4"), out=out.ctypes.data, fill=0)
@@ -414,21 +403,12 @@ def place(in_start, out_start):
     kernel.pack(table, table.ctypes.data)
     places = dict(at=table.ctypes.data, src=src.ctypes.data, row=row.ctypes.data, n_rows=1)
     kernel.launch(HostLaunches(), None, **places)
-
-place(0, 0)
-for starts in [(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)]:
-    if not os.fork():
-        place(*starts)
-        os._exit(0)
-    print(*starts, "harmless" if os.wait()[1] == 0 else "aborted", flush=True)
 """
 
 
 def test_sanitizers_catch_wrong_tables() -> None:
-    child = run_child(sanitized_environment(), "-c", OUTSIDE)
-    harm = ["0 0 harmless", "0 1 aborted", "0 -1 aborted", "1 0 aborted", "-1 0 aborted"]
-    assert child.stdout.splitlines() == harm, child.stderr
-    assert child.stderr.count("WRITE of size 4") == child.stderr.count("READ of size 2") == 2
+    said = assert_sanitizers_catch(OUTSIDE, harmless=[(0, 0)], aborted=[(0, 1), (0, -1), (1, 0), (-1, 0)])
+    assert said.count("WRITE of size 4") == said.count("READ of size 2") == 2
 
 
 @given(st.lists(st.integers(0, 1 << 20) | st.integers(0, 1 << 40) | st.just(0), max_size=60))

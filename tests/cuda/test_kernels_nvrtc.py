@@ -10,7 +10,10 @@ import pytest
 from helpers.kernels import nvrtc
 
 from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.blosc import blosc_kernels
+from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
+from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 
 pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason=f"the wheel {nvrtc.WHEEL} is not installed")
@@ -31,8 +34,23 @@ def chosen(name: str, *pairs: tuple[str, ...]) -> list[Kernel]:
     return [k for k in kernels(name) if pair(k) in pairs]
 
 
-VARIED = [*kernels("move"), *chosen("scatter", ("f8", "f2")), *chosen("points", ("f4", "f8"))]
+VARIED = [
+    *(k for name in ("move", "unshuffle", "blosclz", "checksum", "packbits") for k in kernels(name)),
+    *chosen("scatter", ("f8", "f2")),
+    *chosen("elements", ("f4", "i2", "cast_value"), ("i2", "f8", "scaled")),
+    *chosen("delta", ("2", "4")),
+    *chosen("float_delta", ("f8",)),
+    *chosen("points", ("f4", "f8")),
+]
 EDGES = [k for k in kernels("scatter") if len(pair(k)) == 3 or pair(k)[0] == "i2" or pair(k)[1] == "f4"]
+RULES = ("astype", "scaled", "cast_value")
+FILTERS = [
+    *(k for name in ("delta", "float_delta", "packbits") for k in kernels(name)),
+    *chosen("elements", *itertools.product(("i2", "f8", "u8", "f4"), ("f4",), RULES)),
+    *chosen("elements", *itertools.product(("f4", "f8", "u8"), ("i2",), RULES)),
+    *chosen("elements", ("i2", "i2", "scaled_integer"), ("u8", "u8", "scaled_integer")),
+    *chosen("elements", ("f2", "f8", "scaled"), ("f8", "f2", "scaled")),
+]
 
 
 def lines_of(file: str) -> list[str]:
@@ -50,13 +68,17 @@ IS_FINITE = re.compile(r"abs(?:\.ftz)?\.f32\s+(%\w+), %\w+;\s+setp\.(?:equ|ne)(?
 """Says the same of every value as its bits do, flushed or not."""
 
 
-def refused(kernel: Kernel, arch: int) -> list[str]:
+def ptx_of(kernel: Kernel, arch: int) -> str:
     ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, f"-arch=compute_{arch}"])
     assert f".entry {kernel.name}(" in ptx
-    return REFUSED.findall(IS_FINITE.sub("", ptx))
+    return ptx
 
 
-@pytest.mark.parametrize("kernel", [*kernels("move"), *kernels("points"), *EDGES], ids=named)
+def refused(kernel: Kernel, arch: int) -> list[str]:
+    return REFUSED.findall(IS_FINITE.sub("", ptx_of(kernel, arch)))
+
+
+@pytest.mark.parametrize("kernel", [*kernels("move"), *kernels("points"), *EDGES, *FILTERS], ids=named)
 def test_kernel_compiles_without_flushing_or_fusing(kernel: Kernel) -> None:
     assert refused(kernel, 75) == []
 
@@ -64,7 +86,6 @@ def test_kernel_compiles_without_flushing_or_fusing(kernel: Kernel) -> None:
 FLOATING = [
     *(k for k in kernels("points") if pair(k) in itertools.product(("f2", "f4", "f8"), repeat=2)),
     *chosen("scatter", ("i2", "f4"), ("u1", "f8"), ("f8", "f4")),
-    *chosen("elements", ()),
     *kernels("float_delta"),
 ]
 
@@ -74,6 +95,21 @@ FLOATING = [
 def test_other_compilers_neither_flush_nor_fuse(kernel: Kernel, arch: int) -> None:
     # compute_100 and newer have one of their own, which sees through more.
     assert refused(kernel, arch) == []
+
+
+WIDE = {"unshuffle": "st.v4.", "checksum": "ld.v4."}
+
+
+@pytest.mark.parametrize("kernel", [k for name in (*WIDE, "blosclz") for k in kernels(name)], ids=named)
+def test_registers_hold_what_threads_work_on(kernel: Kernel) -> None:
+    ptx = ptx_of(kernel, 75)
+    assert ".local" not in ptx
+    assert WIDE.get(kernel.name, "") in ptx
+    assert ".nc." not in ptx or kernel.name != "blosclz"  # a stream's target is read as others have written it
+
+
+def test_every_family_is_among_the_compiled() -> None:
+    assert set(all_kernels()) >= {*blosc_kernels(), *checksum_kernels(), *filter_kernels()}
 
 
 def test_every_cast_is_among_the_compiled() -> None:

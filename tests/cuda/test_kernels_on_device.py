@@ -9,10 +9,14 @@ import test_checksum_kernels as checksum_tests
 import test_filter_kernels as filter_tests
 import test_kernels as placing_tests
 import test_zstd_kernel as zstd_tests
+from helpers.kernels import checksum_runs
 from helpers.kernels import on_device as kernels_on_device
 from helpers.kernels.on_device import Image
 from helpers.kernels.on_host import require_compiler, run_child
+from helpers.kernels.runs import run_moves
 from helpers.simulated.simulator import SimulatedDevice
+
+from xarray_gpuzarr.cuda.launch import move
 
 CHOSEN = {
     "boxes": lambda: placing_tests.test_box_is_what_numpy_indexes(placing_tests.BOXES[7], placing_tests.CASTS[1]),
@@ -25,6 +29,7 @@ CHOSEN = {
     "elements": lambda: filter_tests.test_scaled(("i2", "f4"), 0.1, 2.5),
     "running sums": lambda: filter_tests.test_chunks_of_any_length(("f4", "f4"), 129),
     "bits": lambda: filter_tests.test_packbits(8193),
+    "moves": lambda: run_moves([(0, 0, 100), (1, 2, 65_537), (3, 3, 0)]),
     "checksums": lambda: checksum_tests.test_many_messages_in_one_launch("crc32c"),
 }
 
@@ -50,20 +55,16 @@ def test_kernels_tests_pass_on_a_device(device, image, name):
     assert device.calls["launch"] > 0
 
 
-def test_runs_are_moved(image):
-    kernels_on_device.run_moves(image, [(0, 0, 100), (1, 2, 65_537), (3, 3, 0)])
-
-
 def test_a_kernel_that_writes_elsewhere_is_found_out(image):
-    image.clear()
+    image.cleared()
     at = image.place(np.zeros(8, np.uint8))
     table = image.place(np.array([[at], [at + 8], [8]], np.uint64))
     with pytest.raises(AssertionError, match="8 bytes were changed"):
-        image.run(lambda api, stream: kernels_on_device.move(api, stream, table=table, n=1, max_nbytes=8))
+        image.run(lambda api, stream: move(api, stream, table=table, n=1, max_nbytes=8))
 
 
 def test_wrong_results_are_found_out(image, monkeypatch):
-    monkeypatch.setattr(kernels_on_device, "finish", lambda kind, column: column + np.uint64(1))
+    monkeypatch.setattr(checksum_runs, "finish", lambda kind, column: (column + np.uint64(1)).astype(np.uint32))
     with pytest.raises(AssertionError):
         CHOSEN["checksums"]()
 

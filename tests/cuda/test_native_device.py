@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.every_pair import usually
-from helpers.kernels import nvrtc
 from helpers.simulated import fake_cuda
 from helpers.simulated.fake_cuda import (
     CompileException,
@@ -23,7 +21,6 @@ from helpers.simulated.fake_cuda import (
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
-from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
@@ -162,22 +159,6 @@ def test_a_private_pool_leaves_memory_to_others(fake, native):
     assert resource.release_threshold == 1000 // 4
 
 
-def test_arrays_are_made_of_host_values(fake, native):
-    device, _ = make(native)
-    values = np.arange(3)
-
-    assert device.array(values) is values
-    assert fake.called("asarray") == [[values]]
-
-
-def test_forgotten_devices_are_made_anew(fake, native):
-    before = native.native_device(0)
-
-    native.forget_devices()
-
-    assert native.native_device(0) is not before
-
-
 def test_kernels_are_built_before_they_are_launched(fake, native):
     device, stream = make(native)
 
@@ -308,14 +289,6 @@ def test_an_array_in_memory_keeps_its_owner(fake, native):
 
     assert device.address(array) == memory.address
     assert array.data.mem.owner is owner
-
-
-def test_an_array_may_be_empty(fake, native):
-    device, stream = make(native)
-
-    array = device.empty((0, 3), np.dtype("f4"), stream)
-
-    assert (array.shape, array.data.mem.nbytes) == ((0, 3), 0)
 
 
 def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
@@ -629,12 +602,6 @@ def test_an_unusable_option_stays_an_option_error(native, monkeypatch):
         native.native_device(0)
 
 
-def test_ranges_cost_nothing_without_nvtx(native):
-    device, _ = make(native)
-
-    assert device.range("read::fetch") is device.range("read::decode")
-
-
 def test_ranges_are_named_in_a_domain_of_their_own(native, monkeypatch):
     device, _ = make(native)
     seen = []
@@ -682,15 +649,3 @@ def test_the_fakes_hold_nothing_that_the_real_modules_lack(name):
         return at is not None
 
     assert [path for path in members(FakeCuda().modules()[name]) if not has(path)] == []
-
-
-@pytest.mark.skipif(nvrtc.library() is None, reason=f"{nvrtc.WHEEL} is not installed")
-def test_no_kernel_flushes_denormals_although_cupy_asks_for_it():
-    single = [k for k in all_kernels() if k.file == "scatter.cu" and {v for _, v in k.defines} & {"f2", "f4"}]
-    options = (*COMPILE_OPTIONS, "-arch=compute_75", "-ftz=true")
-
-    tried = single[:: usually(3, full=1)]  # `test_kernels_nvrtc` has others
-    flushing = [k for k in tried if ".ftz" in nvrtc.compile_ptx(kernel_source(k), options)]
-
-    assert len(single) > 20
-    assert flushing == []

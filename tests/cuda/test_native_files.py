@@ -105,22 +105,18 @@ def test_files_can_be_read_where_kvikio_says_so(kvikio):
     assert why_no_files() is None
 
 
-def test_compatibility_mode_is_no_gpudirect_storage(kvikio):
-    kvikio.compat = True
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"compat": True}, "compatibility mode"),
+        ({"available": False}, "nvidia-fs"),
+        ({"failing": {"is_gds_available"}}, "cannot be asked (RuntimeError: is_gds_available failed)"),
+    ],
+)
+def test_where_files_cannot_be_read_there_is_a_reason(kvikio, change, why):
+    vars(kvikio).update(change)
 
-    assert "compatibility mode" in why_no_files()
-
-
-def test_a_driver_without_gpudirect_storage_is_none(kvikio):
-    kvikio.available = False
-
-    assert "nvidia-fs" in why_no_files()
-
-
-def test_a_driver_that_cannot_be_asked_is_a_reason(kvikio):
-    kvikio.failing = {"is_gds_available"}
-
-    assert "cannot be asked (RuntimeError: is_gds_available failed)" in why_no_files()
+    assert why in why_no_files()
 
 
 NOT_LOADED = [

@@ -100,13 +100,6 @@ def test_zstd_frame_cut_at_the_end_of_the_data_is_refused(frame):
     assert [ready([frame[:n]], 9) for n in range(len(frame))] == [[False]] * len(frame)
 
 
-@pytest.mark.parametrize("window", [None, 0x58])
-def test_zstd_frame_of_nothing_is_left_to_the_host(window):
-    frame = by_hand.header(content_size=0, width=8, window=window) + by_hand.blocks((RAW, 0))
-
-    assert ready([frame], 0) == [False]
-
-
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("window", [None, 0x58])
 def test_length_is_read_at_every_width_and_place(width, window):
@@ -121,13 +114,6 @@ def test_length_beyond_63_bits_is_not_taken_for_its_lower_bits():
     frame = by_hand.header(content_size=2**63 + 300, width=8) + by_hand.blocks((RLE, 300))
 
     assert ready([frame], 300) == [False]
-
-
-@pytest.mark.parametrize("bit", range(5))
-def test_descriptor_with_a_low_bit_is_refused(bit):
-    frame = by_hand.header(content_size=9, width=1, low_bits=1 << bit) + by_hand.blocks((RLE, 9))
-
-    assert ready([frame], 9) == [False]
 
 
 @pytest.mark.sanitized

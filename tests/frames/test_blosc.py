@@ -94,23 +94,6 @@ def test_forced_blocksizes_decode_from_their_streams(shuffle, blocksize):
     assert_decodes(frames, content)
 
 
-@pytest.fixture
-def threaded_encoder():
-    before = numcodecs.blosc.use_threads
-    n_before = numcodecs.blosc.set_nthreads(4)
-    numcodecs.blosc.use_threads = True
-    yield
-    numcodecs.blosc.use_threads = before
-    numcodecs.blosc.set_nthreads(n_before)
-
-
-def test_frames_of_a_threaded_encoder_decode_from_their_streams(threaded_encoder):
-    content = payload(400_000)
-    frames = [numcodecs.blosc.compress(content, b"lz4", 5, 1, 4096, typesize) for typesize in (1, 2, 4, 8) * 3]
-
-    assert_decodes(frames, content)
-
-
 CONTENT = payload(5000)
 HANDMADE = {
     f"{cname}, typesize {typesize}, shuffle {shuffle}{'' if split else ', not split'}": encode(
@@ -127,20 +110,6 @@ HANDMADE["an element too few to split"] = encode(CONTENT, typesize=8, blocksize=
 def test_handmade_frames_decode_from_their_streams():
     assert [imagecodecs.blosc_decode(frame) for frame in HANDMADE.values()] == [CONTENT] * len(HANDMADE)
     assert_decodes(list(HANDMADE.values()), CONTENT)
-
-
-def test_frames_of_any_make_share_a_batch():
-    content = payload(40_000)
-    frames = [
-        numcodecs.blosc.compress(content, cname, 5, shuffle, blocksize, typesize)
-        for cname in (b"blosclz", b"lz4", b"zlib", b"zstd")
-        for shuffle in (0, 1, 2)
-        for blocksize in (0, 256, 5000)
-        for typesize in (1, 4, 6)
-    ]
-    frames += [stored(content), encode(content, cname="snappy", shuffle=1), stored(content, flags=0x83)]
-
-    assert_decodes(frames, content)
 
 
 def test_snappy_stream_longer_than_what_it_stands_for_is_a_stream():
@@ -383,27 +352,6 @@ def test_damaged_header_or_table_is_judged_as_if_read_alone(frame):
     found = assert_inside(data, start, nbytes, 5000)
 
     assert parts_of(found, start) == [read(damaged, 5000) for damaged in frames]
-
-
-def decoded(decode_one, *args):
-    """Return the bytes, or None if there are none."""
-    try:
-        return bytes(decode_one(*args))
-    except (ValueError, RuntimeError, zlib.error, zstandard.ZstdError):
-        return None
-
-
-@pytest.mark.parametrize("name", ["lz4, split", "lz4, many blocks", "snappy", "zlib", "zstd", "stored"])
-def test_damaged_frame_that_is_ready_decodes_as_blosc_does(name):
-    frames = [with_bytes(VICTIMS[name], at, bytes([value])) for at in range(60) for value in (0, 1, 2, 5, 33, 128)]
-    data, start, nbytes = laid(frames)
-    each = [walk_blosc(data, start[at : at + 1], nbytes[at : at + 1], 5000) for at in range(len(frames))]
-    at_ready = [at for at, found in enumerate(each) if found.ready[0]]
-
-    assert len(at_ready) > len(frames) // 10
-    assert [decoded(decode, data, each[at], 5000) for at in at_ready] == [
-        decoded(imagecodecs.blosc_decode, frames[at]) for at in at_ready
-    ]
 
 
 def damage(frame, changes, keep):

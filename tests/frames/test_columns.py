@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.frames.device_ready import device_ready
-from xarray_gpuzarr.stored.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.stored.codecs import GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
 
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec()}
 RNG = np.random.default_rng(7)
@@ -150,13 +150,3 @@ def test_chunk_outside_the_data_is_an_error(start_and_nbytes):
 
     with pytest.raises(ValueError, match="outside the 100 bytes"):
         device_ready(ZstdSpec(), np.zeros(100, np.uint8), start, nbytes, 10)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [BloscSpec(cname="lz4", shuffle="shuffle", typesize=4), ChecksumSpec(), OtherSpec(name="acme", configuration="{}")],
-    ids=str,
-)
-def test_codec_without_a_device_decoder_is_an_error(spec):
-    with pytest.raises(ValueError, match="ZstdSpec, GzipSpec, ZlibSpec, Lz4Spec"):
-        ready(spec, [b"bytes"], 10)

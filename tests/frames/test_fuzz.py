@@ -33,13 +33,13 @@ def test_sanitizers_find_nothing_in_mutated_frames():
 def test_frames_before_they_are_mutated_are_all_decoded():
     data, start, nbytes = fuzz.laid(fuzz.BLOSC_FRAMES)
 
-    decoded = fuzz.decode_ready(data, walk_blosc(data, start, nbytes, fuzz.NBYTES))
+    decoded = fuzz.decoded_chunks(data, walk_blosc(data, start, nbytes, fuzz.NBYTES), fuzz.NBYTES)
 
     assert decoded == [fuzz.CONTENT] * len(fuzz.BLOSC_FRAMES)
 
 
 def test_wrong_bytes_are_found_out(monkeypatch):
-    monkeypatch.setattr(fuzz, "decode_ready", lambda data, found: [bytes(fuzz.NBYTES)] * len(found.ready))
+    monkeypatch.setattr(fuzz, "decoded_chunks", lambda _data, found, n: [bytes(n)] * len(found.ready))
 
     with pytest.raises(AssertionError):
         fuzz.fuzz_blosc(250, seed=1)

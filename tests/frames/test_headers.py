@@ -43,23 +43,21 @@ def test_zstd_length_is_read_at_every_width(nbytes, checksum):
     assert declared_nbytes(ZstdSpec(), frame) == nbytes
 
 
-def test_zstd_frame_without_a_length_says_none():
+def without_a_length(content):
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
-    frame = compressor.compress(bytes(1000)) + compressor.flush()
-
-    assert declared_nbytes(ZstdSpec(), frame) is None
+    return compressor.compress(content) + compressor.flush()
 
 
-def test_zstd_length_of_eight_bytes_is_read():
-    frame = b"\x28\xb5\x2f\xfd" + bytes([0b1100_0000, 0x58]) + (2**40).to_bytes(8, "little")
+ZSTD = {
+    "no length": (without_a_length(bytes(1000)), None),
+    "eight bytes": (b"\x28\xb5\x2f\xfd" + bytes([0b1100_0000, 0x58]) + (2**40).to_bytes(8, "little"), 2**40),
+    "a dictionary's id": (b"\x28\xb5\x2f\xfd\x63dict" + (1000 - 256).to_bytes(2, "little"), 1000),
+}
 
-    assert declared_nbytes(ZstdSpec(), frame) == 2**40
 
-
-def test_zstd_dictionary_id_is_skipped():
-    frame = b"\x28\xb5\x2f\xfd" + bytes([0b0110_0011]) + b"dict" + (1000 - 256).to_bytes(2, "little")
-
-    assert declared_nbytes(ZstdSpec(), frame) == 1000
+@pytest.mark.parametrize(("frame", "nbytes"), ZSTD.values(), ids=ZSTD)
+def test_unusual_zstd_lengths_are_read(frame, nbytes):
+    assert declared_nbytes(ZstdSpec(), frame) == nbytes
 
 
 @pytest.mark.parametrize("name", ["gzip", "zlib"])

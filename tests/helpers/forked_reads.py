@@ -21,14 +21,13 @@ from rich.console import Console
 from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 import xarray_gpuzarr
+from helpers.interrupted_reads import DATA, LAYOUT
 from helpers.simulated.reads import CudaReads
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import DeviceUnavailableError, StoreReadError, read_array
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.process import progress_bar
 
-DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000
-LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32)}
 Read = Callable[[], np.ndarray]
 
 

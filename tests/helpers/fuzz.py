@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import imagecodecs
@@ -23,10 +23,10 @@ import numpy as np
 import zstandard
 
 from helpers.data import blosc_frames as by_hand
-from helpers.kernels.blosc_runs import OK, Block, Coded, run_blosclz, run_unshuffle
+from helpers.kernels.blosc_runs import attempt, decoded_chunks
 from helpers.kernels.on_host import sanitized_environment
 from helpers.kernels.zstd_runs import run_check
-from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
+from xarray_gpuzarr.frames.blosc import walk_blosc
 from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
 from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
@@ -135,7 +135,7 @@ def _check_zstd(frames: list[bytes], ready: np.ndarray) -> int:
     assert not (np.array(sound) & ~ready).any()
     passed = [frame for frame, is_sound in zip(frames, sound, strict=True) if is_sound]
     for frame in passed:
-        decoded = attempt(lambda frame=frame: zstandard.ZstdDecompressor().decompress(frame))
+        decoded = attempt(zstandard.ZstdDecompressor().decompress, frame)
         assert decoded is None or len(decoded) == NBYTES, frame.hex()
     return len(passed)
 
@@ -160,7 +160,7 @@ def fuzz_blosc(n: int, seed: int) -> dict[str, int]:
         data, start, nbytes = laid(batch)
         found = walk_blosc(data, start, nbytes, NBYTES)
         by_hand.check_inside(found, start, nbytes, NBYTES)
-        decoded = decode_ready(data, found)
+        decoded = decoded_chunks(data, found, NBYTES)
         for frame, ours in zip(batch, decoded, strict=True):
             if ours is not None:
                 assert ours == by_c_blosc(frame, ours), frame.hex()
@@ -172,43 +172,9 @@ def fuzz_blosc(n: int, seed: int) -> dict[str, int]:
 
 def by_c_blosc(frame: bytes, ours: bytes) -> bytes | None:
     """Return what C-Blosc makes of a frame, None if nothing; it has other versions of other codecs than the host."""
-    decoded = attempt(lambda: imagecodecs.blosc_decode(frame))
+    decoded = attempt(imagecodecs.blosc_decode, frame)
     is_blosclz = frame[2] >> 5 == 0
     return ours if decoded is None and not is_blosclz else decoded
-
-
-def decode_ready(data: np.ndarray, found: BloscStreams) -> list[bytes | None]:
-    """Return what the kernels, and the host for nvCOMP, make of each frame; None if a stream does not decode."""
-    chunks = np.zeros((len(found.ready), NBYTES), np.uint8)
-    sound = found.ready.copy()
-    streams = [data[s : s + n].tobytes() for s, n in by_hand.rows(found, "source", "source_nbytes")]
-    of_kernel = np.flatnonzero(found.codec == BLOSCLZ).tolist()
-    coded = [Coded(stream=streams[at], nbytes=int(found.target_nbytes[at]), offsets=(at % 16, 0)) for at in of_kernel]
-    by_kernel = dict(zip(of_kernel, run_blosclz(coded), strict=True))
-    for at, row in enumerate(by_hand.rows(found, "chunk", "target", "target_nbytes", "codec")):
-        chunk, target, nbytes, _ = row
-        if at in by_kernel:
-            result = by_kernel[at].content if by_kernel[at].status == OK else None
-        else:
-            result = attempt(lambda at=at, row=row: by_hand.DECODE[row[3]](streams[at], row[2]))
-        if result is None or len(result) != nbytes:
-            sound[chunk] = False
-        else:
-            chunks[chunk, target : target + nbytes] = np.frombuffer(result, np.uint8)
-    blocks = list(by_hand.rows(found, *by_hand.BLOCK_COLUMNS))
-    contents = [chunks[chunk, first : first + nbytes].tobytes() for chunk, first, nbytes, _, _ in blocks]
-    wanted = [Block(content=c, typesize=b[3], filter=b[4]) for c, b in zip(contents, blocks, strict=True)]
-    for (chunk, first, nbytes, _, _), content in zip(blocks, run_unshuffle(wanted), strict=True):
-        chunks[chunk, first : first + nbytes] = np.frombuffer(content, np.uint8)
-    return [chunk.tobytes() if is_sound else None for chunk, is_sound in zip(chunks, sound.tolist(), strict=True)]
-
-
-def attempt(decode: Callable[[], bytes]) -> bytes | None:
-    """Return the bytes, or None if there are none."""
-    try:
-        return bytes(decode())
-    except (ValueError, RuntimeError, MemoryError, zstandard.ZstdError, by_hand.zlib.error):
-        return None
 
 
 FUZZERS = {"headers": fuzz_headers, "blosc": fuzz_blosc}

@@ -131,13 +131,7 @@ def _text(output: dict[str, Any]) -> str:
 
 
 def differences(kept: Notebook, now: Notebook) -> Iterator[str]:
-    """Say of each cell whose outputs are others than those that were kept, what they were and are.
-
-    Parameters
-    ----------
-    kept, now : dict
-        The same notebook as it is committed and as it has run.
-    """
+    """Say of each cell whose outputs are others than those that were kept, what they were and are."""
     for i, (old, new) in enumerate(zip(code_cells(kept), code_cells(now), strict=True), 1):
         if seen(old) != seen(new):
             yield f"code cell {i}\n  committed: {seen(old)}\n  now:       {seen(new)}"

@@ -4,7 +4,7 @@ As `cupy.ndarray` does, it raises TypeError from ``__array__`` and from arithmet
 dimensions; NumPy scalars and Python numbers are welcome. `get` is the one way to the host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,16 +47,16 @@ class StrictArray(NDArrayOperatorsMixin):
     __array_priority__ = 100
 
     def __init__(self, host: np.ndarray) -> None:
-        self.host = host
+        self.host = self.elements = host
 
-    shape = property(lambda self: self.host.shape)
-    dtype = property(lambda self: self.host.dtype)
-    ndim = property(lambda self: self.host.ndim)
-    size = property(lambda self: self.host.size)
-    nbytes = property(lambda self: self.host.nbytes)
-    T = property(lambda self: _wrap(self.host.T))
-    real = property(lambda self: _wrap(self.host.real))
-    imag = property(lambda self: _wrap(self.host.imag))
+    shape = property(lambda self: self.elements.shape)
+    dtype = property(lambda self: self.elements.dtype)
+    ndim = property(lambda self: self.elements.ndim)
+    size = property(lambda self: self.elements.size)
+    nbytes = property(lambda self: self.elements.nbytes)
+    T = property(lambda self: self._apply(lambda array: array.T))
+    real = property(lambda self: self._apply(lambda array: array.real))
+    imag = property(lambda self: self._apply(lambda array: array.imag))
 
     def get(self) -> np.ndarray:
         return self.host.copy()
@@ -75,13 +75,13 @@ class StrictArray(NDArrayOperatorsMixin):
         return _wrap(func(*_unwrap(args), **{k: _unwrap(v) for k, v in kwargs.items()}))
 
     def __getitem__(self, key: Any) -> Any:
-        return _wrap(self.host[_key(key)])
+        return self._apply(lambda array: array[_key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.host[_key(key)] = _unwrap(value)
 
     def __len__(self) -> int:
-        return len(self.host)
+        return len(self.elements)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("astype", "reshape", "transpose", "copy", "sum", "max", "min", "mean", "all", "any", "ravel"):
@@ -90,7 +90,11 @@ class StrictArray(NDArrayOperatorsMixin):
         return lambda *args, **kwargs: _wrap(method(*args, **kwargs))
 
     def __repr__(self) -> str:
-        return f"StrictArray(shape={self.shape}, dtype={self.dtype})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
+
+    def _apply(self, pick: Callable[[np.ndarray], Any]) -> Any:
+        """Return a part of the elements."""
+        return _wrap(pick(self.host))
 
     def __reduce__(self) -> Any:
         return (StrictArray, (self.host,))

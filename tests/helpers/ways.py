@@ -310,34 +310,35 @@ def _watch(patch: Patch) -> None:
         patch.setattr(kind, name, _noting(getattr(kind, name), note))
 
 
+def _note(note: str, n: int = 1) -> None:
+    _notes[note] += n
+    if _notes["crew"]:
+        _notes[f"{note}, crew"] += n
+
+
 def _noting(do: Callable[..., Any], note: str) -> Callable[..., Any]:
     @functools.wraps(do)
     def noting(*arguments: Any, **keywords: Any) -> Any:
-        _notes[note] += 1
-        if _notes["crew"]:
-            _notes[f"{note}, crew"] += 1
+        _note(note)
         return do(*arguments, **keywords)
 
     return noting
 
 
 def _note_loops(patch: Patch) -> None:
-    place_rows, read_rows, read = LoopOutput.place_rows, LoopOutput.read_rows, LoopCall.read
+    def rows_of(name: str, first: int, note: str) -> None:
+        do = getattr(LoopOutput, name)
 
-    def placed(one: LoopOutput, rows: int, row: int, end: int, *more: int) -> int:
-        n_left = place_rows(one, rows, row, end, *more)
-        _notes["rows placed by the loops"] += end - row - n_left
-        return n_left
+        def noting(output: LoopOutput, *arguments: int) -> int:
+            n_left = do(output, *arguments)
+            _note(note, arguments[first + 1] - arguments[first] - n_left)
+            return n_left
 
-    def read_(one: LoopOutput, rows: int, files: int, row: int, end: int, *more: int) -> int:
-        n_left = read_rows(one, rows, files, row, end, *more)
-        _notes["rows read by the loops"] += end - row - n_left
-        if _notes["crew"]:
-            _notes["rows read by the loops, crew"] += end - row - n_left
-        return n_left
+        patch.setattr(LoopOutput, name, noting)
 
-    patch.setattr(LoopOutput, "place_rows", placed)
-    patch.setattr(LoopOutput, "read_rows", read_)
+    rows_of("place_rows", 1, "rows placed by the loops")
+    rows_of("read_rows", 2, "rows read by the loops")
+    read = LoopCall.read
 
     def noting(call: LoopCall, wanted: range, *more: Any) -> tuple[Any, int]:
         left, n_read = read(call, wanted, *more)

@@ -9,7 +9,7 @@ from helpers.data.corpus import counting, write
 from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.native import empty_columns, int64_columns, library, loops, why_absent
+from xarray_gpuzarr.native import int64_columns, library, loops, why_absent
 from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))
@@ -27,18 +27,6 @@ def folder(tmp_path, monkeypatch):
     library.find.cache_clear()
 
 
-def assert_absent(why, local):
-    assert loops() is None
-    assert why in why_absent()
-    with rows_taken() as taken:
-        assert_same_bits(read_array(write(local, DATA, chunks=(4, 7)), device="host"), DATA)
-    assert taken.n_given == 0
-
-
-def name_of(folder):
-    return library.file_name(folder)
-
-
 def test_the_library_beside_its_source_is_loaded(compiled, memory):
     with rows_taken() as taken:
         assert_same_bits(read_array(write(memory, DATA, chunks=(4, 7)), device="host"), DATA)
@@ -48,76 +36,41 @@ def test_the_library_beside_its_source_is_loaded(compiled, memory):
     assert taken.n_rows == 50
 
 
-def test_none_was_compiled(folder, local):
-    assert_absent("not compiled", local)
+def holding(content):
+    return lambda folder: (folder / library.file_name(folder)).write_bytes(content)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_one_of_another_source_is_not_loaded(folder, local, name):
-    stale = folder / name_of(folder)
-    stale.write_bytes(b"never loaded")
-    (folder / name).write_bytes(b"int another;")
-
-    assert_absent("not compiled", local)
+def beside_another(name):
+    """Return what changes a source once its library is there."""
+    return lambda folder: (holding(b"never loaded")(folder), (folder / name).write_bytes(b"int another;"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF and nonsense", b"nonsense" * 1000])
-def test_a_broken_file(folder, local, content):
-    (folder / name_of(folder)).write_bytes(content)
-
-    assert_absent("OSError: ", local)
-
-
-def test_a_library_without_the_functions(folder, local):
-    (folder / name_of(folder)).symlink_to(np._core._multiarray_umath.__file__)
-
-    assert_absent("AttributeError: ", local)
-
-
-def test_a_source_that_is_not_there(folder, local):
-    (folder / "loops.c").unlink()
-
-    assert_absent("FileNotFoundError: ", local)
+ABSENT = {
+    "none was compiled": (lambda _: None, "not compiled"),
+    **{f"of another {name}": (beside_another(name), "not compiled") for name in SOURCES},
+    "empty": (holding(b""), "OSError: "),
+    "cut": (holding(b"\x7fELF and nonsense"), "OSError: "),
+    "nonsense": (holding(b"nonsense" * 1000), "OSError: "),
+    "without the functions": (
+        lambda folder: (folder / library.file_name(folder)).symlink_to(np._core._multiarray_umath.__file__),
+        "AttributeError: ",
+    ),
+    "no source": (lambda folder: (folder / "loops.c").unlink(), "FileNotFoundError: "),
+}
 
 
-def test_the_variable_that_turns_them_off(folder, local, monkeypatch):
-    monkeypatch.setenv("XARRAY_GPUZARR_NATIVE", "0")
+@pytest.mark.parametrize(("change", "why"), ABSENT.values(), ids=ABSENT)
+def test_reads_do_without_a_library_that_cannot_be_used(folder, local, change, why):
+    change(folder)
 
-    assert_absent("XARRAY_GPUZARR_NATIVE=0", local)
-
-
-def test_a_structure_is_as_long_as_its_columns(compiled):
-    """What `loops.c` and its headers declare."""
-    n_words = {
-        library.JobStruct: 28,
-        library.RowsStruct: 7,
-        library.FilesStruct: 10,
-        library.LookupStruct: 8,
-        library.StageStruct: 6,
-        library.StepsStruct: 6,
-        library.StepStruct: 12,
-        library.EncoderStruct: 25,
-        library.ObjectStruct: 11,
-    }
-    assert {struct: ctypes.sizeof(struct) // 8 for struct in n_words} == n_words
+    assert loops() is None
+    assert why in why_absent()
+    with rows_taken() as taken:
+        assert_same_bits(read_array(write(local, DATA, chunks=(4, 7)), device="host"), DATA)
+    assert taken.n_given == 0
 
 
 def test_numbers_from_2_to_the_63_on_wrap_around():
     """Numbers of devices and inodes have 64 bits without a sign, and the loops compare them as they lie."""
     memory, at = int64_columns(some=[1, -2, 2**63, 2**64 - 1])
     assert list((ctypes.c_int64 * len(memory)).from_address(at["some"])) == [1, -2, -(2**63), -1]
-
-
-def test_columns_lie_where_is_said():
-    _memory, at = int64_columns(a=[1, 2, 3], none=(), b=(4,), c=range(5, 7))
-    found = {name: list((ctypes.c_int64 * n).from_address(at[name])) for name, n in {"a": 3, "b": 1, "c": 2}.items()}
-    assert found == {"a": [1, 2, 3], "b": [4], "c": [5, 6]}
-    assert at["none"] == 0
-
-
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_empty_columns_lie_where_is_said(n):
-    memory, at = empty_columns(first=2 * n, second=n)
-    memory[:] = range(3 * n)
-    assert list((ctypes.c_int64 * (2 * n)).from_address(at["first"])) == memory[: 2 * n].tolist()
-    assert list((ctypes.c_int64 * n).from_address(at["second"])) == memory[2 * n :].tolist()

@@ -1,17 +1,21 @@
 """Whether compiled loops are in use, and what is said of it: the setting, the command, explanations."""
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from helpers.loops import rows_taken
 
 from xarray_gpuzarr import OptionError, read_array
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.native import library, loops, why_absent
-from xarray_gpuzarr.native.naming import SOURCES
 
 ENV = "XARRAY_GPUZARR_NATIVE"
 
@@ -24,24 +28,10 @@ def asked_each_time(monkeypatch):
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch):
-    """A source elsewhere, without a library."""
-    source = tmp_path / "loops.c"
-    for name in SOURCES:
-        source.with_name(name).write_text("/* nothing */")
-    monkeypatch.setattr(library, "SOURCE", source)
-    return source
-
-
-@pytest.fixture
 def store(tmp_path):
     path = str(tmp_path / "s.zarr")
     xr.Dataset({"t": ("x", np.arange(64.0))}).chunk(x=8).to_zarr(path, zarr_format=3, consolidated=False)
     return path
-
-
-def loops_row():
-    return dict(machine_section(None).rows)["loops"]
 
 
 def test_1_is_the_default(monkeypatch):
@@ -49,6 +39,16 @@ def test_1_is_the_default(monkeypatch):
     monkeypatch.setenv(ENV, "1")
 
     assert (loops() is None, why_absent()) == default
+
+
+def test_0_turns_them_off(monkeypatch, memory):
+    data = counting((40, 30))
+    monkeypatch.setenv(ENV, "0")
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(write(memory, data, chunks=(4, 7)), device="host"), data)
+
+    assert taken.n_given == 0
 
 
 @pytest.mark.parametrize("setting", ["", "2", "yes", "no", " 1"])
@@ -62,19 +62,21 @@ def test_an_unusable_setting_fails_a_read_clearly(monkeypatch, setting, n_chunks
         read_array(array, device="host")
 
 
-def test_the_doctor_says_why_they_are_not(monkeypatch):
+def by_explain(store):
+    return xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
+
+
+def by_info(store):
+    with redirect_stdout(StringIO()) as out:
+        assert main(["info", store, "--device", "host"]) == 0
+    return " ".join(out.getvalue().split())
+
+
+@pytest.mark.parametrize("ask", [lambda _: dict(machine_section(None).rows)["loops"], by_explain, by_info])
+def test_it_is_said_why_they_are_not_in_use(store, monkeypatch, ask):
     monkeypatch.setenv(ENV, "0")
 
-    assert loops_row() == "compiled ones are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them"
-    assert machine_section(None).facts["host"]["why_no_loops"] == why_absent()
-
-
-def test_explanations_say_why_they_are_not_in_use(store, monkeypatch):
-    monkeypatch.setenv(ENV, "0")
-
-    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
-
-    assert note.endswith("Compiled loops are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them.")
+    assert "not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them" in ask(store)
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
@@ -84,14 +86,6 @@ def test_info_as_json_says_it(store, setting, monkeypatch, capsys):
     assert main(["info", store, "--json", "--device", "host"]) == 0
 
     assert json.loads(capsys.readouterr().out)["why_no_loops"] == why_absent()
-
-
-def test_info_says_why_they_are_not_in_use(store, monkeypatch, capsys):
-    monkeypatch.setenv(ENV, "0")
-
-    assert main(["info", store, "--device", "host"]) == 0
-
-    assert "XARRAY_GPUZARR_NATIVE=0; unset it to use them" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_doctor_refuses_an_unusable_setting(monkeypatch, capsys):

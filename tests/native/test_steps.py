@@ -9,6 +9,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import write
+from helpers.data.ways_cases import numpy_cast
 from helpers.every_pair import SEED, usually
 from helpers.loops import changed, rows_taken, without_loops
 from helpers.stores.fakes import put, take
@@ -20,6 +21,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.host.native_program import native_program
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.read import read, stored_array
+from xarray_gpuzarr.read.reading import read_points
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.filterwarnings("ignore")]
@@ -36,31 +38,19 @@ def any_bits(dtype: str, rng: np.random.Generator, n: int = N) -> np.ndarray:
         return rng.integers(0, 2, n).astype(dtype)
     found = np.frombuffer(rng.bytes(n * dtype.itemsize), dtype).copy()
     small = rng.integers(-100, 100, n // 2).astype("f8")
+    if dtype.kind == "f":
+        found[n // 4 : n // 2] = rng.integers(-5000, 5000, n // 2 - n // 4)  # some lie between two of half the bytes
     found[-(n // 2) :] = np.abs(small).astype(dtype) if dtype.kind == "u" else small.astype(dtype)
     return found
 
 
 def loops_give(data: np.ndarray, cast: Cast, key=slice(None), **keywords) -> np.ndarray:
     """Return what the loops make of stored elements; none of the chunks is decoded in Python."""
-    array = write(MemoryStore(), data, chunks=(1000,), shards=(3000,), config={"write_empty_chunks": True}, **keywords)
+    array = write(MemoryStore(), data, chunks=(1500,), shards=(3000,), config={"write_empty_chunks": True}, **keywords)
     with rows_taken() as taken:
         found = read(stored_array(array, cast), key, HostDecoder())
-    assert taken.n_rows == 3
+    assert taken.n_rows == 2
     return found
-
-
-def numpy_gives(data: np.ndarray, cast: Cast) -> np.ndarray:
-    """Return what the rules of `Cast` say, written down anew."""
-    values = (data if cast.view is None else data.view(cast.view)).astype(cast.dtype)
-    hit = np.zeros(values.shape, bool)
-    for value in cast.mask:
-        hit |= values == values.dtype.type(value)
-    values[hit] = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
-    if cast.scale is not None:
-        values = values * values.dtype.type(cast.scale)
-    if cast.offset is not None:
-        values = values + values.dtype.type(cast.offset)
-    return values.astype(cast.dtype)
 
 
 def is_known(stored: str, cast: Cast) -> bool:
@@ -110,7 +100,7 @@ def test_masks_factors_and_summands(number):
     stored = rng.choice([d for d in DTYPES if d[0] in "iuf" and d != "b1"])
     cast, data = draw_cast(rng, stored), any_bits(stored, np.random.default_rng(rng.getrandbits(32)))
 
-    assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+    assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
 
 
 def test_complex_numbers_are_masked_and_shifted_but_not_multiplied():
@@ -118,8 +108,16 @@ def test_complex_numbers_are_masked_and_shifted_but_not_multiplied():
     data[::7] = 3
     cast = Cast(dtype="<c16", mask=(3,), offset=1.5 - 2j)
 
-    assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+    assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
     assert not is_known("c8", Cast(dtype="<c8", scale=2.0))
+
+
+def test_halves_are_masked_and_multiplied():
+    data = any_bits("f2", np.random.default_rng(SEED))
+    data[::7] = 4
+    cast = Cast(dtype="<f2", mask=(4,), scale=0.7)
+
+    assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
 
 
 @pytest.mark.parametrize("scale", [float("nan"), 2j])
@@ -134,7 +132,7 @@ def test_zeros_of_either_sign_are_different_numbers(name):
 
     for zero in (0.0, -0.0, 0):
         cast = Cast(dtype="<f8", **{name: zero})
-        assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+        assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
 
 
 @pytest.mark.parametrize("key", [slice(1, None, 7), [0, 5, 5, 999, 1000, 2999]])
@@ -146,7 +144,7 @@ def test_elements_that_lie_apart(key):
         found = read(stored_array(array, cast), key, HostDecoder())
 
     assert taken.n_rows == 3
-    assert_same_bits(found, numpy_gives(data[key], cast))
+    assert_same_bits(found, numpy_cast(cast, data[key]))
 
 
 FILTERS = {
@@ -165,11 +163,11 @@ FILTERS = {
 @pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec(), zn.LZ4()])
 def test_filters(monkeypatch, name, codec):
     spec, dtype = FILTERS[name]
-    data = np.random.default_rng(SEED).integers(0, 99, 3000).astype(dtype)
+    data = (np.random.default_rng(SEED).random(3000) * 99).astype(dtype)
     is_bytes = isinstance(spec, zn.Shuffle)
     compressors = [*([spec] if is_bytes else []), *([codec] if codec else [])] or None
     filters = None if is_bytes else [spec]
-    keywords = {"chunks": (1000,) if name != "shuffle by three" else (1500,), "filters": filters}
+    keywords = {"chunks": (1500,), "filters": filters}
     array = write(MemoryStore(), data, compressors=compressors, config={"write_empty_chunks": True}, **keywords)
 
     with rows_taken() as taken:
@@ -249,4 +247,77 @@ def test_filters_one_behind_another_and_a_cast():
         found = read(stored_array(array, cast), slice(None), HostDecoder())
 
     assert taken.n_rows == 3
-    assert_same_bits(found, numpy_gives(array[:], cast))
+    assert_same_bits(found, numpy_cast(cast, array[:]))
+
+
+def test_points_of_several_chunks():
+    data = any_bits("i4", np.random.default_rng(SEED), 2000).reshape(40, 50)
+    array = write(MemoryStore(), data, chunks=(30, 20), compressors=None)
+    places = tuple(np.random.default_rng(SEED).integers(0, n, 300) for n in data.shape)
+
+    assert_same_bits(read_points(stored_array(array), places, HostDecoder()), data[places])
+
+
+# ---- faults planted in the loops: what compares them with NumPy notices each
+
+MUTANTS = {
+    "a block overlaps": (
+        "for (int64_t at = 0; at < n; at += BLOCK_ELEMENTS)",
+        "for (int64_t at = 0; at < n; at += 1025)",
+    ),
+    "the rest of a block": ("n - at < BLOCK_ELEMENTS ? n - at", "n - at < BLOCK_ELEMENTS ? n - at - 1"),
+    "only the first value is masked": ("i < step->n_values", "i < 1"),
+    "another NaN": ("MASK_REALS(float, uint32_t, 0x7FC00000)", "MASK_REALS(float, uint32_t, 0xFFC00000)"),
+    "masked in halves": ("? 0x7E00 : x", "? 0x7C00 : x"),
+    "added, not multiplied": (
+        "case MULTIPLY * N_DTYPES + F4: IN_PLACE(float, x * f)",
+        "case MULTIPLY * N_DTYPES + F4: IN_PLACE(float, x + f)",
+    ),
+    "a product that is not rounded": (
+        "case MULTIPLY * N_DTYPES + F2: HALVES(*) break;",
+        "case MULTIPLY * N_DTYPES + F2: break;",
+    ),
+    "multiplied, not divided": (
+        "case DIVIDE * N_DTYPES + F8: IN_PLACE(double, x / d)",
+        "case DIVIDE * N_DTYPES + F8: IN_PLACE(double, x * (1 / d))",
+    ),
+    "half of an even one": ("(rest == middle && (half & 1))", "rest == middle"),
+    "small halves": ("if (exponent < -25) return sign;", "if (exponent < -15) return sign;"),
+    "payload of a half": ("fraction << 13;\n    } else if (exponent)", "fraction << 12;\n    } else if (exponent)"),
+    "a real number's imaginary part": ("((c8_t){x, 0})", "((c8_t){x, 1})"),
+    "bytes of four": ("__builtin_bswap32(x)", "(x)"),
+    "bytes of two": ("x << 8 | x >> 8", "x"),
+    "booleans": ("CONVERTER(in, in_t, bool, uint8_t, (x) != 0)", "CONVERTER(in, in_t, bool, uint8_t, x)"),
+    "unsigned as signed": ("TO_REALS(u2, uint16_t, x)", "TO_REALS(u2, int16_t, x)"),
+    "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
+    "elements of a shuffle": ("(int)stage->elementsize, src", "2, src"),
+    "where points are from": ("rows->in_at + box}", "rows->in_at}"),
+    "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
+    "the first of an index": ("index ? index + piece[0] : NULL", "index"),
+    "one element of an index": ("*in_at += piece.index[0] * job->in_strides[i];", ";"),
+}
+
+
+def try_steps():
+    """Run some of the tests above."""
+    for pair in ("f4 f2", "f2 f4", "f4 c8", "i4 b1", "u2 f4"):
+        test_every_pair_of_dtypes(*pair.split())
+    for dtype in ("i2", "f4"):
+        test_the_other_byte_order(dtype)
+    for number in range(40):
+        test_masks_factors_and_summands(number)
+    for name in FILTERS:
+        with pytest.MonkeyPatch.context() as patch:
+            test_filters(patch, name, None)
+    test_halves_are_masked_and_multiplied()
+    test_elements_that_lie_apart([0, 5, 5, 999, 1000, 2999])
+    test_points_of_several_chunks()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_is_noticed(monkeypatch, name):
+    loops = changed((MUTANTS[name],))
+    monkeypatch.setattr(library, "find", lambda: loops)
+
+    with pytest.raises(AssertionError):
+        try_steps()

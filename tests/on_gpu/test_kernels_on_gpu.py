@@ -1,86 +1,32 @@
 """The kernels on a GPU, against the same NumPy references and with the same tables as on the host.
 
-The tests are those of `test_kernels`, `test_blosc_kernels`, `test_checksum_kernels`, `test_filter_kernels` and
-`test_zstd_kernel`, collected here once more.
+The tests are those of the kernels on the host, collected here once more.
 """
 
 import pytest
+import test_blosc_kernels
+import test_checksum_kernels
+import test_filter_kernels
+import test_kernels
+import test_zstd_kernel
 from helpers.kernels import on_device as kernels_on_device
 from helpers.kernels.on_device import Image
-from test_blosc_kernels import (  # noqa: F401  # collected here
-    test_any_blocks_in_one_launch,
-    test_any_bytes_are_decoded_as_c_blosc_does_or_not_at_all,
-    test_block_of_any_length,
-    test_block_of_any_typesize_and_alignment,
-    test_cut_streams_and_other_lengths_are_damaged,
-    test_damaged_stream_is_told_from_its_intact_neighbours,
-    test_flipped_bits_are_decoded_as_c_blosc_does_or_not_at_all,
-    test_frame_of_any_blocksize,
-    test_frame_of_any_level,
-    test_frame_of_any_typesize,
-    test_match_at_any_distance,
-    test_match_that_overlaps_itself,
-    test_nothing_to_decode,
-    test_run_of_literals,
-    test_upper_bits_of_the_first_byte_are_ignored,
-)
-from test_checksum_kernels import (  # noqa: F401  # collected here
-    test_any_length_at_any_alignment,
-    test_any_messages,
-    test_many_messages_in_one_launch,
-    test_nothing_to_sum,
-    test_published_check_value,
-    test_sums_of_equal_bytes_do_not_overflow,
-)
-from test_filter_kernels import (  # noqa: F401  # collected here
-    test_astype,
-    test_cast_value,
-    test_chunks_of_any_length,
-    test_delta,
-    test_no_chunks,
-    test_number_that_an_integer_cannot_hold_is_left_to_the_host,
-    test_packbits,
-    test_packbits_that_leave_out_other_bits_are_left_to_the_host,
-    test_running_sum_keeps_the_first_nan,
-    test_scaled,
-    test_scaled_integers,
-    test_scaled_to_integers,
-    test_value_that_stands_for_another_one,
-)
-from test_kernels import (  # noqa: F401  # collected here
-    test_a_chunk_of_many_points,
-    test_any_box_is_what_numpy_indexes,
-    test_any_byte_but_zero_is_true,
-    test_arithmetic_rounds_as_numpy_does,
-    test_array_without_dimensions,
-    test_big_endian_is_converted,
-    test_box_is_what_numpy_indexes,
-    test_conversion_is_numpys,
-    test_copy_restores_byte_order,
-    test_integers_of_one_width_are_reinterpreted,
-    test_mask_is_compared_in_the_result_dtype,
-    test_missing_chunks_take_the_cast_fill_value,
-    test_nan_constant_gives_nan,
-    test_points_are_what_numpy_indexes,
-    test_result_is_not_contracted,
-)
-from test_zstd_kernel import (  # noqa: F401  # collected here
-    test_all_frames_at_once_are_judged_like_each_alone,
-    test_block_sizes_must_be_possible,
-    test_each_of_many_frames_is_judged_by_itself,
-    test_every_window_descriptor_limits_the_block,
-    test_frame_of_endless_blocks_is_given_up,
-    test_no_frames_are_no_launch,
-    test_single_segment_is_its_own_window,
-    test_unusual_zstd_frames_are_left_to_the_host,
-    test_zstd_frame_cut_at_any_byte_is_refused_though_the_rest_follows_it,
-)
 
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 pytestmark = pytest.mark.gpu
 
 CAPACITY = 64 << 20
+HOST_ONLY = {
+    "test_barrier_that_a_part_of_a_warp_leaves_out_aborts",
+    "test_longest_message",
+    "test_sanitizers_catch_wrong_tables",
+    "test_some_runs_of_a_table_are_moved",
+}
+
+for module in (test_blosc_kernels, test_checksum_kernels, test_filter_kernels, test_kernels, test_zstd_kernel):
+    found = {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    globals().update({name: test for name, test in found.items() if name not in HOST_ONLY})
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +47,3 @@ def on_gpu(request):
     with pytest.MonkeyPatch.context() as patch:
         kernels_on_device.use(request.getfixturevalue("image"), patch)
         yield
-
-
-def test_runs_of_any_alignment_are_moved(image):
-    lengths = [0, 1, 15, 16, 17, 70, 65_535, 65_536, 65_537, 140_000]
-    runs = [(source, target, n) for source in (0, 1, 7, 31) for target in (0, 2, 15, 16) for n in lengths]
-    kernels_on_device.run_moves(image, runs)

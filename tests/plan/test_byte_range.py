@@ -36,39 +36,19 @@ def runs_of(columns, rule):
 
 @many
 @given(rows(), rules)
-def test_runs_cover_all_rows_in_order(columns, rule):
-    bounds = coalesce(*columns, rule)
-
-    assert bounds[0] == 0
-    assert bounds[-1] == len(columns[0])
-    assert (np.diff(bounds) > 0).all()
-
-
-@many
-@given(rows(), rules)
-def test_joined_rows_are_never_longer_than_allowed(columns, rule):
-    assert all(n == 1 or end - start <= rule.max_nbytes for start, end, n in runs_of(columns, rule))
-
-
-@many
-@given(rows(), rules)
-def test_gaps_inside_a_run_are_never_wider_than_allowed(columns, rule):
+def test_runs_cover_all_rows_and_are_joined_where_they_may_be(columns, rule):
     offset, nbytes = columns
-    gap = offset[1:] - (offset + nbytes)[:-1]
-    inside = np.ones(len(gap), bool)
-    inside[coalesce(offset, nbytes, rule)[1:-1] - 1] = False
-
-    assert (gap[inside] <= rule.max_gap_nbytes).all()
-
-
-@many
-@given(rows(), rules)
-def test_neighbouring_runs_could_not_have_been_joined(columns, rule):
-    offset, nbytes = columns
-    bounds = coalesce(offset, nbytes, rule)
-    first, border = bounds[:-2], bounds[1:-1]
     end = offset + nbytes
 
+    bounds = coalesce(offset, nbytes, rule)
+
+    assert (bounds[0], bounds[-1]) == (0, len(offset))
+    assert (np.diff(bounds) > 0).all()
+    assert all(n == 1 or stop - start <= rule.max_nbytes for start, stop, n in runs_of(columns, rule))
+    inside = np.ones(max(0, len(offset) - 1), bool)
+    inside[bounds[1:-1] - 1] = False
+    assert ((offset[1:] - end[:-1])[inside] <= rule.max_gap_nbytes).all()
+    first, border = bounds[:-2], bounds[1:-1]
     too_far = offset[border] - end[border - 1] > rule.max_gap_nbytes
     too_long = end[border] - offset[first] > rule.max_nbytes
     assert (too_far | too_long).all()

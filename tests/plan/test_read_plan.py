@@ -62,75 +62,49 @@ def requests(plan):
     return [r for lo, hi in pairwise(plan.cut(RULE).tolist()) for r in plan.requests(lo, hi)]
 
 
-def test_rows_stand_in_the_order_of_their_bytes(sharded):
+def missing(plan):
+    """Coordinates of the chunks of a 1-D plan that take the fill value."""
+    return plan.target.pieces[0].chunk[plan.missing_row[:, 0]].tolist()
+
+
+def test_rows_stand_in_the_order_of_their_bytes_and_neighbours_are_one_request(sharded):
     (plan,) = plans(sharded, slice(0, 8))
 
     assert plan.chunk.tolist() == [[1], [0], [3]]
     assert plan.offset.tolist() == [0, 100, 110]
     assert plan.nbytes.tolist() == [20, 10, 30]
-
-
-def test_neighbours_are_one_request(sharded):
-    (plan,) = plans(sharded, slice(0, 8))
-
+    assert plan.decoded_nbytes == 8 + 8 + 8
     assert requests(plan) == [
         ("t/c/0", ByteRange(offset=0, nbytes=20)),
         ("t/c/0", ByteRange(offset=100, nbytes=10 + 30)),
     ]
 
 
-def missing(plan):
-    """Coordinates of the chunks of a 1-D plan that take the fill value."""
-    return plan.target.pieces[0].chunk[plan.missing_row[:, 0]].tolist()
+@pytest.mark.parametrize(
+    ("selection", "index", "wanted", "filled"),
+    [
+        pytest.param(slice(6, 7), INDEX, [("t/c/0", ByteRange(offset=110, nbytes=30))], [], id="touched chunk"),
+        pytest.param(slice(4, 6), INDEX, [], [2], id="missing chunk"),
+        pytest.param(slice(8, 12), None, [], [4, 5], id="missing shard"),
+    ],
+)
+def test_only_touched_chunks_that_are_stored_are_requested(sharded, selection, index, wanted, filled):
+    (plan,) = plans(sharded, selection, index)
+
+    assert (requests(plan), missing(plan)) == (wanted, filled)
 
 
-def test_only_touched_chunks_are_requested(sharded):
-    (plan,) = plans(sharded, slice(6, 7))
-
-    assert requests(plan) == [("t/c/0", ByteRange(offset=110, nbytes=30))]
-    assert missing(plan) == []
-
-
-def test_missing_chunk_is_filled_not_requested(sharded):
-    (plan,) = plans(sharded, slice(4, 6))
-
-    assert requests(plan) == []
-    assert missing(plan) == [2]
-
-
-def test_missing_shard_is_filled_not_requested(sharded):
-    (plan,) = plans(sharded, slice(8, 12), index=None)
-
-    assert requests(plan) == []
-    assert missing(plan) == [4, 5]
-
-
-def test_every_touched_shard_is_one_plan(sharded):
-    first, second = plans(sharded, slice(7, 9))
-
-    assert (first.keys, second.keys) == (("t/c/0",), ("t/c/1",))
-
-
-def test_untouched_shard_has_no_plan(sharded):
-    (plan,) = plans(sharded, slice(8, 12))
-
-    assert plan.keys == ("t/c/1",)
-
-
-def test_empty_selection_has_no_plan(sharded):
-    assert plans(sharded, slice(3, 3)) == []
+@pytest.mark.parametrize(
+    ("selection", "shards"), [(slice(7, 9), ["t/c/0", "t/c/1"]), (slice(8, 12), ["t/c/1"]), (slice(3, 3), [])]
+)
+def test_every_touched_shard_is_one_plan(sharded, selection, shards):
+    assert [plan.keys for plan in plans(sharded, selection)] == [(key,) for key in shards]
 
 
 def test_unsharded_chunks_are_whole_objects(unsharded):
     (plan,) = plans(unsharded, slice(3, 8))
 
     assert requests(plan) == [("t/c/1", WHOLE), ("t/c/2", WHOLE), ("t/c/3", WHOLE)]
-
-
-def test_decoded_bytes_are_known_before_any_chunk_is_read(sharded):
-    (plan,) = plans(sharded, slice(0, 8))
-
-    assert plan.decoded_nbytes == 8 + 8 + 8
 
 
 def test_shards_whose_indexes_are_known_are_one_plan(sharded):
@@ -264,15 +238,10 @@ def test_places_of_chunks_are_those_that_numpy_gives(data):
     assert places.may_be_runs or not (placed.contiguous & placed.whole).any()
 
 
-def test_whole_chunks_are_told_from_parts(sharded):
-    target = box_target(outer_selection(slice(1, 6), (12,)), sharded.grid)
+@pytest.mark.parametrize(("selection", "whole"), [(slice(1, 6), [False, True, True]), (slice(0, 4, 2), [False, False])])
+def test_whole_chunks_are_told_from_parts(sharded, selection, whole):
+    target = box_target(outer_selection(selection, (12,)), sharded.grid)
 
-    placed = OutputBoxes(target.pieces, (2,), (1,)).place(column(0, 1, 2)[:, None])
+    placed = OutputBoxes(target.pieces, (2,), (1,)).place(column(*range(len(whole)))[:, None])
 
-    assert placed.whole.tolist() == [False, True, True]
-
-
-def test_chunks_picked_with_a_step_are_not_whole(sharded):
-    target = box_target(outer_selection(slice(0, 4, 2), (12,)), sharded.grid)
-
-    assert OutputBoxes(target.pieces, (2,), (1,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]
+    assert placed.whole.tolist() == whole

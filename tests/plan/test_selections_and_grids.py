@@ -32,24 +32,15 @@ def rebuilt(pieces, chunk_length: int) -> np.ndarray:
 @many
 @given(increasing_wanted(), st.integers(1, 12))
 @example((slice(1, 40, 9), 40), 2)
-def test_pieces_of_an_axis_rebuild_the_selection(wanted_and_length, chunk_length):
+def test_pieces_of_an_axis_are_its_touched_chunks_and_rebuild_the_selection(wanted_and_length, chunk_length):
     wanted, length = wanted_and_length
+    elements = np.arange(length)[wanted]
 
     pieces = intersect_axis(wanted, length, chunk_length)
 
-    np.testing.assert_array_equal(rebuilt(pieces, chunk_length), np.arange(length)[wanted])
-
-
-@many
-@given(increasing_wanted(), st.integers(1, 12))
-@example((slice(1, 40, 9), 40), 2)
-def test_every_touched_chunk_is_one_piece(wanted_and_length, chunk_length):
-    wanted, length = wanted_and_length
-
-    pieces = intersect_axis(wanted, length, chunk_length)
-
-    np.testing.assert_array_equal(pieces.chunk, np.unique(np.arange(length)[wanted] // chunk_length))
-    assert pieces.count.sum() == pieces.length == len(np.arange(length)[wanted])
+    np.testing.assert_array_equal(rebuilt(pieces, chunk_length), elements)
+    np.testing.assert_array_equal(pieces.chunk, np.unique(elements // chunk_length))
+    assert pieces.count.sum() == pieces.length == len(elements)
     assert (pieces.count > 0).all()
 
 
@@ -68,20 +59,10 @@ def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
 
     outer = outer_selection(key, shape)
 
-    increasing = data[np.ix_(*wanted_indices(outer.wanted, shape))]
-    np.testing.assert_array_equal(outer.restore(increasing), numpy_outer(data, key), strict=True)
+    indices = wanted_indices(outer.wanted, shape)
+    assert all((np.diff(index) >= 0).all() for index in indices)
+    np.testing.assert_array_equal(outer.restore(data[np.ix_(*indices)]), numpy_outer(data, key), strict=True)
     assert outer.shape == numpy_outer(data, key).shape
-
-
-@many
-@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6).flatmap(outer_keys))
-def test_outer_selection_wants_increasing_elements(shape_and_key):
-    shape, key = shape_and_key
-
-    outer = outer_selection(key, shape)
-
-    steps = [np.diff(index) for index in wanted_indices(outer.wanted, shape)]
-    assert all((step >= 0).all() for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -136,30 +117,20 @@ def test_selection_that_does_not_fit_is_refused(selection):
 
 @many
 @given(st.data())
-def test_points_are_found_again_in_their_groups(data):
+def test_points_are_found_again_in_groups_of_touched_chunks(data):
     n = data.draw(st.integers(0, 30))
     points = [data.draw(hnp.arrays(np.int64, n, elements=st.integers(-size, size - 1))) for size in GRID.shape]
     array = np.arange(35).reshape(7, 5)
 
     groups = group_points(points, GRID)
 
+    chunks = np.stack([p % size for p, size in zip(points, GRID.shape, strict=True)], axis=1) // GRID.chunk_shape
+    np.testing.assert_array_equal(groups.chunk, np.unique(chunks, axis=0))
     group_of = np.repeat(np.arange(len(groups.chunk)), np.diff(groups.bounds))
     element = groups.chunk[group_of] * GRID.chunk_shape + groups.within
     out = np.full(n, -1)
     out[groups.position] = array[tuple(element.T)]
     np.testing.assert_array_equal(out, array[tuple(points)])
-
-
-@many
-@given(st.data())
-def test_groups_are_touched_chunks_in_order(data):
-    n = data.draw(st.integers(0, 30))
-    points = [data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, size - 1))) for size in GRID.shape]
-
-    groups = group_points(points, GRID)
-
-    chunks = np.stack(points, axis=1) // GRID.chunk_shape
-    np.testing.assert_array_equal(groups.chunk, np.unique(chunks, axis=0))
 
 
 @pytest.mark.parametrize("points", [([7], [0]), ([0], [-6]), ([2**64 - 1], [0])])

@@ -1,22 +1,19 @@
 """The simulated device keeps its promises: freedom of order within what the events allow, poison, limits, counts."""
 
 import inspect
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
-import zstandard
 from helpers.simulated.memory import POISON
-from helpers.simulated.programs import BYTE, NEEDED, Log, N, memory_at, note, order, pipeline, recorded, simulated
+from helpers.simulated.programs import NEEDED, Log, N, memory_at, note, order, pipeline, recorded, simulated
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.simulated.streams import MODES, Point
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.cuda.api import DeviceApi, Kernel
-from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.errors import DeviceMemoryError
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,14 +62,6 @@ def test_the_legacy_stream_is_not_ordered_with_others():
         note(device, 2, device.consumer_stream())
 
     assert {notes(seed, enqueue) for seed in SEEDS} == {(1, 2), (2, 1)}
-
-
-def test_a_seed_draws_one_order():
-    def enqueue(device, s, t):
-        for number in range(20):
-            note(device, number, (s, t)[number % 2])
-
-    assert notes(7, enqueue) == notes(7, enqueue)
 
 
 def test_lazy_runs_what_is_waited_for_and_eager_runs_at_once():
@@ -130,22 +119,6 @@ def test_a_deadlock_is_an_error(seed):
         [device.wait(stream, event), device.synchronize(stream)]
 
 
-def test_what_was_freed_last_is_handed_out_first():
-    device = simulated(LAZY)
-    s, t = device.stream(), device.stream()
-    first, second = device.allocate(N, s), device.allocate(N, s)
-    second.free()
-    first.free()
-    other = device.allocate(N, t)
-    again = device.allocate(N, s)
-    device.synchronize(s)
-    late = device.allocate(N, t)
-    assert first.address % 256 == 0
-    assert other.address not in {first.address, second.address}  # the stream has not come to the frees
-    assert again.address == first.address
-    assert late.address == second.address
-
-
 def test_memory_is_poison_when_it_is_new_and_when_it_is_used_again():
     device = simulated(LAZY)
     stream = device.stream()
@@ -175,20 +148,6 @@ def test_memory_ends():
     del pinned
     device.allocate_pinned(N)
     assert device.peak_pinned_nbytes == N
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_freed_memory_comes_back_to_all_streams_and_whole(seed):
-    device = SimulatedDevice(seed, 1 << 20)
-    streams = device.stream(), device.stream()
-    for i in range(6):
-        whole = device.allocate(1 << 20, streams[i % 2])
-        assert device.memory_nbytes() == (0, 1 << 20)
-        whole.free()
-        for part in [device.allocate(1 << n, streams[(i + n) % 2]) for n in range(20)]:
-            part.free()
-    device.check()
-    assert device.peak_nbytes == 1 << 20
 
 
 def test_devices_are_activated_by_thread():
@@ -229,72 +188,3 @@ def test_a_pipeline_that_lacks_one_wait_turns_red(ignored):
 def test_unknown_mutations_are_refused():
     with pytest.raises(AssertionError, match="unknown"):
         simulated(mutations={"waits:1"})
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_threads_share_a_device(seed):
-    device = simulated(seed)
-    start = threading.Barrier(4)
-
-    def work(_):
-        start.wait()
-        out, expected = pipeline(device)
-        np.testing.assert_array_equal(out.get(), expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    device.check()
-
-
-def move(device):
-    """Let a kernel of the package move 800 bytes, told by a table; return (result, expected)."""
-    s, t = device.stream(), device.stream()
-    pinned, memory = device.allocate_pinned(2 * N).array, device.allocate(2 * N, s)
-    device.synchronize(s)
-    pinned[:N] = np.arange(N)
-    pinned[:24] = np.array([memory.address + 100, memory.address + N, 800], "u8").view(BYTE)
-    device.upload(memory.address, pinned[:N], s)
-    order(device, t, s)
-    device.launch(Kernel(file="move.cu", name="move"), 1, 256, [memory.address, 1, 1], t)
-    device.download(pinned[N:], memory.address + N, t)
-    device.synchronize(t)
-    memory.free()
-    device.check()
-    return pinned[N : N + 800], pinned[100:900]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_kernels_run_as_built_for_the_host(seed):
-    np.testing.assert_array_equal(*move(SimulatedDevice(seed, 1 << 20)))
-
-
-def test_a_kernel_does_not_start_on_a_table_of_poison():
-    with pytest.raises(AssertionError, match="kernel move: runs before 'upload of 1000 bytes"):
-        [move(SimulatedDevice(seed, 1 << 20, mutations={"wait"})) for seed in SEEDS]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nvcomp_works_in_the_order_of_the_stream(seed):
-    device = simulated(seed)
-    stream, data = device.stream(), np.arange(N, dtype=BYTE)
-    encoded = np.frombuffer(zstandard.compress(data), BYTE)
-    temp_nbytes = device.nvcomp.temp_nbytes("zstd", n_chunks=1, max_nbytes=N, total_nbytes=N)
-    memory, temp = device.allocate(4 * N, stream), device.allocate(temp_nbytes, stream)
-    pinned = device.allocate_pinned(4 * N).array
-    columns = {"sources": memory.address + N, "source_nbytes": len(encoded), "capacity": N}
-    columns |= {"actual": 0, "outputs": memory.address + 3 * N, "statuses": 99}
-    pinned[:48] = np.array(list(columns.values()), "u8").view(BYTE)
-    pinned[N : N + len(encoded)] = encoded
-    batch = Batch(**{name: memory.address + 8 * i for i, name in enumerate(columns)})
-
-    device.upload(memory.address, pinned[: 3 * N], stream)
-    device.nvcomp.decompress(
-        "zstd", batch, n_chunks=1, temp=temp.address, temp_nbytes=temp_nbytes, stream=stream.handle
-    )
-    device.download(pinned[3 * N :], memory.address + 3 * N, stream)
-    temp.free()
-    memory.free()
-    device.synchronize(stream)
-
-    np.testing.assert_array_equal(pinned[3 * N :], data)
-    device.check()

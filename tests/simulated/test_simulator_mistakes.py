@@ -4,152 +4,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers.simulated.programs import BYTE, Log, N, launch, memory_at, note, order, simulated
+from helpers.simulated.programs import BYTE, Log, N, launch, memory_at, note, simulated
 from helpers.simulated.streams import MODES
 
 from xarray_gpuzarr.cuda.nvcomp import Batch
 
 SEEDS = range(40)
-LAZY, EAGER = MODES.index("lazy"), MODES.index("eager")
-
-# Each program is right as it stands and a race without what it does `if right`. `pinned` is kept until the end.
-
-
-def forgotten_wait(device, pinned, right):
-    s, t = device.stream(), device.stream()
-    memory = device.allocate(N, s)
-    device.synchronize(s)
-    device.upload(memory.address, pinned[:N], s)
-    if right:
-        order(device, t, s)
-    launch(device, "add_one", [memory.address, memory.address, N], t)
-    order(device, s, t)
-    memory.free()
-
-
-def unordered_copies(device, pinned, right):
-    s, t = device.stream(), device.stream()
-    memory = device.allocate(N, s)
-    device.synchronize(s)
-    device.upload(memory.address, pinned[:N], s)
-    if right:
-        order(device, t, s)
-    device.download(pinned[N:], memory.address, t)
-    device.synchronize(t)
-    memory.free()
-
-
-def stale_input(device, pinned, right):
-    s, t = device.stream(), device.stream()
-    memory = device.allocate(N, s)
-    device.upload(memory.address, pinned[:N], s)
-    device.synchronize(s)
-    launch(device, "add_one", [memory.address, memory.address, N], s)
-    if right:
-        order(device, t, s)
-    device.download(pinned[N:], memory.address, t)
-    device.synchronize(t)
-    assert (pinned[N:] == 8).all(), "stale"
-    order(device, s, t)
-    memory.free()
-
-
-def forgotten_consumer(device, pinned, right):
-    s, null = device.stream(), device.consumer_stream()
-    array, memory = device.empty((N,), BYTE, null), device.allocate(N, s)
-    order(device, s, null)
-    device.upload(memory.address, pinned[:N], s)
-    launch(device, "copy", [memory.address, device.address(array), N], s)
-    memory.free()
-    if right:
-        order(device, null, s)
-    assert (array.get() == 7).all(), "poison"
-    order(device, null, s)
-
-
-def pinned_overwrite(device, pinned, right):
-    s = device.stream()
-    memory = device.allocate(N, s)
-    device.upload(memory.address, pinned[:N], s)
-    if right:
-        device.synchronize(s)
-    pinned[N // 2] = 1
-    memory.free()
-
-
-def download_read_early(device, pinned, right):
-    s = device.stream()
-    memory = device.allocate(N, s)
-    device.upload(memory.address, pinned[:N], s)
-    device.download(pinned[N:], memory.address, s)
-    if right:
-        device.synchronize(s)
-    assert (pinned[N:] == 7).all(), "early"
-    memory.free()
-
-
-def free_before_consumer_is_done(device, pinned, right):
-    s, t = device.stream(), device.stream()
-    memory = device.allocate(N, s)
-    order(device, t, s)
-    launch(device, "add_one", [memory.address, memory.address, N], t)
-    if right:
-        order(device, s, t)
-    memory.free()
-
-
-def garbage_before_consumer_is_done(device, pinned, right):
-    s, null = device.stream(), device.consumer_stream()
-    array = device.empty((N,), BYTE, null)
-    order(device, s, null)
-    device.download(pinned[:N], device.address(array), s)
-    if right:
-        order(device, null, s)
-    del array
-
-
-def use_before_allocation(device, pinned, right):
-    s, t = device.stream(), device.stream()
-    memory = device.allocate(N, s)
-    if right:
-        order(device, t, s)
-    device.upload(memory.address, pinned[:N], t)
-    device.synchronize(t)
-    memory.free()
-
-
-RACES = {
-    forgotten_wait: "kernel add_one: runs before 'upload of 1000 bytes",
-    unordered_copies: "download of 1000 bytes .* runs before 'upload of 1000 bytes",
-    stale_input: "stale",
-    forgotten_consumer: "poison",
-    pinned_overwrite: "pinned memory was overwritten before its copy ran",
-    download_read_early: "early",
-    free_before_consumer_is_done: "free of 1000 bytes .* runs before 'kernel add_one'",
-    garbage_before_consumer_is_done: "free of 1000 bytes .* runs before 'download of 1000 bytes",
-    use_before_allocation: "upload of 1000 bytes .* runs before 'allocation of 1000 bytes",
-}
-
-
-def carry_out(program, seed, **keywords):
-    device = simulated(seed)
-    pinned = device.allocate_pinned(2 * N)
-    pinned.array[:] = 7
-    program(device, pinned.array, **keywords)
-    device.check()
-
-
-@pytest.mark.parametrize("program", RACES, ids=lambda p: p.__name__)
-def test_a_race_passes_where_work_runs_at_once_and_fails_where_it_is_late(program):
-    carry_out(program, EAGER, right=False)
-    with pytest.raises(AssertionError, match=RACES[program]):
-        [carry_out(program, seed, right=False) for seed in SEEDS]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("program", RACES, ids=lambda p: p.__name__)
-def test_the_mended_program_passes(program, seed):
-    carry_out(program, seed, right=True)
+LAZY = MODES.index("lazy")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -247,6 +108,31 @@ MISTAKES = {
         "synchronize: .* is of another device",
     ),
     "another device's event": (lambda d, s, m, p: d.wait(s, simulated().event()), "wait: .* is of another device"),
+    "kernel before an upload to what it reads": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.upload(m.address, p, s)),
+            *(launch(d, "add_one", [m.address, m.address, N], t := d.stream()), d.synchronize(t)),
+        ],
+        "kernel add_one: runs before 'upload of 1000 bytes",
+    ),
+    "download before an upload": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.upload(m.address, p, s)),
+            *(d.download(d.allocate_pinned(N).array, m.address, t := d.stream()), d.synchronize(t)),
+        ],
+        "download of 1000 bytes .* runs before 'upload of 1000 bytes",
+    ),
+    "free before a download is done": (
+        lambda d, s, m, p: [
+            *(d.synchronize(s), d.download(p, m.address, d.stream())),
+            *(m.free(), d.synchronize(s)),
+        ],
+        "free of 1000 bytes .* runs before 'download of 1000 bytes",
+    ),
+    "upload before the allocation": (
+        lambda d, s, m, p: [d.upload(m.address, p, t := d.stream()), d.synchronize(t)],
+        "upload of 1000 bytes .* runs before 'allocation of 1000 bytes",
+    ),
     "failing kernel": (lambda d, s, m, p: launch(d, "fail", [], s), "kernel fail: in a kernel"),
     "empty grid": (lambda d, s, m, p: launch(d, "note", [1], s, n_blocks=0), "kernel note: 0 blocks"),
     "batch of poison": (lambda d, s, m, p: poisoned_batch(d, s.handle, m), "nvCOMP: .*LZ4: a chunk of more than"),

@@ -11,15 +11,15 @@ import pytest
 import xarray as xr
 from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
 from helpers.data.datasets import open_stock, write_weather
+from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
-from helpers.simulated.reads import CudaReads, limits
-from helpers.simulated.simulator import SimulatedDevice
+from helpers.simulated.reads import limits
 from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError
-from xarray_gpuzarr.decoders import choice, cuda
+from xarray_gpuzarr.decoders import choice
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,25 +35,15 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(params=[0, 3], ids=["lazy", "random"])
-def device(request, monkeypatch):
+def device(request):
     """A GPU that ``device="cuda"`` and ``device="auto"`` find."""
-    simulated = SimulatedDevice(request.param)
-    monkeypatch.setattr(choice, "missing_for_cuda", list)
-    monkeypatch.setattr(cuda, "CudaDecoder", lambda: CudaReads(simulated).decoder)
-    choice.decoder_for.cache_clear()
-    with limits():
-        yield simulated
-    choice.decoder_for.cache_clear()
-    simulated.check()
+    with simulated_worker.installed(seed=request.param) as device, limits():
+        yield device
+        device.check()
 
 
 def open_on_device(store, **keywords):
     return xr.open_dataset(store, engine="gpuzarr", **({"device": "cuda", "consolidated": False} | keywords))
-
-
-@pytest.mark.parametrize("asked", ["cuda", "auto"])
-def test_device_is_found(path, device, asked):
-    assert open_on_device(path, device=asked).gpuzarr.device == "cuda"
 
 
 @pytest.mark.parametrize("name", ON_DEVICE)
@@ -98,15 +88,6 @@ def test_to_host_is_the_dataset_of_the_zarr_engine(path, device, chunks):
     assert_same_dataset(host, open_stock(path, consolidated=False))
 
 
-def test_reductions_stay_on_the_device(path, device):
-    ds, stock = open_on_device(path, chunks={}), open_stock(path)
-
-    total = ds["count"].sum("time").compute(scheduler="sync").data
-
-    assert type(total) is SimulatedArray
-    np.testing.assert_array_equal(total.get(), stock["count"].sum("time").values)
-
-
 def test_coordinates_times_and_text_are_numpy_on_the_host(path, device):
     ds, stock = open_on_device(path, chunks={}).compute(), open_stock(path)
 
@@ -120,32 +101,10 @@ def test_coordinates_times_and_text_are_numpy_on_the_host(path, device):
     assert ds.indexes["time"].equals(stock.indexes["time"])
 
 
-def test_arithmetic_of_groups_with_a_coordinate_of_one_value(path, device):
-    ds, stock = open_on_device(path, chunks={}), open_stock(path)
-
-    with xr.set_options(use_flox=False):
-        anomalies = ds.t2m.groupby("time.hour") - ds.t2m.groupby("time.hour").mean()
-
-    expected = stock.t2m.groupby("time.hour") - stock.t2m.groupby("time.hour").mean()
-    xr.testing.assert_allclose(anomalies.gpuzarr.to_host().compute(scheduler="sync"), expected.compute())
-
-
 GROUPED = {
     "climatology": lambda ds: ds.t2m.groupby("time.hour").mean(),
     "resample": lambda ds: ds.u10.resample(time="1D").max(),
 }
-
-
-@pytest.mark.parametrize("work", GROUPED)
-@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "chunked"])
-def test_groups_are_reduced_without_flox(path, device, work, chunks):
-    ds, stock = open_on_device(path, chunks=chunks), open_stock(path)
-
-    with xr.set_options(use_flox=False):
-        found = GROUPED[work](ds).gpuzarr.to_host().compute(scheduler="sync")
-        expected = GROUPED[work](stock).compute()
-
-    xr.testing.assert_allclose(found, expected)
 
 
 @pytest.mark.parametrize("work", GROUPED)
@@ -155,14 +114,6 @@ def test_flox_refuses_device_arrays(path, device, work):
 
     with xr.set_options(use_flox=True), pytest.raises(TypeError, match=r"Unsupported type <class 'numpy\.ndarray'>"):
         GROUPED[work](ds)
-
-
-def test_label_selection_works(path, device):
-    labels = {"time": "2020-01-02", "lat": slice(-40, 40)}
-
-    picked = open_on_device(path, chunks={}).t2m.sel(labels).compute()
-
-    assert_same_values(picked.data.get(), open_stock(path).t2m.sel(labels).values)
 
 
 KINDS = {
@@ -198,14 +149,6 @@ def test_explain_says_where_each_variable_is_decoded_and_why(kinds, device):
     assert [name for name, (_, _, why) in KINDS.items() if why not in rows[name].why] == []
     assert [name for name, (_, _, why) in KINDS.items() if bool(why) != bool(rows[name].why)] == []
     assert device.calls == {}
-
-
-def test_explain_of_the_rest(path, device):
-    rows = {row.variable: (row.where, row.why) for row in open_on_device(path).gpuzarr.explain().rows}
-
-    assert rows["time"] == ("host, by xarray", "index coordinate")
-    assert rows["valid"] == ("host, by xarray", "times stay with xarray")
-    assert rows["station"] == ("host, by xarray", "text and objects stay with xarray")
 
 
 @pytest.mark.parametrize("name", KINDS)

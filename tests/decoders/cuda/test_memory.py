@@ -1,10 +1,7 @@
 """Device memory of reads: how much, what happens when there is none, and what several reads share."""
 
-import asyncio
 import gc
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +20,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
 from xarray_gpuzarr.cuda.workspace_memory import PinnedRing
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
 
 MIB = KIB * KIB
@@ -299,23 +297,6 @@ def test_results_are_freed_in_any_order(seed, order):
     assert_nothing_is_left(reads)
 
 
-@pytest.mark.parametrize("seed", FEW_SEEDS)
-def test_threads_read_at_once(seed):
-    device = SimulatedDevice(seed, 16 * MIB)
-    reads, start = CudaReads(device), threading.Barrier(4)
-
-    def work(number):
-        start.wait()
-        with device.stream():
-            for name in (*SCENES[number:], *SCENES[:number]):
-                np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    device.check()
-    assert device.calls["stream"] <= (4 + 1) * 4
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("seed", SEEDS[: usually(4, full=9)])
@@ -335,28 +316,11 @@ def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
     assert not [owner for _, owner in device.stolen if owner is copy or owner in works]
 
 
-def test_failing_thread_does_not_disturb_the_others():
-    device = SimulatedDevice(LAZY)
-    reads, stored = CudaReads(device), stored_array(scene("gzip").array)
-    failing = replace(stored, source=FailingSource(stored.source, failed, "c/3/0"))
-
-    def work(number):
-        if number % 2:
-            with pytest.raises(StoreReadError):
-                reads.read(failing)
-        else:
-            np.testing.assert_array_equal(reads.values(stored), scene("gzip").expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(16)))
-    device.check()
-
-
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_two_devices_in_one_process(seed):
     devices = [SimulatedDevice(seed, index=0), SimulatedDevice(seed + 1, index=1)]
     reads = CudaReads(devices[0])
-    reads.decoder._current_device = lambda: reads.device
+    reads.decoder = CudaDecoder(lambda: reads.device)
 
     for name in SCENES:
         for reads.device in devices:
@@ -375,12 +339,3 @@ def test_configure_holds_from_the_next_read_on():
     assert_reads(reads)
 
     assert (n_batches, device.calls["nvcomp"]) == (4, 4 + 1)
-
-
-def test_read_under_a_running_event_loop():
-    reads = CudaReads(SimulatedDevice(LAZY))
-
-    async def call():
-        assert_reads(reads)
-
-    asyncio.run(call())

@@ -153,21 +153,6 @@ def test_result_is_ready_for_any_stream(seed):
     device.check()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_memory_of_a_result_is_used_again_only_after_the_consumer_is_done(seed):
-    name = "zstd, straight into the result"
-    device = SimulatedDevice(seed, 4 * KIB * KIB)
-    reads, mine = CudaReads(device), device.stream()
-
-    with limits(), mine:
-        for _ in range(3):
-            result = reads.read(scene(name).array)
-            result[...] = 7
-            del result
-        np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
-    device.check()
-
-
 SHAPES = {
     "scattered": lambda n: ((n, 64), (2, 32)),
     "straight into the result": lambda n: ((n * 32,), (32,)),

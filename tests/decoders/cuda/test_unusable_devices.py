@@ -73,6 +73,11 @@ class WithoutNvcomp(FaultyDevice):
         pass
 
 
+def faulty(fault):
+    device = FaultyDevice(fault)
+    return lambda *_: device
+
+
 STARTS = {
     "the driver is too old": (too_old, "CUDA driver version is insufficient", "pip install 'xarray-gpuzarr[cuda12]'"),
     "others have filled its memory": (filled, "cudaErrorMemoryAllocation", "free memory of the GPU"),
@@ -80,11 +85,20 @@ STARTS = {
 }
 
 
-@pytest.fixture(params=STARTS)
+FAILED = "copies failed its self-check on NVIDIA Simulator"
+STARTS_AND_FAILS = STARTS | {
+    "copies are wrong": (faulty(Fault("upload", "bytes")), FAILED, "doctor"),
+    "copies fail": (faulty(Fault("upload", "raise")), FAILED, "doctor"),
+    "a check breaks it": (faulty(Fault("upload", "raise", first=8)), FAILED, "doctor"),
+}
+never_starts = pytest.mark.parametrize("start", STARTS, indirect=True)
+
+
+@pytest.fixture(params=STARTS_AND_FAILS)
 def start(request, tmp_path):
     """A store, and a machine whose GPU does not start: why, and what mends it."""
     xr.Dataset({"a": (("y", "x"), VALUES)}).chunk(y=10, x=30).to_zarr(tmp_path / "a.zarr", consolidated=False)
-    native_device, found, do = STARTS[request.param]
+    native_device, found, do = STARTS_AND_FAILS[request.param]
     with simulated_worker.installed():
         sys.modules[simulated_worker.MODULE].native_device = native_device
         yield tmp_path / "a.zarr", found, do
@@ -134,6 +148,7 @@ def test_auto_reads_to_the_host_and_says_why_once(start, door):
     assert do in text
 
 
+@never_starts
 @pytest.mark.filterwarnings("ignore")
 def test_explain_and_doctor_say_the_same_reason(start):
     path, found, do = start
@@ -167,6 +182,7 @@ def test_a_worker_is_prepared_for_the_host(start):
         preparation.enter(device="cuda", pool=True, options={})
 
 
+@never_starts
 @pytest.mark.filterwarnings("ignore")
 def test_a_gpu_that_starts_later_is_used(start):
     path, *_ = start

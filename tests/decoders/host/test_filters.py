@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from helpers.data.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
 from helpers.data.registered_filters import decode_scale_offset
-from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,8 +30,6 @@ COMPLEX = ("c8", "c16")
 PAIRS = [*itertools.product(REAL, REAL), *itertools.product((*REAL, *COMPLEX), COMPLEX)]
 """(encoded, decoded)."""
 ORDERS = [("<", "<"), (">", ">"), ("<", ">"), (">", "<")]
-
-seeds = st.integers(0, 2**32 - 1)
 
 
 def decoded(spec, encoded):
@@ -67,24 +64,6 @@ def test_fixed_scale_offset(stored, result, scale, offset):
     codec = numcodecs.FixedScaleOffset(offset=offset, scale=scale, dtype=result, astype=stored)
 
     assert decoded(spec, encoded) == by_numcodecs(codec, encoded)
-
-
-@many
-@given(st.sampled_from(PAIRS), st.sampled_from(ORDERS), st.sampled_from(SCALES), st.integers(1, 300), seeds)
-def test_any_elements(dtypes, orders, numbers, n, seed):
-    stored, result = (order + dtype for order, dtype in zip(orders, dtypes, strict=True))
-    encoded, (scale, offset) = noise(stored, n, seed), numbers
-    cases = [
-        (AsTypeSpec(encoded=stored, decoded=result), numcodecs.AsType(stored, result)),
-        (DeltaSpec(encoded=stored, decoded=result), numcodecs.Delta(result, stored)),
-        (
-            FixedScaleOffsetSpec(encoded=stored, decoded=result, scale=scale, offset=offset),
-            numcodecs.FixedScaleOffset(offset=offset, scale=scale, dtype=result, astype=stored),
-        ),
-    ]
-
-    for spec, codec in cases:
-        assert decoded(spec, encoded) == by_numcodecs(codec, encoded), spec
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100))

@@ -6,12 +6,12 @@ import zarr
 import zstandard
 from helpers.compare import assert_same_bits
 from helpers.data.damage import assert_explains
-from helpers.stores.fakes import ScriptedStore, put, take, vanish_after_index
+from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
 from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
-from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array
+from xarray_gpuzarr import CorruptChunkError, GpuZarrError, read_array
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(120)]
 
@@ -146,21 +146,6 @@ def test_file_cut_short_while_it_is_read(local, frame):
         read(array)
 
     assert_explains(caught.value, KEYS["unsharded"])
-
-
-def test_shard_of_large_chunks_deleted_after_its_index_was_read(memory, frame):
-    with_second_chunk("sharded", memory, frame)
-    array = zarr.open_array(ScriptedStore(memory, vanish_after_index), path="t", mode="r")
-
-    with pytest.raises(StoreReadError, match="disappeared"):
-        read(array)
-
-
-@pytest.mark.parametrize("codecs", CODECS)
-def test_large_objects_that_were_never_written(store, codecs):
-    array = zarr.create_array(store, name="t", shape=(2 * N,), dtype="i4", chunks=(N,), fill_value=5, **CODECS[codecs])
-
-    assert_same_bits(read(array), np.full(2 * N, 5, "i4"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

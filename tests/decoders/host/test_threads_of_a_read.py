@@ -84,14 +84,6 @@ def test_chunks_that_are_next_to_nothing_encoded_are_shared_out(local, most, mon
     assert max(found) == 128 // 4 // 4
 
 
-def test_short_chunks_are_read_by_one_thread(memory, most):
-    array = write(memory, counting((8, 8)), chunks=(4, 4))
-
-    read_array(array, device="host")
-
-    assert most == [1]
-
-
 @pytest.mark.parametrize("shards", [None, (64, 64)])
 def test_local_files_are_read_by_the_loops_and_what_they_leave_by_as_many_threads_as_ever(
     tmp_path, monkeypatch, most, shards
@@ -106,27 +98,6 @@ def test_local_files_are_read_by_the_loops_and_what_they_leave_by_as_many_thread
     assert_same_bits(read_array(array, device="host"), data)
 
     assert most == [1, 1, 4]
-
-
-def test_single_short_chunks_of_shards_are_read_by_the_loops(tmp_path, most):
-    require_loops()
-    data = counting((64, 64)).astype("i8")
-    array = write(str(tmp_path / "a.zarr"), data, chunks=(16, 16), shards=(32, 32))
-
-    assert_same_bits(read_array(array, (slice(0, 64, 33), slice(0, 64, 32)), device="host"), data[::33, ::32])
-
-    assert most == [1]
-
-
-def test_threads_that_write_side_by_side_read_all_values(tmp_path, monkeypatch, most):
-    set_costs(monkeypatch, loops_s=0.0)
-    data = counting((2**20,)).astype("i4")
-    array = write(str(tmp_path / "a.zarr"), data, chunks=(512,), shards=(2**18,))
-
-    for _ in range(10):
-        np.testing.assert_array_equal(read_array(array, device="host"), data)
-
-    assert most == [4] * 10
 
 
 @pytest.mark.parametrize(

@@ -194,47 +194,14 @@ PLAUSIBLE = {
 }
 
 
-def decode_blosclz(stream, length):
-    try:
-        return run_blosclz(stream)
-    except IndexError as error:
-        raise ValueError("a match reaches beyond the stream or the start") from error
-
-
-def run_blosclz(stream):
-    out, at, control = bytearray(), 1, stream[0] & 31
-    while True:
-        if control < 32:
-            out += stream[at : at + control + 1]
-            at += control + 1
-        else:
-            at = copy_match(stream, at, control, out)
-        if at >= len(stream):
-            return bytes(out)
-        control = stream[at]
-        at += 1
-
-
-def copy_match(stream, at, control, out):
-    """Append one match to `out`; return where the next instruction is."""
-    length, high = (control >> 5) - 1, (control & 31) << 8
-    while length >= 6:
-        length += stream[at]
-        at += 1
-        if stream[at - 1] != 255:
-            break
-    distance = high + stream[at] + 1
-    at += 1
-    if distance == 8192:
-        distance += int.from_bytes(stream[at : at + 2], "big")
-        at += 2
-    for _ in range(length + 3):
-        out.append(out[-distance])
-    return at
+def by_c_blosc(stream, length):
+    """Decode a stream as the only one of a frame."""
+    frame = assemble([streams(stream)], flags=16, typesize=1, nbytes=length, blocksize=length)
+    return imagecodecs.blosc_decode(frame)
 
 
 DECODE = {
-    0: decode_blosclz,
+    0: by_c_blosc,
     1: lambda stream, length: bytes(imagecodecs.lz4_decode(stream, out=length)),
     2: lambda stream, length: bytes(imagecodecs.snappy_decode(stream)),
     3: lambda stream, length: zlib.decompress(stream),

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numcodecs
 import numpy as np
-import numpy.typing as npt
+import zstandard
 
-from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import aligned
+from helpers.data import blosc_frames as by_hand
+from helpers.kernels import memory as memories
+from helpers.kernels.memory import Bytes, columns
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
+from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
 
-Bytes = npt.NDArray[np.uint8]
-
-GUARD = 0 if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else 64
-"""Bytes around a target that no kernel may touch; a sanitizer watches them better than we can."""
 COPY, SHUFFLE, BITSHUFFLE = 0, 1, 2
 OK, DAMAGED = 0, 12
-
-
-def placed(content: bytes, offset: int = 0) -> Bytes:
-    """Return `content` at an address that is `offset` modulo 256, with nothing allocated around it."""
-    home = aligned(len(content), offset)
-    home[:] = np.frombuffer(content, np.uint8)
-    return home
-
-
-class Target:
-    """Memory for a result, at an address that is `offset` modulo 64."""
-
-    def __init__(self, nbytes: int, offset: int = 0) -> None:
-        self._memory = aligned(nbytes + 2 * GUARD, offset)
-        self._memory[:] = 0xA5
-        self.nbytes, self.address = nbytes, int(self._memory.ctypes.data) + GUARD
-
-    def content(self) -> bytes:
-        """Return the result, once it is seen that the guards are untouched."""
-        behind = GUARD + self.nbytes
-        assert (self._memory[:GUARD] == 0xA5).all()
-        assert (self._memory[behind:] == 0xA5).all()
-        return self._memory[GUARD:behind].tobytes()
 
 
 # ---- unshuffling
@@ -75,16 +51,14 @@ class Block:
 
 def run_unshuffle(blocks: Sequence[Block], max_nbytes: int | None = None) -> list[bytes]:
     """Return what one launch makes of blocks; `max_nbytes` below their length lets threads do more than one tile."""
-    sources = [placed(b.content, b.offsets[0]) for b in blocks]
-    targets = [Target(len(b.content), b.offsets[1]) for b in blocks]
-    rows = [
-        (s.ctypes.data, t.address, t.nbytes, b.typesize, b.filter)
-        for s, t, b in zip(sources, targets, blocks, strict=True)
-    ]
-    table = np.array(rows, np.uint64).reshape(-1, 5).T.copy()
-    longest = max((t.nbytes for t in targets), default=0)
-    unshuffle(HostLaunches(), None, table=table.ctypes.data, n=len(blocks), max_nbytes=max_nbytes or longest)
-    return [t.content() for t in targets]
+    memory = memories.make()
+    targets = [memory.reserve(len(b.content), b.offsets[1]) for b in blocks]
+    sources = [memory.place(b.content, b.offsets[0]) for b in blocks]
+    rest = [(len(b.content), b.typesize, b.filter) for b in blocks]
+    table = memory.place(columns([(s, t, *r) for s, t, r in zip(sources, targets, rest, strict=True)], 5))
+    most = max_nbytes or max((len(b.content) for b in blocks), default=0)
+    memory.run(lambda api, stream: unshuffle(api, stream, table=table, n=len(blocks), max_nbytes=most))
+    return [memory.content(t, len(b.content)).tobytes() for t, b in zip(targets, blocks, strict=True)]
 
 
 def as_c_blosc_has_it(content: bytes, typesize: int, wanted: int) -> int:
@@ -117,16 +91,17 @@ class Decoded:
 
 def run_blosclz(rows: Sequence[Coded]) -> list[Decoded]:
     """Return what one launch makes of streams."""
-    sources = [placed(r.stream, r.offsets[0]) for r in rows]
-    targets = [Target(r.nbytes, r.offsets[1]) for r in rows]
-    columns = [(s.ctypes.data, len(s), t.address, t.nbytes) for s, t in zip(sources, targets, strict=True)]
-    table = np.array(columns, np.uint64).reshape(-1, 4).T.copy()
-    actual, status = np.full(len(rows), 7, np.uint64), np.full(len(rows), 7, np.int32)
-    results = {"actual": actual.ctypes.data, "status": status.ctypes.data}
-    blosclz(HostLaunches(), None, table=table.ctypes.data, n=len(rows), **results)
-    contents = [t.content() for t in targets]
-    found = zip(status.tolist(), actual.tolist(), contents, strict=True)
-    return [Decoded(status=s, actual=a, content=c) for s, a, c in found]
+    memory, n = memories.make(), len(rows)
+    targets = [memory.reserve(r.nbytes, r.offsets[1]) for r in rows]
+    places = [
+        (memory.place(r.stream, r.offsets[0]), len(r.stream), t, r.nbytes) for r, t in zip(rows, targets, strict=True)
+    ]
+    table, actual, status = memory.place(columns(places, 4)), memory.reserve(8 * n), memory.reserve(4 * n)
+    memory.run(lambda api, stream: blosclz(api, stream, table=table, n=n, actual=actual, status=status))
+    found = memory.content(status, 4 * n).view(np.int32), memory.content(actual, 8 * n).view(np.uint64)
+    contents = [memory.content(t, r.nbytes).tobytes() for r, t in zip(rows, targets, strict=True)]
+    told = zip(*(column.tolist() for column in found), contents, strict=True)
+    return [Decoded(status=s, actual=a, content=c) for s, a, c in told]
 
 
 def c_blosc(row: Coded) -> bytes | None:
@@ -143,52 +118,59 @@ def c_blosc(row: Coded) -> bytes | None:
 # ---- frames
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What the header of a frame and those of its streams say."""
-
-    typesize: int
-    filter: int
-    nbytes: int
-    blocksize: int
-    streams: list[tuple[int, Coded]]
-    """Where each goes in the decompressed frame; the last may be stored as it is."""
+def found_in(frame: bytes) -> BloscStreams:
+    """Return where the streams and blocks of a frame are."""
+    nbytes = int.from_bytes(frame[4:8], "little")
+    found = walk_blosc(np.frombuffer(frame, np.uint8), np.array([0]), np.array([len(frame)]), nbytes)
+    assert found.ready.all()
+    return found
 
 
-def walk(frame: bytes) -> Frame:
-    """Return what there is in a frame of blosclz."""
-    flags, typesize, nbytes, blocksize = struct.unpack_from("<2B2I", frame, 2)
-    assert flags & 0xE2 == 0, "neither another codec nor a plain copy"
-    streams = []
-    for i, start in enumerate(range(0, nbytes, blocksize)):
-        length = min(blocksize, nbytes - start)
-        is_split = not flags & 0x10 and typesize <= 16 and blocksize // typesize >= 128 and length == blocksize
-        n_splits = typesize if is_split else 1
-        (at,) = struct.unpack_from("<I", frame, 16 + 4 * i)
-        for split in range(n_splits):
-            (csize,) = struct.unpack_from("<I", frame, at)
-            coded = Coded(stream=frame[at + 4 : at + 4 + csize], nbytes=length // n_splits, offsets=(at + 4 & 15, 0))
-            streams.append((start + split * (length // n_splits), coded))
-            at += 4 + csize
-    chosen = SHUFFLE if flags & 1 else BITSHUFFLE if flags & 4 else COPY
-    return Frame(typesize=typesize, filter=chosen, nbytes=nbytes, blocksize=blocksize, streams=streams)
+def coded_streams(frame: bytes) -> list[Coded]:
+    """Return the streams of a frame, those that are stored as they are among them."""
+    columns_of = ("source", "source_nbytes", "target_nbytes")
+    return [
+        Coded(stream=frame[at : at + length], nbytes=nbytes, offsets=(at & 15, 0))
+        for at, length, nbytes in by_hand.rows(found_in(frame), *columns_of)
+    ]
 
 
-def decompressed(frame: bytes) -> bytes:
+def decoded_chunks(data: Bytes, found: BloscStreams, chunk_nbytes: int) -> list[bytes | None]:
+    """Return what the kernels, and the host for nvCOMP, make of each frame; None if a stream does not decode."""
+    chunks = np.zeros((len(found.ready), chunk_nbytes), np.uint8)
+    sound = found.ready.copy()
+    streams = [data[s : s + n].tobytes() for s, n in by_hand.rows(found, "source", "source_nbytes")]
+    of_kernel = np.flatnonzero(found.codec == BLOSCLZ).tolist()
+    coded = [Coded(stream=streams[at], nbytes=int(found.target_nbytes[at]), offsets=(at % 16, 0)) for at in of_kernel]
+    by_kernel = dict(zip(of_kernel, run_blosclz(coded), strict=True))
+    for at, (chunk, target, nbytes, codec) in enumerate(
+        by_hand.rows(found, "chunk", "target", "target_nbytes", "codec")
+    ):
+        if at in by_kernel:
+            result = by_kernel[at].content if by_kernel[at].status == OK else None
+        else:
+            result = attempt(by_hand.DECODE[codec], streams[at], nbytes)
+        if result is None or len(result) != nbytes:
+            sound[chunk] = False
+        else:
+            chunks[chunk, target : target + nbytes] = np.frombuffer(result, np.uint8)
+    blocks = list(by_hand.rows(found, *by_hand.BLOCK_COLUMNS))
+    contents = [chunks[chunk, first : first + nbytes].tobytes() for chunk, first, nbytes, _, _ in blocks]
+    wanted = [Block(content=c, typesize=b[3], filter=b[4]) for c, b in zip(contents, blocks, strict=True)]
+    for (chunk, first, nbytes, _, _), content in zip(blocks, run_unshuffle(wanted), strict=True):
+        chunks[chunk, first : first + nbytes] = np.frombuffer(content, np.uint8)
+    return [chunk.tobytes() if is_sound else None for chunk, is_sound in zip(chunks, sound.tolist(), strict=True)]
+
+
+def attempt(decode: Callable[..., bytes], *arguments: Any) -> bytes | None:
+    """Return the bytes, or None if there are none."""
+    try:
+        return bytes(decode(*arguments))
+    except (ValueError, RuntimeError, MemoryError, zstandard.ZstdError, zlib.error):
+        return None
+
+
+def decompressed(frame: bytes) -> bytes | None:
     """Return what the kernels make of a frame."""
-    header = walk(frame)
-    scratch = bytearray(header.nbytes)
-    coded = [(at, c) for at, c in header.streams if len(c.stream) != c.nbytes]
-    assert coded
-    for (at, c), found in zip(coded, run_blosclz([c for _, c in coded]), strict=True):
-        assert found.status == OK
-        scratch[at : at + c.nbytes] = found.content
-    for at, c in header.streams:
-        if len(c.stream) == c.nbytes:
-            scratch[at : at + c.nbytes] = c.stream
-    blocks = []
-    for start in range(0, header.nbytes, header.blocksize):
-        content = bytes(scratch[start : start + header.blocksize])
-        chosen = as_c_blosc_has_it(content, header.typesize, header.filter)
-        blocks.append(Block(content=content, typesize=header.typesize, filter=chosen, offsets=(start & 15, start & 15)))
-    return b"".join(run_unshuffle(blocks))
+    found = found_in(frame)
+    return decoded_chunks(np.frombuffer(frame, np.uint8), found, int.from_bytes(frame[4:8], "little"))[0]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.kernels.blosc_runs import Target, placed
-from helpers.kernels.on_host import HostLaunches
+from helpers.kernels import memory as memories
+from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
 
 
@@ -24,17 +24,13 @@ def run_filter(
     codec: Filter, chunks: Sequence[bytes], n_elements: int, itemsize: int, offsets: Sequence[int] = (0,)
 ) -> list[Filtered]:
     """Decode chunks, all in one launch, from and to addresses that are `offsets` in turn, modulo 64."""
-    n = len(chunks)
-    at = [offsets[i % len(offsets)] for i in range(n)]
-    sources = [placed(chunk, offset) for chunk, offset in zip(chunks, at, strict=True)]
-    targets = [Target(n_elements * itemsize, offset) for offset in at]
-    table = np.array([[s.ctypes.data for s in sources], [t.address for t in targets]], np.uint64)
-    flags, words = np.zeros(n, np.uint64), codec.words.copy()
-    places = FilterChunks(
-        table=table.ctypes.data, n=n, n_elements=n_elements, flags=flags.ctypes.data, words=words.ctypes.data
-    )
-    codec.launch(HostLaunches(), None, places)
-    return [
-        Filtered(flagged=bool(flag), content=target.content())
-        for flag, target in zip(flags.tolist(), targets, strict=True)
-    ]
+    memory, n, nbytes = memories.make(), len(chunks), n_elements * itemsize
+    targets = [memory.reserve(nbytes, offsets[i % len(offsets)]) for i in range(n)]
+    sources = [memory.place(chunk, offsets[i % len(offsets)]) for i, chunk in enumerate(chunks)]
+    table = memory.place(columns(list(zip(sources, targets, strict=True)), 2))
+    flags, words = memory.reserve(8 * n, byte=0), memory.place(codec.words)
+    places = FilterChunks(table=table, n=n, n_elements=n_elements, flags=flags, words=words)
+    memory.run(lambda api, stream: codec.launch(api, stream, places))
+    flagged = memory.content(flags, 8 * n).view(np.uint64).tolist()
+    contents = [memory.content(target, nbytes).tobytes() for target in targets]
+    return [Filtered(flagged=bool(f), content=c) for f, c in zip(flagged, contents, strict=True)]

@@ -27,19 +27,18 @@ ENCODE = {
 }
 LENGTHS = [1, 70_000, *range(2, 2000, 50)]
 CHUNKS = [np.arange(n, dtype="u2").tobytes()[:n] for n in LENGTHS]
-GUARD = 0xEE
 NAMES = {"zstd": "Zstd", "gzip, looking ahead": "Gzip, looking ahead"}
 """Of formats that need scratch memory."""
 
 
 class HostBatch:
-    """Chunks that start as misaligned as their format allows, with a guard after each output."""
+    """Chunks that start as misaligned as their format allows."""
 
     def __init__(self, fmt: Format, encoded: list[bytes], capacity: list[int]) -> None:
         n = len(encoded)
         self.fmt = fmt
         self.sources = [_misaligned(chunk, 4 if fmt in {"deflate", "gzip, looking ahead"} else 1) for chunk in encoded]
-        self.outputs = [np.full(nbytes + 1, GUARD, "u1") for nbytes in capacity]
+        self.outputs = [np.zeros(nbytes, "u1") for nbytes in capacity]
         self.temp = np.zeros(needed_temp(NAMES.get(fmt, fmt), n, sum(capacity)) // 8 + (fmt in NAMES), "u8")
         self.columns = {
             "sources": np.array([source.ctypes.data for source in self.sources], "u8"),
@@ -67,10 +66,6 @@ class HostBatch:
     def decoded(self) -> list[bytes]:
         actual = self.columns["actual"].tolist()
         return [output[:nbytes].tobytes() for output, nbytes in zip(self.outputs, actual, strict=True)]
-
-    @property
-    def guards(self) -> set[int]:
-        return {int(output[-1]) for output in self.outputs}
 
 
 def whole_batch(fmt: Format) -> HostBatch:

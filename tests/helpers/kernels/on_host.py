@@ -101,6 +101,22 @@ def run_child(environment: dict[str, str], *arguments: str) -> subprocess.Comple
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=_TESTS.parent)
 
 
+def assert_sanitizers_catch(program: str, *, harmless: Sequence[object], aborted: Sequence[object]) -> str:
+    """Have ``run(*case)`` of a program end well or not, under sanitizers, in a fork each; return what they say."""
+    cases = [(case, True) for case in harmless] + [(case, False) for case in aborted]
+    forks = f"""
+import os
+for case, is_harmless in {cases!r}:
+    if not os.fork():
+        run(*case)
+        os._exit(0)
+    assert (os.wait()[1] == 0) == is_harmless, case
+"""
+    child = run_child(sanitized_environment(), "-c", program + forks)
+    assert child.returncode == 0, child.stderr
+    return child.stderr
+
+
 @functools.cache
 def _load_once(kernel: Kernel) -> tuple[Callable[..., int], threading.Lock]:
     run = ctypes.CDLL(str(_build(kernel))).shim_entry

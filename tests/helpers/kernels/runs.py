@@ -1,8 +1,8 @@
-"""Whole arrays, cut into chunks, through the kernels that place elements; and what NumPy makes of them."""
+"""Whole arrays, cut into chunks, through the kernels that place elements, and what NumPy makes of them; and moves."""
 
 from __future__ import annotations
 
-import ctypes
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,23 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from helpers.kernels.on_host import HostLaunches
+from helpers.data.ways_cases import numpy_cast
+from helpers.kernels import memory as memories
+from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.elements import ElementCast
-from xarray_gpuzarr.cuda.launch import Points, Scatter
+from xarray_gpuzarr.cuda.launch import Points, Scatter, move
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 Array = npt.NDArray[Any]
 Chunk = tuple[int, ...]
-
-GUARD = 64
-"""Bytes before and behind an output that no kernel may touch."""
-
-_poison = getattr(ctypes.CDLL(None), "__asan_poison_memory_region", None)
-if _poison is not None:
-    _poison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +69,10 @@ def scattered(stored: Stored, cast: ElementCast, wanted: Sequence[slice | npt.ND
     axes = zip(wanted, stored.array.shape, stored.chunk_shape, strict=True)
     pieces = [intersect_axis(*axis) for axis in axes]
     shape = tuple(p.length for p in pieces)
-    out = Guarded(shape, cast.result)
+    memory = memories.make()
+    out = memory.reserve(nbytes := math.prod(shape) * cast.result.itemsize)
     out_strides = [s // cast.result.itemsize for s in np.empty(shape, cast.result).strides]
-    columns = [
+    of_axes = [
         AxisColumns(
             in_start=p.in_start,
             count=p.count,
@@ -87,11 +84,11 @@ def scattered(stored: Stored, cast: ElementCast, wanted: Sequence[slice | npt.ND
         )
         for p, in_stride, out_stride in zip(pieces, stored.in_strides, out_strides, strict=True)
     ]
-    kernel = Scatter(columns, cast, out=out.address, fill=stored.fill)
+    kernel = Scatter(of_axes, cast, out=out, fill=stored.fill)
     rows = list(product(*(range(len(p.chunk)) for p in pieces)))
     at = {row: tuple(int(p.chunk[i]) for p, i in zip(pieces, row, strict=True)) for row in rows}
-    _run(kernel, stored, at)
-    return out.array()
+    _run(memory, kernel, stored, at)
+    return memory.content(out, nbytes).view(cast.result).reshape(shape)
 
 
 def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.int64]]) -> Array:
@@ -100,80 +97,45 @@ def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.in
         shape=stored.array.shape, chunk_shape=stored.chunk_shape, chunks_per_shard=(1,) * stored.array.ndim
     )
     groups = group_points(points, grid)
-    out = Guarded((len(points[0]),), cast.result)
+    memory = memories.make()
+    out = memory.reserve(nbytes := len(points[0]) * cast.result.itemsize)
     within = groups.within @ np.array(stored.in_strides)
-    kernel = Points(groups.bounds, within, groups.position, cast, out=out.address, fill=stored.fill)
-    _run(kernel, stored, {(i,): tuple(c) for i, c in enumerate(groups.chunk.tolist())})
-    return out.array()
+    kernel = Points(groups.bounds, within, groups.position, cast, out=out, fill=stored.fill)
+    _run(memory, kernel, stored, {(i,): tuple(c) for i, c in enumerate(groups.chunk.tolist())})
+    return memory.content(out, nbytes).view(cast.result)
 
 
 def expected(stored: Array, cast: ElementCast) -> Array:
     """Return what NumPy makes of stored elements."""
-    with np.errstate(all="ignore"):
-        values = stored.astype(cast.result)
-        hit = np.zeros(values.shape, bool)
-        for mask in cast.mask:
-            hit |= values == mask
-        if hit.any():
-            values = np.where(hit, cast.result.type(np.nan), values)
-        if cast.scale is not None:
-            values = values * cast.result.type(cast.scale)
-        if cast.offset is not None:
-            values = values + cast.result.type(cast.offset)
-    assert values.dtype == cast.result
-    return values
+    steps = Cast(dtype=cast.result.str, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    return numpy_cast(steps, np.asarray(stored))
 
 
-def assert_same_bits(found: Array, wanted: Array) -> None:
-    """Compare elements by their bytes, so that NaNs and signed zeros count."""
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    raw = np.dtype((np.void, found.itemsize))
-    differ = np.flatnonzero(np.ravel(found).view(raw) != np.ravel(wanted).view(raw))
-    assert not len(differ), f"{len(differ)} differ, first {differ[0]}: {found.flat[differ[0]]} {wanted.flat[differ[0]]}"
-
-
-class Guarded:
-    """An output filled with a pattern, between guards."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shape, self._dtype = shape, dtype
-        self._nbytes = int(np.prod(shape, dtype=int)) * dtype.itemsize
-        self._memory = aligned(self._nbytes + 2 * GUARD)
-        self._memory[:] = 0xA5
-        self.address = int(self._memory.ctypes.data) + GUARD
-
-    def array(self) -> Array:
-        """Return the output, once it is seen that the guards are untouched."""
-        before, behind = self._memory[:GUARD], self._memory[GUARD + self._nbytes :]
-        assert (before == 0xA5).all()
-        assert (behind == 0xA5).all()
-        return self._memory[GUARD : GUARD + self._nbytes].view(self._dtype).reshape(self._shape)
-
-
-def aligned(nbytes: int, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """Return memory whose address is `offset` modulo 256; a sanitizer takes what is around it for unallocated."""
-    memory = np.empty(nbytes + 1024, np.uint8)  # NumPy keeps smaller blocks for reuse, poisoned as they are
-    first = -memory.ctypes.data % 256 + offset
-    for lo, hi in ((0, first), (first + nbytes, len(memory))):
-        if _poison is not None:
-            _poison(memory.ctypes.data + lo, hi - lo)
-    return memory[first : first + nbytes]
-
-
-def _run(kernel: Scatter | Points, stored: Stored, chunk_of: dict[Chunk, Chunk]) -> None:
+def _run(memory: Any, kernel: Scatter | Points, stored: Stored, chunk_of: dict[Chunk, Chunk]) -> None:
     """Place the stored chunks, from addresses that are aligned to no more than is asked for, and fill the others."""
-    api, stream = HostLaunches(), None
-    table = aligned(kernel.nbytes)
-    at = int(table.ctypes.data)
+    at = memory.place(table := np.zeros(kernel.nbytes, np.uint8))
     kernel.pack(table, at)
+    memory.fill(at, table)
     missing = np.array([r for r, c in chunk_of.items() if c in stored.missing], np.int64)
     rows = [r for r, c in chunk_of.items() if c not in stored.missing]
-    chunks = [stored.chunk(chunk_of[r]).view(np.uint8) for r in rows]
-    homes = [aligned(len(c), kernel.unit_nbytes) for c in chunks]
-    for home, chunk in zip(homes, chunks, strict=True):
-        home[:] = chunk
-    src = np.array([h.ctypes.data for h in homes], np.uint64)
-    row = np.array(rows, np.int64)
-    kernel.launch(api, stream, at=at, src=src.ctypes.data, row=row.ctypes.data, n_rows=len(row))
-    kernel.fill(api, stream, at=at, row=missing.ctypes.data, n_rows=len(missing))
+    homes = [memory.place(stored.chunk(chunk_of[r]), kernel.unit_nbytes) for r in rows]
+    src, row = memory.place(np.array(homes, np.uint64)), memory.place(np.array(rows, np.int64))
+    absent = memory.place(missing)
+
+    def launch(api: Any, stream: Any) -> None:
+        kernel.launch(api, stream, at=at, src=src, row=row, n_rows=len(rows))
+        kernel.fill(api, stream, at=at, row=absent, n_rows=len(missing))
+
+    memory.run(launch)
+
+
+def run_moves(runs: Sequence[tuple[int, int, int]]) -> None:
+    """Move runs of so many bytes, given as offsets of source and target and length; compare."""
+    memory, contents = memories.make(), [np.random.default_rng(n).bytes(n) for *_, n in runs]
+    sources = [memory.place(content, offset) for content, (offset, *_) in zip(contents, runs, strict=True)]
+    targets = [memory.reserve(n, offset) for _, offset, n in runs]
+    nbytes = [n for *_, n in runs]
+    table = memory.place(columns(list(zip(sources, targets, nbytes, strict=True)), 3))
+    longest = max(nbytes, default=0)
+    memory.run(lambda api, stream: move(api, stream, table=table, n=len(runs), max_nbytes=longest))
+    assert [memory.content(t, n).tobytes() for t, n in zip(targets, nbytes, strict=True)] == contents

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import google_crc32c
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from helpers.compare import assert_same_bits
 from helpers.data.filter_cases import by_numcodecs
 from helpers.kernels.blosc_runs import (
     BITSHUFFLE,
@@ -25,18 +27,17 @@ from helpers.kernels.blosc_runs import (
     Coded,
     as_c_blosc_has_it,
     c_blosc,
+    coded_streams,
     run_blosclz,
     run_unshuffle,
-    walk,
 )
+from helpers.kernels.checksum_runs import checksums
 from helpers.kernels.filter_runs import run_filter
-from helpers.kernels.on_host import HostLaunches
-from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, picked, scattered
+from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
 from helpers.kernels.zstd_runs import run_check
-from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
+from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits
-from xarray_gpuzarr.cuda.launch import move
 
 Array = npt.NDArray[Any]
 ALL = slice(None)
@@ -181,8 +182,8 @@ def check_blosclz() -> None:
         (noise(9000) + bytes(9000)) * 6,
         b"".join(noise(40, s % 7) + b"abc" * (s % 30) for s in range(60)),
     ]
-    frames = [walk(bytes(numcodecs.blosc.compress(c, b"blosclz", 9, 0, len(c), 1))) for c in contents]
-    rows = [Coded(stream=c.stream, nbytes=c.nbytes, offsets=(i, i)) for i, f in enumerate(frames) for _, c in f.streams]
+    frames = [bytes(numcodecs.blosc.compress(c, b"blosclz", 9, 0, len(c), 1)) for c in contents]
+    rows = [replace(coded, offsets=(i, i)) for i, frame in enumerate(frames) for coded in coded_streams(frame)]
     rows = [row for row in rows if len(row.stream) != row.nbytes]
     rows += [Coded(stream=row.stream[: len(row.stream) // 2], nbytes=row.nbytes) for row in rows]
     rows = [rows[i] for i in np.random.default_rng(0).integers(0, len(rows), 70)]
@@ -204,14 +205,8 @@ def check_checksum() -> None:
     }
     contents = [noise(n) for n in (0, 5, 4099, 65537)]
     for kind in get_args(Kind):
-        messages = [aligned(len(c), 7 * i) for i, c in enumerate(contents)]
-        for message, content in zip(messages, contents, strict=True):
-            message[:] = np.frombuffer(content, np.uint8)
-        nbytes = [len(c) for c in contents]
-        table = np.array([[m.ctypes.data for m in messages], nbytes, [0] * len(contents)], np.uint64)
-        places = {"table": table.ctypes.data, "result": table[2:].ctypes.data}
-        checksum(HostLaunches(), None, kind, n=len(contents), max_nbytes=max(nbytes), **places)
-        assert finish(kind, table[2]).tolist() == [oracles[kind](c) for c in contents]
+        found = checksums(kind, *((c, 7 * i) for i, c in enumerate(contents)))
+        assert found == [oracles[kind](c) for c in contents]
 
 
 def check_zstd_blocks() -> None:
@@ -254,22 +249,7 @@ def check_points() -> None:
 
 def check_move() -> None:
     """Move runs that agree with their place modulo 16, 8 and 1."""
-    source, target = aligned(300_000), aligned(300_000)
-    source[:], target[:] = np.frombuffer(noise(300_000), np.uint8), 0xA5
-    runs = [
-        (0, 0, 70_000),
-        (70_001, 70_009, 5),
-        (80_000, 80_008, 66_000),
-        (150_003, 150_000, 70_001),
-        (250_007, 250_006, 40),
-    ]
-    wanted = target.copy()
-    for at, to, nbytes in runs:
-        wanted[to : to + nbytes] = source[at : at + nbytes]
-    rows = [(source.ctypes.data + at, target.ctypes.data + to, nbytes) for at, to, nbytes in runs]
-    table = np.array(rows, np.uint64).T.copy()
-    move(HostLaunches(), None, table=table.ctypes.data, n=len(runs), max_nbytes=70_001)
-    assert (target == wanted).all()
+    run_moves([(0, 0, 70_000), (1, 9, 5), (0, 8, 66_000), (3, 0, 70_001), (7, 6, 40)])
 
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -27,16 +27,8 @@ class SimulatedArray(StrictArray):
         self._memory = memory
         self.elements = elements
 
-    shape = property(lambda self: self.elements.shape)
-    dtype = property(lambda self: self.elements.dtype)
-    ndim = property(lambda self: self.elements.ndim)
-    size = property(lambda self: self.elements.size)
-    nbytes = property(lambda self: self.elements.nbytes)
     flags = property(lambda self: self.elements.flags)
     device = property(lambda self: self._device.activate())
-    T = property(lambda self: self._apply(lambda array: array.T))
-    real = property(lambda self: self._apply(lambda array: array.real))
-    imag = property(lambda self: self._apply(lambda array: array.imag))
 
     @property
     def host(self) -> np.ndarray:  # type: ignore[override]  # a plain attribute there
@@ -44,19 +36,13 @@ class SimulatedArray(StrictArray):
         return self._device.read(self.elements)
 
     def get(self) -> np.ndarray:
-        return self.host
+        return self.host  # no second copy, during which its memory would stay taken
 
     def fill(self, value: Any) -> None:
         self[...] = value
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._apply(lambda array: array[_key(key)])
-
     def __setitem__(self, key: Any, value: Any) -> None:
         self._device.write(self.elements, _key(key), _unwrap(value))
-
-    def __len__(self) -> int:
-        return len(self.elements)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         result = super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
@@ -73,9 +59,6 @@ class SimulatedArray(StrictArray):
             return lambda *args, **kwargs: self._apply(lambda array: getattr(array, name)(*args, **kwargs))
         method = super().__getattr__(name)
         return lambda *args, **kwargs: self._lift(method(*args, **kwargs))
-
-    def __repr__(self) -> str:
-        return f"SimulatedArray(shape={self.shape}, dtype={self.dtype})"
 
     def _apply(self, pick: Callable[[np.ndarray], Any]) -> Any:
         """Return a view where NumPy gives one, without waiting for anything; else a new array."""

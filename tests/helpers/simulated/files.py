@@ -12,13 +12,7 @@ from xarray_gpuzarr.errors import StoreReadError
 
 
 class SimulatedFile:
-    """One file, open for reads into simulated device memory.
-
-    Parameters
-    ----------
-    device : SimulatedDevice
-    path : str
-    """
+    """One file, open for reads into simulated device memory."""
 
     def __init__(self, device: Any, path: str) -> None:
         self._device = device

@@ -113,6 +113,11 @@ class SimulatedDevice:
         return self._arena.peak_nbytes
 
     @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of host memory that are pinned now."""
+        return self._pinned.nbytes
+
+    @property
     def peak_pinned_nbytes(self) -> int:
         """Most bytes of host memory that were ever pinned."""
         return self._pinned.peak_nbytes

@@ -30,13 +30,7 @@ class Rounds(list[list[str]]):
 
 
 class RoundStore(Wrapper):
-    """Counts rounds, and requests by their keys.
-
-    Parameters
-    ----------
-    store : Store
-    rounds : Rounds, optional
-    """
+    """Counts rounds, and requests by their keys."""
 
     def __init__(self, store: Store, rounds: Rounds | None = None) -> None:
         super().__init__(store)

@@ -11,12 +11,10 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     ENDLESS,
     BatchLimits,
     Cutter,
-    Piece,
     aligned,
     cut_segments,
     parts,
 )
-from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
@@ -170,23 +168,6 @@ def test_batches_share_the_memory(fitting, wanted, n_batches):
 
 
 @many
-@given(st.lists(st.tuples(st.integers(0, len(FORMATS) - 1), st.integers(1, 9)), max_size=20))
-def test_streams_are_sorted_by_format_and_those_of_blosclz_by_length(rows):
-    formats, lengths = [np.array(column, np.int64) for column in zip(*rows, strict=True)] if rows else ([], [])
-    streams = Streams.of(len(rows), chunk=np.arange(len(rows)), format=formats, source_nbytes=lengths)
-
-    found = list(zip(*(column.tolist() for column in sorted_columns(streams.by_format())), strict=True))
-
-    blosclz = [name.name for name in FORMATS].index("blosclz")
-    expected = [(fmt, n, number) for number, (fmt, n) in enumerate(rows)]
-    assert found == sorted(expected, key=lambda row: (row[0], -row[1] if row[0] == blosclz else 0, row[2]))
-
-
-def sorted_columns(streams):
-    return streams.format, streams.source_nbytes, streams.chunk
-
-
-@many
 @given(plans(), st.integers(1, 60))
 def test_requests_of_a_piece_bring_all_its_bytes(shards, most_nbytes):
     for piece in (p for plan in shards for p in parts(plan, RULE)):
@@ -197,13 +178,3 @@ def test_requests_of_a_piece_bring_all_its_bytes(shards, most_nbytes):
         assert sum(r.nbytes for r in ranges) == piece.nbytes
         assert all(r.nbytes <= most_nbytes for r in ranges)
         assert piece.requests() == [("c/0", (piece.first, piece.nbytes))]
-
-
-def test_piece_is_split_between_rows():
-    piece = Piece.of(plan_of([(7, 10), (0, 10), (5, 10)]), 0, 3)
-
-    head, left = piece.split(2)
-
-    assert (head.lo, head.hi, head.first, head.nbytes) == (0, 2, 7, 20)
-    assert (left.lo, left.hi, left.first, left.nbytes) == (2, 3, 32, 10)
-    assert piece.split(3) == (piece, None)

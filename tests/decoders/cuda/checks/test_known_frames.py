@@ -9,6 +9,7 @@ import numcodecs
 import pytest
 import zstandard
 from helpers.data import known_frames as writer
+from helpers.simulated import alignment
 from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr.cuda.launch import usual_kernels
@@ -53,16 +54,15 @@ def test_frames_are_of_every_kind():
         assert all(len(frame.frame) < frame.nbytes for frame in frames if frame.content == "waves" and frame.nbytes > 1)
 
 
-class NotingDevice(SimulatedDevice):
-    """Notes which kernels are launched."""
+def noting_device(seed):
+    """Return a device, and the set of kernels that are launched on it."""
+    launched = set()
 
-    def __init__(self, seed=0):
-        super().__init__(seed)
-        self.launched = set()
+    def run(kernel, *arguments):
+        launched.add(kernel)
+        alignment.launch(kernel, *arguments)
 
-    def launch(self, kernel, *args):
-        self.launched.add(kernel)
-        super().launch(kernel, *args)
+    return SimulatedDevice(seed, run_kernel=run), launched
 
 
 def lane_of(device):
@@ -71,11 +71,11 @@ def lane_of(device):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_usual_checks_launch_every_usual_kernel(seed):
-    device = NotingDevice(seed)
+    device, launched = noting_device(seed)
     workspace = lane_of(device)
     for check in usual_checks():
         assert check.run(workspace) > 0
-    left = [kernel for kernel in usual_kernels() if kernel not in device.launched]
+    left = [kernel for kernel in usual_kernels() if kernel not in launched]
     assert [dict(kernel.defines) for kernel in left] == [{"KIND": "crc32c"}]  # the host sums those up
     device.check()
 
@@ -86,11 +86,11 @@ PAIRS = [("b1", "f4"), ("i2", "f2"), ("u8", "i4"), ("f2", "f8"), ("f4", "f4"), (
 @pytest.mark.parametrize(("stored", "result"), PAIRS)
 @pytest.mark.parametrize("points", [False, True])
 def test_the_check_of_a_placing_launches_its_kernel(stored, result, points):
-    device = NotingDevice(2)
+    device, launched = noting_device(2)
     name = ("points" if points else "scatter", stored, result)
     cast = Cast(dtype=result, mask=(7.0,) if result[0] == "f" else ())
     assert placing(stored, cast, points=points).run(lane_of(device)) > 0
-    launched = {(k.name, *(dict(k.defines).get(part) for part in ("STORED", "RESULT"))) for k in device.launched}
-    assert (name in launched) is (stored != "c16")  # which is copied, by units
-    assert any(kernel.name == name[0] for kernel in device.launched)
+    names = {(k.name, *(dict(k.defines).get(part) for part in ("STORED", "RESULT"))) for k in launched}
+    assert (name in names) is (stored != "c16")  # which is copied, by units
+    assert any(kernel.name == name[0] for kernel in launched)
     device.check()

@@ -55,9 +55,7 @@ def stored(store=None, path=None, **options) -> StoredArray:
 
 
 def values(array, decoder, selection=...):
-    result = read(array, selection, decoder)
-    with decoder._current_device().activate():
-        return result.get()
+    return read(array, selection, decoder).get()
 
 
 def counted(run):
@@ -298,19 +296,10 @@ def test_reads_that_verify_everything_are_right(share, rows, kind, fault, seed):
             np.testing.assert_array_equal(values(array, decoder, rows), VALUES[rows])
 
 
-@pytest.mark.parametrize("text", ["first", "all", "off", "0.25", "1", "0"])
-def test_the_environment_may_say_what_is_verified(text):
-    options = ResourceOptions.from_environment({"XARRAY_GPUZARR_VERIFY": text})
-    assert options.verify == (text if text.isalpha() else float(text))
-
-
-@pytest.mark.parametrize("value", ["some", "", "2", "-0.1", "nan", "inf"])
-def test_unusable_settings_are_refused(value):
-    with pytest.raises(OptionError, match="unusable option 'verify'"):
-        ResourceOptions.from_environment({"XARRAY_GPUZARR_VERIFY": value})
-
-
 @pytest.mark.parametrize("value", [True, 2, -1, "second", b"all", [], float("nan")])
 def test_unusable_arguments_are_refused(value):
     with pytest.raises(OptionError, match="unusable option 'verify'"):
         ResourceOptions(verify=value)
+    if isinstance(value, int | float):
+        with pytest.raises(OptionError, match="unusable option 'verify'"):
+            ResourceOptions.from_environment({"XARRAY_GPUZARR_VERIFY": str(value)})

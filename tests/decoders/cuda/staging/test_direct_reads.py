@@ -230,13 +230,6 @@ def test_a_gpu_is_offered_where_there_is_one(tmp_path, monkeypatch, auto, do):
     assert caught.value.do == do
 
 
-@pytest.mark.parametrize("storage", ["auto", "posix"])
-def test_storage_means_nothing_on_the_host(tmp_path, storage):
-    array = write(LocalStore(tmp_path), counting((8,)), chunks=(4,))
-
-    assert_same_bits(read_array(array, device="host", storage=storage), counting((8,)))
-
-
 def damaged(tmp_path, change, compressor=None):
     data = counting((40, 100), "i4")
     array = write(LocalStore(tmp_path), data, chunks=(4, 100), shards=(20, 100), compressors=compressor)
@@ -356,12 +349,6 @@ def test_dataset_and_its_explanation(path, found_device):
     assert bool(found_device.calls["read_file"]) == reads
     for name in ("u10", "t2m"):
         assert_same_values(loaded[name], open_stock(path)[name])
-
-
-def test_posix_is_explained_as_asked_for(path, found_device):
-    ds = xr.open_dataset(path, engine="gpuzarr", device="cuda", storage="posix", consolidated=False)
-
-    assert next(row.storage for row in ds.gpuzarr.explain().rows if row.variable == "u10") == "posix: asked for"
 
 
 def test_gds_is_checked_when_a_store_is_opened(path, found_device):

@@ -10,6 +10,7 @@ from helpers.simulated.reads import CudaReads, limits
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.storage import LocalStore
 
+from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.read import stored_array
 
@@ -18,10 +19,14 @@ SLOT_NBYTES = 16 * MIB
 
 
 @dataclass
-class Wrapped:
-    """A source of local files."""
+class NotedRequests:
+    """A source of local files that notes down what is asked for, and how many later requests are under way then."""
 
     source: Any
+    lookahead: int = 1
+    asked: list[ByteRange] = field(default_factory=list)
+    under_way: list[int] = field(default_factory=list)
+    """Whenever bytes are waited for."""
 
     is_remote = False
 
@@ -31,16 +36,15 @@ class Wrapped:
     def for_one_read(self, **_: Any) -> Any:
         return self
 
-
-@dataclass
-class ListedRequests(Wrapped):
-    """Notes down how long each request for chunks is."""
-
-    nbytes: list = field(default_factory=list)
-
     def start(self, requests: Any, version: Any) -> Any:
-        self.nbytes += [wanted.nbytes for _, wanted in requests]
-        return self.source.start(requests, version)
+        self.asked += [wanted for _, wanted in requests]
+        number, pending = len(self.asked), self.source.start(requests, version)
+
+        def finish(allocate: Any) -> Any:
+            self.under_way.append(len(self.asked) - number)
+            return pending(allocate)
+
+        return finish
 
 
 @pytest.fixture(scope="module")
@@ -60,49 +64,26 @@ def raw(tmp_path_factory):
     ],
 )
 def test_requests_are_as_long_as_threads_can_share(raw, monkeypatch, n_threads, nbytes):
-    array, data = raw
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
-    stored = stored_array(array)
-    source = ListedRequests(stored.source)
 
+    assert sorted(lengths_of_requests(*raw)) == sorted(nbytes)
+
+
+def lengths_of_requests(array, data):
+    """Read an array; return how long each request for chunks was."""
+    stored = stored_array(array)
+    source = NotedRequests(stored.source, stored.source.lookahead)
     with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=64 * MIB, scratch_nbytes=256 * MIB):
         values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
-
     np.testing.assert_array_equal(values, data)
-    assert sorted(source.nbytes) == sorted(nbytes)
+    return [wanted.nbytes for wanted in source.asked]
 
 
 def test_length_that_was_asked_for_is_kept(raw, monkeypatch):
-    array, data = raw
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
     monkeypatch.setattr(options.in_force, "options", replace(options.fetch_options(), max_request_nbytes=MIB))
-    stored = stored_array(array)
-    source = ListedRequests(stored.source)
 
-    with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=64 * MIB, scratch_nbytes=256 * MIB):
-        values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
-
-    np.testing.assert_array_equal(values, data)
-    assert source.nbytes == [MIB] * 12
-
-
-@dataclass
-class EarlyRequests(Wrapped):
-    """Notes down, whenever bytes are waited for, how many later requests are under way; and what was asked for."""
-
-    lookahead: int
-    under_way: list = field(default_factory=list)
-    asked: list = field(default_factory=list)
-
-    def start(self, requests: Any, version: Any) -> Any:
-        self.asked += [wanted.offset for _, wanted in requests]
-        number, pending = len(self.asked), self.source.start(requests, version)
-
-        def finish(allocate: Any) -> Any:
-            self.under_way.append(len(self.asked) - number)
-            return pending(allocate)
-
-        return finish
+    assert lengths_of_requests(*raw) == [MIB] * 12
 
 
 N_REQUESTS = 12 * 16
@@ -115,7 +96,7 @@ def early(raw, monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
     monkeypatch.setattr(options.in_force, "options", replace(options.fetch_options(), max_request_nbytes=64 * KIB))
     stored = stored_array(raw[0])
-    return replace(stored, source=EarlyRequests(stored.source, lookahead=6))
+    return replace(stored, source=NotedRequests(stored.source, lookahead=6))
 
 
 def test_store_never_rests_between_slots_and_batches(raw, early):
@@ -126,7 +107,7 @@ def test_store_never_rests_between_slots_and_batches(raw, early):
 
     np.testing.assert_array_equal(values, raw[1])
     assert early.source.under_way == [6] * (N_REQUESTS - 6) + [5, 4, 3, 2, 1, 0]
-    assert early.source.asked == sorted(early.source.asked)
+    assert early.source.asked == sorted(early.source.asked, key=lambda wanted: wanted.offset)
 
 
 def test_store_never_rests_between_small_shards(tmp_path, early):
@@ -134,7 +115,7 @@ def test_store_never_rests_between_small_shards(tmp_path, early):
     shard = (64 * KIB // 4,)
     array = write(LocalStore(tmp_path), data, chunks=(16 * KIB // 4,), shards=shard, compressors=None, filters=None)
     stored = stored_array(array)
-    source = EarlyRequests(stored.source, lookahead=40)  # more than a slot has
+    source = NotedRequests(stored.source, lookahead=40)  # more than a slot has
 
     with limits(**BATCHES):
         values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
@@ -157,6 +138,6 @@ def test_batch_in_halves_is_asked_for_again_and_what_follows_once(raw, early):
     np.testing.assert_array_equal(values, raw[1])
     before, again = early.source.asked[:-N_REQUESTS], early.source.asked[-N_REQUESTS:]
     assert sum(failed) > 0
-    assert again == sorted(again)
+    assert again == sorted(again, key=lambda wanted: wanted.offset)
     assert before == again[: len(before)]
     assert len(before) <= 3 * 16 + 6
