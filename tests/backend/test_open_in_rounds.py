@@ -21,13 +21,11 @@ from helpers.data.datasets import ENCODING, V2_ENCODING, open_stock, weather
 from helpers.linux import needs_linux
 from helpers.stores.fakes import RecordingStore, Wrapper, is_data
 from helpers.stores.rounds import RoundStore
-from xarray.backends.zarr import ZarrArrayWrapper
 from zarr.buffer import cpu
 from zarr.storage import MemoryStore, StorePath
 
 import xarray_gpuzarr
 from xarray_gpuzarr.backend import datasets, values_ahead
-from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import CorruptChunkError, MetadataError, OptionError, SelectionError
 
@@ -281,21 +279,12 @@ def test_a_pattern_opens_the_groups_that_match(zarr_format, consolidated, patter
     assert sorted(open_tree(stored, group=pattern).groups) == expected
 
 
-@pytest.mark.every_value
-@pytest.mark.parametrize("consolidated", [True, False])
-def test_a_pattern_that_no_group_matches(zarr_format, consolidated):
-    stored = tree(zarr_format, consolidated=consolidated)
-
-    for store in (RoundStore(stored), stored):
-        with pytest.raises(OptionError, match=r"no group matches[^/]*group='/g\?/none'[^/]*: /, /g0, "):
-            open_tree(store, group="/g?/none")
-
-
 def test_a_pattern_that_no_group_matches_names_those_that_were_left_out():
     for store in (RoundStore(tree(3, consolidated=False)), tree(3, consolidated=True)):
         with pytest.raises(OptionError) as caught:
             open_tree(store, group="/g0/no*")
 
+        assert "no group matches" in str(caught.value)
         named = caught.value.found.removeprefix("groups that were looked at: ").split(", ")
         assert {"/", "/g0", "/g0/h0", "/g1"} <= set(named)
         assert len(set(named)) == len(named)
@@ -319,19 +308,6 @@ def test_a_group_is_taken_by_its_name_where_that_looks_like_a_pattern(zarr_forma
         assert_same_tree(ours, xr.open_datatree(stored, engine="zarr", group="a[b]"))
 
 
-def test_what_is_opened_reads_from_the_store_itself(zarr_format):
-    store = RoundStore(tree(zarr_format, consolidated=False))
-
-    ours = open_tree(store, chunks=None)
-
-    for variable in (v for node in ours.subtree for name, v in node.variables.items() if name not in ("time", "x")):
-        data = variable._data
-        while not isinstance(data, ZarrArrayWrapper | LazyArray):
-            data = data.array
-        stored = data.get_array().store if isinstance(data, ZarrArrayWrapper) else data.stored.source.store
-        assert type(stored) is RoundStore
-
-
 def test_weather_is_that_of_the_stock_engine(zarr_format, chunks):
     stored = MemoryStore()
     weather().to_zarr(stored, zarr_format=zarr_format, encoding=ENCODING if zarr_format == 3 else V2_ENCODING)
@@ -347,9 +323,14 @@ def test_weather_is_that_of_the_stock_engine(zarr_format, chunks):
 def test_the_path_of_a_store_is_kept(zarr_format):
     stored = tree(zarr_format, consolidated=False)
 
-    ours = open_tree(StorePath(RoundStore(stored), "g1"))
+    store = RoundStore(stored)
 
+    ours = open_tree(StorePath(store, "g1"))
+
+    assert max(Counter(store.asked).values()) == 1
+    store.rounds.over = True
     assert_same_tree(ours, xr.open_datatree(StorePath(stored, "g1"), engine="zarr"))
+    ours.close()
 
 
 class FailingStore(Wrapper):
@@ -577,7 +558,7 @@ def test_a_damaged_index_is_named_where_it_is_read(zarr_format, kind, name):
 
 def test_a_long_index_is_not_read_with_others(monkeypatch):
     monkeypatch.setattr(values_ahead, "_MOST_NBYTES", 16)
-    stored = many(3, consolidated=True)
+    stored = many(3, consolidated=True, valid={"chunks": (2, 3), "shards": (8, 3)}, time={"dtype": "i4"})
     store = RoundStore(stored)
 
     ds = open_ours(store, create_default_indexes=False)
@@ -611,15 +592,6 @@ def test_a_chunk_that_an_index_lacks_is_asked_for_once(zarr_format):
     ours = open_ours(store)
 
     assert [key for key, _ in store.requests].count(missing) == 1
-    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
-
-
-def test_long_times_in_shards_are_read_when_xarray_asks(monkeypatch):
-    monkeypatch.setattr(values_ahead, "_MOST_NBYTES", 40)
-    stored = many(3, consolidated=True, valid={"chunks": (2, 3), "shards": (8, 3)}, time={"dtype": "i4"})
-
-    ours = open_ours(Wrapper(stored))
-
     assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
 
 
@@ -758,15 +730,6 @@ def test_times_that_are_not_decoded_are_not_read():
     open_ours(store, decode_times=False)
 
     assert {key for key in store.asked if is_data(key)} == {"time/c/0", "x/c/0"}
-
-
-def test_a_store_path_is_asked_once_and_closed(zarr_format):
-    store = RoundStore(many(zarr_format, consolidated=True))
-
-    ds = open_ours(StorePath(store))
-
-    assert max(Counter(store.asked).values()) == 1
-    ds.close()
 
 
 def test_the_error_of_the_first_group_is_raised():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import xarray as xr
 from dask.callbacks import Callback
-from distributed import Client, LocalCluster
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.datasets import DIMS, open_ours, open_stock, write_weather
 from helpers.older_versions import needs_lazy_scalar_coordinates
@@ -18,18 +17,11 @@ from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend import lazy_array, open_options
-from xarray_gpuzarr.backend.chunking import ShardVariable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
 
 SHARD_CHUNKS = ((4, 4, 2), (6,), (8,))
 IN_SHARDS = ["t2m", "u10", "count"]
-CHUNK_REQUESTS = [
-    pytest.param({}, id="{}"),
-    pytest.param("auto", id="auto"),
-    pytest.param({"time": 8}, id="explicit"),
-    pytest.param(-1, id="-1"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +102,6 @@ def test_auto_gives_multiples_of_the_shard(path, nbytes, expected):
     assert chunks == expected
 
 
-@pytest.mark.filterwarnings("ignore:The specified chunks separate the stored chunks")  # said before we are asked
-def test_auto_keeps_shards_whole_that_are_larger_than_its_limit(path):
-    with dask.config.set({"array.chunk-size": "1 B"}):
-        chunks = open_u10(path, chunks="auto").chunks
-
-    assert chunks == SHARD_CHUNKS
-
-
 @pytest.mark.parametrize("chunks", [{"time": 3}, {"lat": 4, "lon": 5}])
 def test_request_that_splits_shards_works_and_warns_once(path, chunks):
     with pytest.warns(UserWarning, match="separate the stored chunks") as caught:
@@ -130,16 +114,6 @@ def test_request_that_splits_shards_works_and_warns_once(path, chunks):
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_schedulers(path, scheduler):
     with dask.config.set(scheduler=scheduler, num_workers=2):
-        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
-
-
-def test_distributed(path):
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address=None,
-        ) as cluster,
-        Client(cluster),
-    ):  # fmt: skip
         assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
 
 
@@ -211,7 +185,7 @@ class TestStrictDuckArray:
                 refused(array)
 
     @pytest.mark.filterwarnings("ignore:The specified chunks separate")  # of the bounds, which are not sharded
-    @pytest.mark.parametrize("chunks", CHUNK_REQUESTS)
+    @pytest.mark.parametrize("chunks", [{}, "auto", {"time": 8}, -1], ids=str)
     @pytest.mark.parametrize("name", [*IN_SHARDS, "mask", "height"])
     def test_blocks_and_meta(self, path, chunks, name):
         array = open_ours(path, chunks=chunks)[name].data
@@ -299,11 +273,3 @@ class TestStrictDuckArray:
     def test_conversion_to_numpy_is_refused_not_silent(self, path):
         with pytest.raises(TypeError, match="Implicit conversion"):
             np.asarray(open_ours(path)["u10"].data)
-
-
-def test_open_dataset_keeps_the_variable_class(path):
-    ds = open_ours(path)
-
-    assert type(ds["u10"].variable) is ShardVariable
-    assert type(ds["u10"].isel(time=0).variable) is ShardVariable
-    assert type(ds.isel(time=0)["u10"].variable) is ShardVariable

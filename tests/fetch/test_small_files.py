@@ -106,15 +106,6 @@ def test_files_that_are_not_all_in_memory(files, monkeypatch, preadv):
     assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
 
 
-@pytest.mark.both_ways
-def test_a_directory_in_place_of_a_chunk_is_missing(files):
-    """As zarr-python's `LocalStore` has it."""
-    directory, contents = files
-    (directory / "d").mkdir()
-
-    assert found(LocalSource(root=str(directory)), ["1", "d"]) == [contents["1"], None]
-
-
 @pytest.mark.parametrize("codecs", [{"compressors": None}, {"compressors": zarr.codecs.ZstdCodec()}])
 @pytest.mark.every_decoder
 @pytest.mark.both_ways

@@ -68,15 +68,10 @@ def test_array_in_any_store(any_store, layout, codecs):
     assert_same_bits(read_array(array, (slice(3, 9), [12, 0]), device="host"), DATA[3:9][:, [12, 0]])
 
 
-def test_missing_chunks_and_shards_in_any_store(any_store):
-    array = write(any_store, np.pad(DATA[:5, :4], ((6, 0), (0, 9))), name="t", **SHARDED)
-
-    assert_same_bits(read_array(array, device="host"), array[...])
-
-
-def test_index_at_the_start_in_any_store(any_store):
+@pytest.mark.parametrize("index_location", ["start", "end"])
+def test_missing_chunks_and_shards_in_any_store(any_store, index_location):
     data = np.pad(DATA[:5, :4], ((6, 0), (0, 9)))
-    array = write(any_store, data, chunks=(2, 3), shards={"shape": (4, 6), "index_location": "start"})
+    array = write(any_store, data, chunks=(2, 3), shards={"shape": (4, 6), "index_location": index_location})
 
     assert_same_bits(read_array(array, device="host"), data)
 

@@ -2,7 +2,6 @@
 
 import struct
 
-import numpy as np
 import pytest
 import zarr
 from helpers.compare import assert_same_values
@@ -42,13 +41,3 @@ def test_a_frame_after_a_skippable_one_is_read(memory, n_rows, chunks, nbytes):
 @pytest.mark.parametrize("kind", range(16))
 def test_a_skippable_frame_declares_nothing(kind):
     assert declared_nbytes(ZstdSpec(), skippable(3, kind)) is None
-
-
-@pytest.mark.host_decoder
-def test_what_is_read_is_what_was_written(memory):
-    array = zarr.create_array(memory, shape=(4,), chunks=(4,), dtype="i4", compressors=ZstdCodec())
-    array[...] = np.arange(4)
-
-    put(memory, "c/0", skippable(2, 3) + take(memory, "c/0"))
-
-    np.testing.assert_array_equal(array[...], np.arange(4))

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import dask
 import numpy as np
 import pytest
 import xarray as xr
@@ -286,16 +285,6 @@ def test_reads_from_many_threads(store):
         assert_same_bits(result, DATA[number::3])
 
 
-@pytest.mark.every_value
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
-def test_dask_reads_shards(store, scheduler):
-    ds = xr.open_dataset(store, engine="gpuzarr", device="host", chunks={})
-
-    with dask.config.set(scheduler=scheduler):
-        assert_same_dataset(ds.compute(), xr.open_dataset(store, engine="zarr").load())
-
-
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 def test_workers_of_a_cluster_read_shards(server, client):
@@ -366,17 +355,6 @@ def test_dataset_on_another_s3_server(s3, client, chunks):
     ours = xr.open_dataset(store, engine="gpuzarr", device="host", chunks=chunks).load()
 
     assert_same_dataset(ours, xr.open_dataset(store, engine="zarr").load())
-
-
-@pytest.mark.parametrize("client", S3_CLIENTS)
-def test_random_access_on_another_s3_server(s3, client):
-    store = S3_CLIENTS[client](s3.url, f"{BUCKET}/w.zarr", s3.key_id, s3.secret)
-    values = weather()["u10"].values
-
-    ds = xr.open_dataset(store, engine="gpuzarr", device="host")
-
-    for t, y, x in [(0, 0, 0), (9, 5, 7), (4, 3, 1)]:
-        assert_same_bits(ds["u10"][t, y : y + 1, x : x + 1].values, values[t, y : y + 1, x : x + 1])
 
 
 @pytest.mark.host_decoder
