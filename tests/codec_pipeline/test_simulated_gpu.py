@@ -154,12 +154,6 @@ def test_what_the_machine_lacks_leaves_reads_to_zarr(array, gpu, monkeypatch):
     assert advice == ["missing: nvCOMP (nvidia-libnvcomp)"]
 
 
-def test_where_it_decodes_is_explained(array, gpu, monkeypatch):
-    monkeypatch.setattr(explanation, "default_buffer_prototype", lambda: gpu.prototype)
-
-    assert (explain(array).ours, explain(array).where) == (True, "cuda")
-
-
 def test_what_the_machine_lacks_is_explained(array, gpu, monkeypatch):
     monkeypatch.setattr(explanation, "default_buffer_prototype", lambda: gpu.prototype)
     monkeypatch.setattr(reading, "missing_for_cuda", lambda: ["nvCOMP (nvidia-libnvcomp)"])
