@@ -280,13 +280,6 @@ def test_table_has_a_line_for_each_worker_and_their_sum(monkeypatch):
     ]
 
 
-def test_html_says_the_same_and_escapes_names():
-    shown = Stats(rows=(row("<b>", "1", n_reads=2),))._repr_html_()
-
-    assert "&lt;b&gt;</td>" in shown
-    assert ">2</td>" in shown
-
-
 def test_this_process_is_asked_without_a_client(memory):
     before = xarray_gpuzarr.stats()
     read(write(memory, DATA, **SHARDED))()

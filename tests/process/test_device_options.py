@@ -1,27 +1,9 @@
 """The options of reads on a GPU: the environment, and what is refused."""
 
-import os
-
 import pytest
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.device_options import ResourceOptions
-
-
-def test_defaults_hold_where_the_environment_says_nothing():
-    assert ResourceOptions.from_environment({"HOME": "/"}) == ResourceOptions(
-        slot_nbytes=41_943_040,
-        n_slots=3,
-        batch_nbytes=134_217_728,
-        batch_chunks=528,
-        n_batches=2,
-        n_reads=3,
-        scratch_nbytes=None,
-        memory="auto",
-        little="auto",
-        checks="warn",
-        verify=None,
-    )
 
 
 def test_the_environment_sets_every_field():
@@ -58,12 +40,6 @@ def test_plain_is_the_most_cautious_value_of_each():
     found = ResourceOptions.from_environment({"XARRAY_GPUZARR_ENGINE": "plain", "XARRAY_GPUZARR_VERIFY": "off"})
 
     assert found == ResourceOptions(n_batches=1, n_reads=1, little="device", checks="strict", verify="off")
-
-
-def test_the_process_environment_is_read_at_each_call(monkeypatch):
-    monkeypatch.setitem(os.environ, "XARRAY_GPUZARR_N_SLOTS", "9")
-
-    assert ResourceOptions.from_environment().n_slots == 9
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,6 @@ def as_before(monkeypatch):
     monkeypatch.setattr(decoding.in_force, "options", None)
 
 
-def test_defaults_hold_where_the_environment_says_nothing():
-    assert FetchOptions.from_environment({"HOME": "/"}) == FetchOptions(
-        max_gap_nbytes=None, max_request_nbytes=None, max_requests=64, index_cache_nbytes=67_108_864
-    )
-
-
 def test_the_environment_sets_every_field(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_GAP_NBYTES", "0")
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUEST_NBYTES", "1 MiB")

@@ -13,7 +13,6 @@ import zarr
 from dask.array.optimization import optimize
 from dask.callbacks import Callback
 from dask.core import flatten
-from distributed import Client, LocalCluster
 from helpers.compare import assert_same_values
 from helpers.data.corpus import GRIDS, V3_CODECS, V3_CODECS_BY_ZARR, V3_FILTERS, counting, write
 from helpers.data.datasets import open_ours
@@ -66,13 +65,6 @@ def blocks_of(compute):
 
 def shards_read(store):
     return store.opened
-
-
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
-def test_values(tmp_path, scheduler):
-    array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)
-
-    assert_same_values(array.compute(scheduler=scheduler, num_workers=2), DATA)
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
@@ -316,34 +308,6 @@ def test_failed_read_is_that_error_and_the_next_one_works(store, array):
     put(store, "a/c/1/1", good)
 
     assert_same_values(array.compute(), DATA)
-
-
-def test_delayed_function_of_it_on_a_cluster(tmp_path):
-    array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)
-    cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0",
-    )  # fmt: skip
-
-    with cluster, Client(cluster):
-        total, values = dask.compute(dask.delayed(np.sum)(array), array)
-
-    assert_same_values(values, DATA)
-    assert total == DATA.sum()
-
-
-@pytest.mark.parametrize("codecs", ["bytes", "zstd", "crc32c", "big-endian", "transpose+zstd", "blosc-lz4-shuffle"])
-@pytest.mark.parametrize("shards", [None, (4, 6)])
-def test_decoder_fills_an_output_of_any_strides(codecs, shards):
-    data = counting((4, 6))
-    array = write(MemoryStore(), data, chunks=(2, 6), shards=shards, **V3_CODECS[codecs])
-    around = np.zeros((6, 9), "i4")
-
-    result = read(stored_array(array), ..., HostDecoder(), around[1:5, 2:8])
-
-    expected = np.zeros((6, 9), "i4")
-    expected[1:5, 2:8] = data
-    assert_same_values(result, data)
-    assert_same_values(around, expected)
 
 
 def test_decoder_leaves_an_output_alone_that_does_not_fit():

@@ -1,6 +1,5 @@
 """Names of dask tasks: what dashboards show, and which opens give the same tasks."""
 
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dask.utils import key_split
 from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours, write_weather
 from helpers.stores.fakes import Wrapper
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated"),
@@ -77,20 +76,6 @@ def test_selections_that_are_read_keep_the_name(path):
     (optimized,) = dask.optimize(picked)
 
     assert "gpuzarr_u10-getitem" in set(map(key_split, optimized.__dask_graph__()))
-
-
-@pytest.mark.parametrize(
-    "spelled",
-    [
-        pytest.param(str, id="text"),
-        pytest.param(lambda path: path, id="path"),
-        pytest.param(os.path.relpath, id="relative"),
-        pytest.param(LocalStore, id="store"),
-        pytest.param(lambda path: f"{path}/", id="slash"),
-    ],
-)
-def test_the_same_call_gives_the_same_tasks(path, spelled):
-    assert name_of(spelled(path)) == name_of(spelled(path))
 
 
 @pytest.mark.parametrize(

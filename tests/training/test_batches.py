@@ -134,15 +134,6 @@ def test_a_state_goes_on_where_it_was_taken(ds, keywords, prefetch):
         assert (firsts(resumed) + firsts(resumed))[: len(expected) - n] == expected[n:]
 
 
-def test_a_state_at_the_end_of_an_epoch_is_the_beginning_of_the_next(ds):
-    loader = batches(ds, {"time": 2}, 3)
-    list(loader)
-
-    state = loader.state_dict()
-
-    assert (state["epoch"], state["batch"]) == (1, 0)
-
-
 def test_a_state_after_leaving_early_is_of_the_epoch_that_was_left(ds):
     loader = batches(ds, {"time": 2}, 3, shuffle=True)
     expected = firsts(batches(ds, {"time": 2}, 3, shuffle=True))

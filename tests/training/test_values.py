@@ -225,17 +225,6 @@ def test_samples_after_any_selection_of_several_stores(stores, data):
     assert_samples(ds, boxes, batches(ds, sizes, data.draw(st.integers(1, 4)), positions=positions, prefetch=0))
 
 
-def test_stores_that_were_opened_as_one_are_read_by_one_plan_each(stores):
-    opened = [open_ours(store, chunks={}, consolidated=False) for store in stores]
-    ds = xr.concat(opened, dim="time", data_vars="minimal", coords="minimal", compat="override", join="override")
-    ds = ds.isel(time=slice(None, None, 2), y=[4, 5, 6, 2]).sel(x=slice(1, 7))
-
-    loader = batches(ds, {"time": 6, "x": 4}, 3, stride={"time": 1, "x": 2})
-
-    assert {"a one plan", "b one plan"} <= explained(loader)
-    assert_samples(ds, lattice(ds, {"time": 6, "x": 4}, {"time": 1, "x": 2}), loader)
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "select",
