@@ -16,7 +16,6 @@ from helpers.simulated.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
 
-import xarray_gpuzarr.backend.accessor
 from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes
@@ -263,14 +262,6 @@ def test_persisted_blocks_are_in_memory(kinds):
     assert explanation.note == 'Nothing here is left to read by engine="gpuzarr".'
 
 
-def test_a_persisted_scalar_is_in_memory(kinds):
-    mean = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)[["packed"]].mean().persist()
-
-    row = by_name(mean.gpuzarr.explain())["packed"]
-
-    assert (row.where, row.why[:10]) == ("in memory", "persisted:")
-
-
 def test_blocks_that_workers_hold_are_in_memory(kinds):
     chunked = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)
     with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None):
@@ -292,13 +283,6 @@ def test_other_engines_are_named_as_such(kinds):
     assert (row.where, row.why) == ("dask", "not opened by this engine")
     assert lazy.gpuzarr.device is None
     assert 'Nothing here is read by engine="gpuzarr".' in str(lazy.gpuzarr.explain())
-
-
-def test_missing_cuda_is_said_below_the_table(opened, monkeypatch):
-    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
-    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "why_absent", lambda: None)
-
-    assert opened.gpuzarr.explain().note == "CUDA cannot be used here; missing: CuPy, RMM."
 
 
 def test_array_explains_itself_and_its_coordinates(opened):
@@ -449,28 +433,6 @@ def test_accessor_shows_where_data_lands(opened):
         "host, by zarr-python": {"rare", "checked"},
         "in memory": {"loaded"},
     }
-
-
-@pytest.mark.parametrize(
-    ("device", "shown"),
-    [
-        ("cuda", "read to the GPU, as CuPy arrays>"),
-        ("cuda:3", "read to GPU 3, as CuPy arrays>"),
-        ("workers", "read to the GPUs of dask's workers, as CuPy arrays>"),
-        ("host", "read to the host, as NumPy arrays>"),
-    ],
-)
-def test_accessor_shows_the_device(opened, monkeypatch, device, shown):
-    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.DatasetAccessor, "device", device)
-
-    assert shown in repr(opened.gpuzarr)
-
-
-def test_accessor_of_what_another_engine_opened():
-    assert repr(xr.Dataset({"a": 1}).gpuzarr).splitlines() == [
-        '<gpuzarr: 1 variable, 8 B; nothing left to read with engine="gpuzarr">',
-        "  in memory  a",
-    ]
 
 
 def test_arrays_and_trees_show_themselves_too(opened):

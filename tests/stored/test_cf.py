@@ -293,18 +293,6 @@ def test_v2_fill_value_is_a_mask(memory, use_zarr_fill_value_as_mask, dtype):
     assert_same_dataset(ours.load(), stock.load())
 
 
-@pytest.mark.parametrize(
-    ("cast", "text"),
-    [
-        (Cast(dtype="<f4"), "none"),
-        (Cast(dtype="<f4", view="u1"), "as uint8"),
-        (Cast(dtype="<f4", mask=(-1, 2.5), scale=0.01, offset=273.15), "mask -1, 2.5, * 0.01, + 273.15"),
-    ],
-)
-def test_cast_says_what_it_does(cast, text):
-    assert str(cast) == text
-
-
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", ">i2", "i4", "u4", "i8", "f4"])
 @pytest.mark.parametrize("decoded", ["f4", "f8", "c16"])

@@ -4,15 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from helpers.data.corpus import (
-    V2_CODECS,
-    V2_CODECS_BY_ZARR,
-    V2_FILTERS,
-    V3_CODECS,
-    V3_CODECS_BY_ZARR,
-    V3_FILTERS,
-    write,
-)
 from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
@@ -445,56 +436,6 @@ def test_any_json_is_a_pipeline_or_a_metadata_error(entries, dtype):
     except MetadataError:
         return
     assert isinstance(pipeline, PipelineSpec)
-
-
-BULK = V3_CODECS | V3_FILTERS
-
-
-@pytest.mark.parametrize("codecs", [*BULK.values()], ids=[*BULK])
-def test_bulk_codecs_of_v3_need_no_other(memory, codecs):
-    array = write(memory, np.ones((4, 6), "i4"), chunks=(2, 3), **codecs)
-
-    assert parse_codecs(array.metadata.to_dict()["codecs"], array.dtype).other is None
-
-
-@pytest.mark.parametrize("codecs", [*V3_CODECS_BY_ZARR.values()], ids=[*V3_CODECS_BY_ZARR])
-def test_other_codecs_of_v3_are_left_to_zarr(memory, codecs):
-    array = write(memory, np.ones((4, 6), "i4"), chunks=(2, 3), **codecs)
-
-    assert isinstance(parse_codecs(array.metadata.to_dict()["codecs"], array.dtype).other, OtherSpec)
-
-
-@pytest.mark.parametrize(
-    ("codecs", "expected"),
-    [(c, False) for c in (V2_CODECS | V2_FILTERS).values()] + [(c, True) for c in V2_CODECS_BY_ZARR.values()],
-    ids=[*(V2_CODECS | V2_FILTERS), *(f"by zarr: {name}" for name in V2_CODECS_BY_ZARR)],
-)
-def test_only_unknown_codecs_of_v2_are_left_to_zarr(memory, codecs, expected):
-    document = write(memory, np.ones((4, 6), "i4"), chunks=(2, 3), zarr_format=2, **codecs).metadata.to_dict()
-
-    pipeline = parse_v2_codecs(
-        compressor=document["compressor"], filters=document["filters"], order="C", endian="little", ndim=2
-    )
-
-    assert (pipeline.other is not None) == expected
-
-
-NAMES = [
-    (AsTypeSpec(decoded="<f4", encoded=">i2"), "astype(float32 as int16)"),
-    (AsTypeSpec(name="quantize", decoded="<f8", encoded="<f4"), "quantize(float64 as float32)"),
-    (DeltaSpec(decoded="<i4", encoded="<i4"), "delta(int32)"),
-    (FixedScaleOffsetSpec(decoded="<f4", encoded="<i2", scale=10, offset=0), "fixedscaleoffset(float32 as int16)"),
-    (PackBitsSpec(decoded="|b1", encoded="|u1"), "packbits"),
-    (ScaleOffsetSpec(decoded="<f4", encoded="<f4", scale=0.5, offset=-1), "scale_offset(scale=0.5, offset=-1)"),
-    (IdentitySpec(name="bitround"), "bitround"),
-    (ShuffleSpec(elementsize=8), "shuffle(8)"),
-    (ChecksumSpec(algorithm="fletcher32"), "fletcher32"),
-]
-
-
-@pytest.mark.parametrize(("spec", "name"), NAMES)
-def test_specs_read_like_the_codecs_that_they_stand_for(spec, name):
-    assert str(spec) == name
 
 
 def test_pipeline_reads_like_the_way_it_encodes():

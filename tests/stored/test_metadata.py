@@ -41,15 +41,6 @@ def test_arrays_that_share_metadata_keep_their_paths():
     assert [metadata.parse_array(a).path for a in (one, other, one)] == ["/one", "/other", "/one"]
 
 
-def test_what_is_known_of_another_metadata_object_is_not_believed():
-    array, other = _array(), _array()
-    other.resize((5, 4))
-    metadata.parse_array(other)
-    metadata.parsed[id(array.metadata)] = metadata.parsed[id(other.metadata)]
-
-    assert metadata.parse_array(array).grid.shape == (3, 4)
-
-
 def test_nothing_is_kept_of_arrays_that_are_gone():
     array = _array()
     number = id(array.metadata)

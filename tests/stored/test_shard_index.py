@@ -44,20 +44,6 @@ def is_sound(table, spec, shard_nbytes):
     return apart and all(floor <= start and end <= ceiling for start, end in ranges)
 
 
-@pytest.mark.parametrize("location", ["start", "end"])
-@pytest.mark.parametrize("endian", ["little", "big"])
-@pytest.mark.parametrize("checksum", [False, True])
-def test_entries_become_columns(location, endian, checksum):
-    spec = spec_of(3, location=location, endian=endian, checksum=checksum)
-    table = [(300, 20), (MISSING, MISSING), (100, 200)]
-
-    index = decode(index_bytes(table, endian=endian, checksum=checksum), spec)
-
-    assert index.offset.tolist() == [300, 0, 100]
-    assert index.nbytes.tolist() == [20, NO_BYTES, 200]
-    assert index.offset.dtype == index.nbytes.dtype == np.int64
-
-
 @pytest.mark.parametrize(("checksum", "nbytes"), [(False, 160), (True, 164)])
 def test_encoded_length_is_known_beforehand(checksum, nbytes):
     assert spec_of(10, checksum=checksum).nbytes == nbytes
