@@ -72,23 +72,6 @@ def test_every_numeric_variable_has_its_bytes(zarr_format, tmp_path, capsys):
     assert rows["none_at_all"].endswith("0 B 0 B 0 B")
 
 
-def test_a_scalar_on_s3(monkeypatch, capsys, tmp_path):
-    with S3Server() as server:
-        for name, value in {
-            "AWS_ENDPOINT_URL": server.url,
-            "AWS_ACCESS_KEY_ID": server.key_id,
-            "AWS_SECRET_ACCESS_KEY": server.secret,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
-        xr.Dataset({"spatial_ref": ((), 0), "field": (("y", "x"), FIELD)}).to_zarr(url)
-
-        assert main(["info", url, "--all"]) == 0
-
-    assert nbytes_rows(capsys.readouterr().out)["spatial_ref"] == "not counted 8 B 8 B 8 B"
-
-
 def test_storage_options_reach_the_store(capsys, tmp_path):
     with S3Server() as server:
         server.check_keys()
@@ -172,22 +155,6 @@ def test_groups_of_a_distant_store_are_said_to_be_only_named(tmp_path, capsys):
 
 def words(line):
     return line.split()
-
-
-def test_a_scalar_is_one_line(tmp_path, capsys):
-    scalars = {"spatial_ref": ((), np.int32(7)), "pole": ((), 3.5)}
-    xr.Dataset(scalars | {"field": (("y", "x"), FIELD)}).to_zarr(tmp_path / "s.zarr")
-
-    assert main(["info", str(tmp_path / "s.zarr"), "--device", "host"]) == 0
-
-    out = capsys.readouterr().out
-    lines = [words(line) for line in out.splitlines() if line.startswith(("spatial_ref", "pole"))]
-    assert lines == [
-        ["pole", "float64", "scalar", "8", "B", "host"],
-        ["spatial_ref", "int32", "scalar", "4", "B", "host"],
-    ]
-    assert "2 variables, one line each; --all shows chunks, codecs and bytes" in out
-    assert nbytes_rows(out).keys() == {"field"}
 
 
 def test_sixty_variables_are_sixty_lines(tmp_path, capsys):

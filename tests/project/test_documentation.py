@@ -147,41 +147,10 @@ def test_block_that_starts_processes_runs_as_a_script(block, empty):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_blocks_start_no_processes_where_a_worker_imports_them():
-    shown = [block for page in PAGES for block in (*blocks(RUNS, page), *blocks(COMPILES, page))]
-    lines = [line for block in shown for line in block.splitlines() if STARTS.search(line)]
-
-    assert len(lines) >= 3
-    assert [line for line in lines if not line.startswith("    ")] == []
-
-
 def test_python_blocks_that_need_more_compile():
     for page in PAGES:
         for block in blocks(COMPILES, page):
             compile(block, page, "exec")
-
-
-def test_figures_of_speed_on_the_first_page_are_those_of_the_performance_page():
-    index, performance = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("index", "performance"))
-    means = dict(re.findall(r"^\| ([a-z ]+) \| \d+ \| ([\d.]+) \|", performance, re.MULTILINE))
-
-    shown = re.findall(r"([\d.]+) times", index)
-
-    assert shown == [means["arrays"], means["through xarray and dask"]]
-
-
-PLOTS = re.compile(r"\.plot\b")
-
-
-@pytest.mark.parametrize("page", named(page for page in PAGES if any(map(PLOTS.search, blocks(RUNS, page)))))
-def test_pages_that_plot_name_the_extra_that_brings_matplotlib(page):
-    before, _plot, _after = page.read_text().partition(".plot")
-
-    assert '".[demo]"' in before
-
-
-def test_there_are_blocks_to_run():
-    assert sum(len(blocks(RUNS, page)) for page in PAGES) > 8
 
 
 @pytest.mark.parametrize("page", named(page for page in PAGES if LINK.search(page.read_text())))
@@ -197,11 +166,6 @@ def test_pages_name_existing_commands():
 
     assert set(MAKE.findall(text)) - make_targets() == set()
     assert set(GPUZARR.findall(text)) - set(parser()._subparsers._group_actions[0].choices) == set()
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
-def test_pages_for_a_fresh_machine_say_how_to_run_the_tests(page):
-    assert "test" in MAKE.findall((ROOT / page).read_text())
 
 
 def test_files_that_pages_name_exist():
@@ -228,16 +192,6 @@ def test_api_page_has_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text()
 
     assert {f"xarray_gpuzarr.{name}" for name in xarray_gpuzarr.__all__} - set(page.split()) == set()
-
-
-@pytest.mark.parametrize("inventory", sorted((ROOT / "docs" / "inventories").iterdir()), ids=lambda path: path.stem)
-def test_inventories_hold_the_names_that_are_linked_to(inventory):
-    sources = [*ROOT.glob("docs/*.md"), *ROOT.glob("xarray_gpuzarr/**/*.py")]
-    text = "\n".join(path.read_text() for path in sources)
-    names = [line.split()[0] for line in inventory.read_text().splitlines()[3:]]
-
-    assert names
-    assert [name for name in names if not re.search(rf"(?:: |or |`){re.escape(name)}\b", text)] == []
 
 
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))

@@ -16,8 +16,6 @@ import xarray as xr
 
 import xarray_gpuzarr
 from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor, DataTreeAccessor
-from xarray_gpuzarr.cli import parser
-from xarray_gpuzarr.cli.sample import SAMPLES
 
 ROOT = Path(__file__).parents[2]
 LIGHT = {"xarray_gpuzarr", "xarray_gpuzarr.backend", "xarray_gpuzarr.backend.registration"}
@@ -90,12 +88,6 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
 
     modules = {f"xarray_gpuzarr.{name}" for name in ("cli", "errors")}
     assert brought("", command) == {"xarray_gpuzarr"} | modules
-
-
-def test_the_size_of_the_sample_may_be_any_that_there_is():
-    (demo,) = [a for a in parser()._subparsers._group_actions[0].choices["demo"]._actions if a.dest == "size"]
-
-    assert set(demo.choices) == set(SAMPLES)
 
 
 @pytest.mark.parametrize(
