@@ -2,10 +2,8 @@
 
 import ast
 import re
-import tempfile
 
 import pytest
-import zarr
 from helpers.notebooks import NOTEBOOKS, code_cells, differences, read
 
 import xarray_gpuzarr
@@ -78,18 +76,6 @@ def test_notebook_uses_public_names_only(path):
                 found.add(f"xarray_gpuzarr.{name}")
 
     assert found - {f"xarray_gpuzarr.{name}" for name in public} == set()
-
-
-def test_notebook_on_writing_stores_the_dtypes_that_its_table_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path, names = next(path for path in NOTEBOOKS if path.stem == "04_writing_for_gpus"), {}
-    for cell in code_cells(read(path))[:4]:
-        exec(compile(cell["source"], path, "exec"), names)
-
-    layout = {"chunks": {"time": 1}, "shards": {"time": 24}}
-    stores = [names["write"](f"packed {packed}", packed=packed, **layout) for packed in (False, True)]
-
-    assert [zarr.open_array(f"{store}/t2m").dtype for store in stores] == ["float32", "int16"]
 
 
 @pytest.mark.parametrize(

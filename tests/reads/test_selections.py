@@ -120,15 +120,6 @@ def test_lazy_variable_selects_points(lazy, coordinates):
     assert_same_values(lazy.isel(indexers).values, IN_MEMORY.isel(indexers).values)
 
 
-@pytest.mark.every_value
-@given(points(SHAPE[:2]), st.slices(SHAPE[2]))
-def test_lazy_variable_selects_points_and_a_slice(lazy, coordinates, rest):
-    dims = ("a", "b")[: coordinates[0].ndim]
-    indexers = {"z": (dims, coordinates[0]), "y": (dims, coordinates[1]), "x": rest}
-
-    assert_same_values(lazy.isel(indexers).values, IN_MEMORY.isel(indexers).values)
-
-
 def test_points_of_a_lazy_selection(lazy):
     indexers = {"z": ("p", [0, 2, 2, -1]), "x": ("p", [1, 0, 1, -1])}
 
@@ -266,15 +257,6 @@ def test_a_small_shard_is_asked_for_with_its_index_at_either_end(index_location)
     assert_same_bits(read_array(array, device="host"), data)
 
     assert {wanted for _, wanted in store.requests} == {None}
-
-
-def test_index_is_read_once_a_shard(big):
-    store, array, _ = big
-    store.requests.clear()
-
-    read_array(array, slice(0, 1), device="host")
-
-    assert len(store.requests) == 2
 
 
 @pytest.mark.host_decoder

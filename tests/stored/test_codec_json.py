@@ -42,62 +42,6 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-CORE = [
-    "bytes",
-    "transpose",
-    "zstd",
-    "gzip",
-    "zlib",
-    "lz4",
-    "blosc",
-    "crc32c",
-    "sharding_indexed",
-    "scale_offset",
-    "cast_value",
-    "x",
-]
-IDS = [
-    "zstd",
-    "lz4",
-    "blosc",
-    "shuffle",
-    "crc32",
-    "jenkins_lookup3",
-    "delta",
-    "fixedscaleoffset",
-    "astype",
-    "quantize",
-    "bitround",
-    "packbits",
-]
-KEYS = [
-    "endian",
-    "order",
-    "cname",
-    "shuffle",
-    "typesize",
-    "chunk_shape",
-    "codecs",
-    "index_codecs",
-    "index_location",
-    "dtype",
-    "astype",
-    "encode_dtype",
-    "decode_dtype",
-    "data_type",
-    "scale",
-    "offset",
-    "scalar_map",
-    "elementsize",
-    "location",
-    "initval",
-]
-known_names = st.sampled_from([*CORE, *(f"numcodecs.{codec_id}" for codec_id in IDS)])
-known_keys = st.sampled_from(KEYS)
-codec_entries = st.fixed_dictionaries(
-    {"name": known_names},
-    optional={"configuration": st.dictionaries(known_keys, json_values, max_size=4) | json_values},
-)
 
 
 @pytest.mark.parametrize(
@@ -426,6 +370,22 @@ def test_malformed_v3_document_is_refused(entries):
 def test_malformed_v2_document_is_refused(compressor, filters):
     with pytest.raises(MetadataError):
         parse_v2_codecs(compressor=compressor, filters=filters, order="C", endian=None, ndim=1)
+
+
+CORE_NAMES = [
+    *("bytes", "transpose", "zstd", "gzip", "zlib", "lz4", "blosc", "crc32c"),
+    *("sharding_indexed", "scale_offset", "cast_value", "x"),
+]
+CORE_KEYS = [
+    *("endian", "order", "cname", "typesize", "chunk_shape", "codecs", "index_codecs", "index_location"),
+    *("data_type", "scalar_map"),
+]
+known_names = st.sampled_from([*CORE_NAMES, *(f"numcodecs.{conf['id']}" for conf, _ in NUMCODECS)])
+known_keys = st.sampled_from(sorted({*CORE_KEYS, *(key for conf, _ in NUMCODECS for key in conf)}))
+codec_entries = st.fixed_dictionaries(
+    {"name": known_names},
+    optional={"configuration": st.dictionaries(known_keys, json_values, max_size=4) | json_values},
+)
 
 
 @many

@@ -10,7 +10,6 @@ import pytest
 import tensorstore
 import zarr
 from helpers.data.corpus import counting
-from helpers.loops import require_loops
 from helpers.writes import contents, random_array, random_operation, writes_counted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,15 +18,8 @@ from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 from xarray_gpuzarr import explain, zarr_pipeline
 
-pytestmark = pytest.mark.usefixtures("compiled")
 DATA = counting((24, 30), "f4")
 SHARDED = {"chunks": (4, 5), "shards": (12, 15)}
-
-
-@pytest.fixture
-def compiled():
-    """The compiled loops, without which zarr-python writes."""
-    return require_loops()
 
 
 def _both(make, **keywords):
