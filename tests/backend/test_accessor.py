@@ -14,6 +14,7 @@ from helpers.data.corpus import checked_shards
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend import lazy_array, open_options
@@ -197,7 +198,7 @@ def test_html_says_the_same(opened, expected):
 
 
 def test_explain_reads_nothing(opened, kinds):
-    kinds._store_dict.clear()
+    sync(kinds.clear())
 
     assert by_name(opened.gpuzarr.explain())["packed"] == ROWS[0]
 
@@ -361,7 +362,7 @@ def test_tasks_that_do_not_fill_a_gpu_are_told_of(monkeypatch, chunks, shard, lo
 
 
 def test_to_host_is_lazy(on_device, kinds):
-    kinds._store_dict.clear()
+    sync(kinds.clear())
 
     on_device.gpuzarr.to_host()
 

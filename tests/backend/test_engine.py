@@ -270,13 +270,14 @@ def test_closed_dataset_of_files_opens_again(v3):
 
 
 def test_variable_is_read_once_then_cached():
-    store = RecordingStore(MemoryStore())
-    write_weather(store)
+    stored = MemoryStore()
+    write_weather(stored)
+    store = RecordingStore(stored)
     ds = open_ours(store)
     ds["u10"].load()
     store.requests.clear()
 
-    assert_same_values(ds["u10"].values, open_stock(store._store)["u10"].values)
+    assert_same_values(ds["u10"].values, open_stock(stored)["u10"].values)
     assert store.requests == []
 
 
