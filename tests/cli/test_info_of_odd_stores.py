@@ -282,8 +282,11 @@ def consolidated(tmp_path):
     return path
 
 
-def test_an_array_whose_folder_is_missing(consolidated, capsys):
+@pytest.mark.parametrize("is_file", [False, True])
+def test_an_array_whose_folder_is_missing_or_a_file(consolidated, capsys, is_file):
     shutil.rmtree(consolidated / "a")
+    if is_file:
+        (consolidated / "a").write_text("")
 
     assert main(["info", str(consolidated)]) == 0
 
@@ -297,15 +300,6 @@ def test_a_group_whose_folder_is_missing(consolidated, capsys):
 
     rows = nbytes_rows(capsys.readouterr().out)
     assert {name: row[:8] for name, row in rows.items()} == {"a": "no files", "b": "no files"}
-
-
-def test_an_array_whose_folder_is_a_file(consolidated, capsys):
-    shutil.rmtree(consolidated / "a")
-    (consolidated / "a").write_text("")
-
-    assert main(["info", str(consolidated)]) == 0
-
-    assert nbytes_rows(capsys.readouterr().out)["a"].startswith("no files")
 
 
 def lazy(path, name):
@@ -322,30 +316,29 @@ def test_it_says_where_metadata_are_not_consolidated(group, consolidated, capsys
     assert "metadata not consolidated" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_link_to_nothing_counts_for_nothing(consolidated):
+def link_to_nothing(array, _elsewhere):
+    (array / "c/0/0").unlink()
+    (array / "c/0/0").symlink_to(array / "nowhere")
+
+
+def links_to_each_other(array, _elsewhere):
+    for name in ("first", "second"):
+        (array / "c" / name).symlink_to(array)
+
+
+def folder_elsewhere(array, elsewhere):
+    shutil.move(array / "c", elsewhere)
+    (array / "c").symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(("link", "n_lost"), [(link_to_nothing, 1), (links_to_each_other, 0), (folder_elsewhere, 0)])
+def test_every_file_behind_links_is_counted_once(consolidated, tmp_path, link, n_lost):
     before = info.disk_nbytes(lazy(consolidated, "a"))
-    chunk = consolidated / "a" / "c" / "0" / "0"
-    nbytes = chunk.stat().st_size
-    chunk.unlink()
-    chunk.symlink_to(consolidated / "nowhere")
+    chunk_nbytes = (consolidated / "a/c/0/0").stat().st_size
 
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before - nbytes
+    link(consolidated / "a", tmp_path / "elsewhere")
 
-
-def test_folders_that_link_to_each_other_are_counted_once(consolidated):
-    before = info.disk_nbytes(lazy(consolidated, "a"))
-    (consolidated / "a" / "c" / "first").symlink_to(consolidated / "a")
-    (consolidated / "a" / "c" / "second").symlink_to(consolidated / "a")
-
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before
-
-
-def test_a_folder_elsewhere_is_counted(consolidated, tmp_path):
-    before = info.disk_nbytes(lazy(consolidated, "a"))
-    shutil.move(consolidated / "a" / "c", tmp_path / "elsewhere")
-    (consolidated / "a" / "c").symlink_to(tmp_path / "elsewhere")
-
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before
+    assert info.disk_nbytes(lazy(consolidated, "a")) == before - n_lost * chunk_nbytes
 
 
 def test_a_link_to_itself_is_not_counted(consolidated, capsys):

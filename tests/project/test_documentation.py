@@ -194,22 +194,9 @@ def test_api_page_has_every_public_name():
     assert {f"xarray_gpuzarr.{name}" for name in xarray_gpuzarr.__all__} - set(page.split()) == set()
 
 
-TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
-
-
 def make_targets():
     makefiles = (ROOT / "Makefile").read_text() + (ROOT / "gpu.mk").read_text()
     return set(re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE))
-
-
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
-def test_issue_templates_name_existing_commands(template):
-    text = " ".join(template.read_text().split())
-
-    commands = [parser().parse_args(command.split()) for command in re.findall(r"`gpuzarr ([^`]*)`", text)]
-
-    assert any(vars(command).get("report") for command in commands)
-    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= make_targets()
 
 
 MODULES = [

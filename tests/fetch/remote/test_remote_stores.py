@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -177,17 +178,23 @@ def test_gap_and_length_of_requests_are_tunable(store, server, monkeypatch):
     assert n_requests(shard, max_request_nbytes=3 * 48) == 10  # the index and 25 chunks of 48 bytes, three at a time
 
 
+@contextmanager
+def slow(server, latency_s):
+    """Let a server take its time, and count anew how many requests it has at once."""
+    server.set(latency_s=latency_s)
+    server.most_at_once()
+    try:
+        yield
+    finally:
+        server.set(latency_s=0)
+
+
 @pytest.mark.host_decoder
 def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
     monkeypatch.setattr(options.in_force, "options", FetchOptions(max_requests=3))
     array = opened(store, "unsharded/zstd")
-    server.set(latency_s=0.01)
-    server.most_at_once()
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(lambda _: read_array(array, slice(9), device="host"), range(4)))
-    finally:
-        server.set(latency_s=0)
+    with slow(server, 0.01), ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: read_array(array, slice(9), device="host"), range(4)))
 
     assert server.most_at_once() == 3
     for result in results:
@@ -201,12 +208,8 @@ def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeyp
     array = opened(store, "unsharded/zstd")
     longest = stored_array(array).spec.expected_nbytes
     monkeypatch.setattr(store_source, "UNDER_WAY_NBYTES", {24: 0, 30: 30 * longest, 48: 10**9}[most])
-    server.set(latency_s=0.05)
-    server.most_at_once()
-    try:
+    with slow(server, 0.05):
         read_array(array, device="host")
-    finally:
-        server.set(latency_s=0)
 
     opens_ten = "S3" in type(getattr(store, "fs", None)).__name__  # connections, as s3fs does
     assert (8 if opens_ten else most // 2 + 1) <= server.most_at_once() <= most
@@ -215,14 +218,10 @@ def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeyp
 @pytest.mark.host_decoder
 def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
     source = byte_source(store).for_one_read()
-    server.set(latency_s=0.02)
-    server.most_at_once()
-    try:
+    with slow(server, 0.02):
         wanted = [ByteRange(offset=n, nbytes=1) for n in range(source.lookahead)]
         pending = [source.start([("unsharded/bytes/c/0/0", one)]) for one in wanted]
         answered = [one for one in pending if one.asked[0].reply.wait(10)]
-    finally:
-        server.set(latency_s=0)
 
     assert len(answered) == source.lookahead > 24
     assert 8 <= server.most_at_once() <= 24  # s3fs opens ten connections
