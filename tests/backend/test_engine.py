@@ -116,10 +116,6 @@ def test_preferred_chunks_are_the_shard(v3, name):
     assert encoding["shards"] == SHARDS
 
 
-def test_preferred_chunks_of_an_unsharded_variable_are_its_chunks(v2):
-    assert open_ours(v2)["u10"].encoding["preferred_chunks"] == {"time": 2, "lat": 3, "lon": 4}
-
-
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
     path = tmp_path_factory.mktemp("groups") / "tree.zarr"
@@ -127,14 +123,6 @@ def groups(tmp_path_factory):
     write_weather(path, group="a", seed=1, mode="a")
     write_weather(path, group="a/b", seed=2, mode="a")
     return path
-
-
-@pytest.mark.parametrize("group", ["/", "a", "/a", "a/b", "/a/b"])
-@pytest.mark.parametrize("consolidated", [None, False])
-def test_group(groups, group, consolidated):
-    keywords = {"group": group, "consolidated": consolidated}
-
-    assert_same_dataset(open_ours(groups, **keywords), open_stock(groups, **keywords))
 
 
 @pytest.mark.parametrize("group", [None, "a"])

@@ -117,16 +117,6 @@ def test_structured_elements(tmp_path, capsys):
     assert "pair" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_groups_only(zarr_format, tmp_path, capsys):
-    zarr.create_group(tmp_path / "s.zarr", zarr_format=zarr_format).create_group("below").create_group("deep")
-
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["groups below it (gpuzarr info STORE --group PATH):", "  below", "  below/deep"]
-
-
 def groups_told(address, capsys):
     """Return the lines about groups that `info` prints of a store."""
     assert main(["info", address]) == 0

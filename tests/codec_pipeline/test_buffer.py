@@ -13,10 +13,10 @@ from helpers.data.corpus import checked_shards, counting, write, write_nested_sh
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.buffer import cpu
-from zarr.registry import get_ndbuffer_class
+from zarr.registry import get_ndbuffer_class, get_pipeline_class
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import NDBuffer, read_array, zarr_pipeline
+from xarray_gpuzarr import CodecPipeline, NDBuffer, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline.buffer import SETTING
 from xarray_gpuzarr.process import result_memory as module
 from xarray_gpuzarr.process.result_memory import ResultMemory
@@ -156,11 +156,12 @@ def test_buffers_equal_those_of_zarr_and_no_others():
 
 def test_setting_takes_effect_in_its_block_only():
     with zarr_pipeline():
-        assert get_ndbuffer_class() is NDBuffer
+        assert (get_ndbuffer_class(), get_pipeline_class()) == (NDBuffer, CodecPipeline)
         with zarr_pipeline():
             pass
-        assert get_ndbuffer_class() is NDBuffer
+        assert (get_ndbuffer_class(), get_pipeline_class()) == (NDBuffer, CodecPipeline)
     assert get_ndbuffer_class() is cpu.NDBuffer
+    assert get_pipeline_class() is not CodecPipeline
 
 
 def test_buffers_for_gpus_stay():

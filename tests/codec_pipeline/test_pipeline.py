@@ -14,13 +14,13 @@ import pytest
 import zarr
 from helpers.codec_pipeline import opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
-from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, drop, put, take
+from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, put, take
 from zarr.buffer import cpu
 from zarr.core.buffer import BufferPrototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import CodecPipeline, explain, zarr_pipeline
+from xarray_gpuzarr import explain, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading, threads
 
 ROOT = Path(__file__).parents[2]
@@ -50,17 +50,6 @@ def reads(monkeypatch):
 
 
 # ---- which pipeline
-
-
-def test_setting_takes_effect_in_its_block_only(memory):
-    write(memory, DATA)
-
-    with zarr_pipeline():
-        inside = zarr.open_array(memory)
-    outside = zarr.open_array(memory)
-
-    assert isinstance(inside.async_array.codec_pipeline, CodecPipeline)
-    assert not isinstance(outside.async_array.codec_pipeline, CodecPipeline)
 
 
 def test_a_copy_from_another_process_reads(array, tmp_path):
@@ -230,13 +219,6 @@ def test_a_resized_array_is_read(array):
     array.resize((3, 3))
     with reads_planned():
         np.testing.assert_array_equal(array[...], DATA[:3, :3])
-
-
-def test_a_deleted_shard_is_the_fill_value(array):
-    array[...]
-    drop(array.store, "c/1/0")
-
-    np.testing.assert_array_equal(array[...], np.concatenate([DATA[:4], np.zeros_like(DATA[4:])]))
 
 
 # ---- errors

@@ -67,9 +67,3 @@ def test_selections_of_every_layout(arrays):
     with reads_planned():
         for read in READS.values():
             assert_same_reads(arrays, read)
-
-
-def test_memory_order_is_the_one_asked_for(arrays):
-    own, ours = arrays[0][...], arrays[1][...]
-
-    assert (ours.flags.c_contiguous, ours.flags.f_contiguous) == (own.flags.c_contiguous, own.flags.f_contiguous)

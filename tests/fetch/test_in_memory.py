@@ -11,7 +11,7 @@ from zarr.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import ManagedMemoryStore, MemoryStore
 
-from xarray_gpuzarr import StoreReadError, read_array
+from xarray_gpuzarr import read_array
 from xarray_gpuzarr.fetch import MemorySource, StoreSource, byte_source
 from xarray_gpuzarr.fetch.in_memory import answers_at_once
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
@@ -49,20 +49,6 @@ def test_only_the_store_itself_is_read_so():
 )
 def test_range_of_an_object(source, offset, nbytes, found):
     assert ranged(source, "a/b", offset, nbytes) == found
-
-
-@pytest.mark.parametrize(("offset", "nbytes"), [(8, 3), (11, 1)])
-def test_range_beyond_the_end_is_an_error(source, offset, nbytes):
-    with pytest.raises(StoreReadError, match="is shorter than its shard index or its size said"):
-        ranged(source, "a/b", offset, nbytes)
-
-
-@pytest.mark.parametrize(("location", "nbytes", "found"), [("start", 3, b"012"), ("end", 3, b"789"), ("end", 20, None)])
-def test_edge_of_an_object(source, location, nbytes, found):
-    edge = source.start_edge("a/b", location, nbytes)()
-
-    assert bytes(edge.data) == (found or b"0123456789")
-    assert edge.object_nbytes == 10
 
 
 def test_missing_object(source):

@@ -91,6 +91,7 @@ def test_dataset_in_any_store(any_store):
         ("memory://urls/{name}/s.zarr", None),
         ("file://{path}/s.zarr", None),
         ("{path}/s.zarr", None),
+        ("{path}/with space and ü.zarr", None),
         ("local://{path}/o.zarr", {"auto_mkdir": True}),
     ],
 )
@@ -102,16 +103,6 @@ def test_dataset_at_a_url(tmp_path, url, storage_options):
     ours = opened(place, "gpuzarr", device="host", storage_options=storage_options)
 
     assert_same_dataset(ours.load(), opened(place, "zarr", storage_options=storage_options).load())
-
-
-@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: LocalStore(path, read_only=True)])
-def test_dataset_at_a_path_of_any_kind(tmp_path, kind):
-    path = tmp_path / "with space and ü.zarr"
-    dataset().to_zarr(path, encoding=ENCODING)
-
-    ours = opened(kind(path), "gpuzarr", device="host").load()
-
-    assert_same_dataset(ours, opened(kind(path), "zarr").load())
 
 
 def ts_sharded(*compressors, index_location="end", checksum=True, before=()):

@@ -275,28 +275,23 @@ def test_error_arrives_whole_through_xarray_and_dask(tmp_path, chunks, scheduler
     assert_explains(caught.value, "'/t'", "t/c/0/0", "chunk (1, 1)", "zstd")
 
 
-def test_unknown_v3_codec_is_refused(memory):
-    dataset_with(memory, **SHARDED)
-    rewrite_metadata(memory, "t/zarr.json", b'"zstd"', b'"acme.squeeze"')
+OF_FORMATS = {
+    2: {"zarr_format": 2, "compressors": numcodecs.Zstd(), "attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}},
+    3: {"dimension_names": ["y", "x"]},
+}
+
+
+@pytest.mark.parametrize(("zarr_format", "document"), [(2, "t/.zarray"), (3, "t/zarr.json")])
+def test_unknown_codec_is_refused(memory, zarr_format, document):
+    zarr.create_group(memory, zarr_format=zarr_format)
+    write(memory, DATA, name="t", chunks=(4, 12), **OF_FORMATS[zarr_format])
+    rewrite_metadata(memory, document, b'"zstd"', b'"acme.squeeze"')
 
     with pytest.raises(GpuZarrError) as caught:
         open_ours(memory, consolidated=False).load()
 
     assert isinstance(caught.value, UnsupportedCodecError | MetadataError)
     assert_explains(caught.value, "acme.squeeze")
-
-
-def test_unknown_v2_compressor_is_refused(memory):
-    zarr.create_group(memory, zarr_format=2)
-    named = {"attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}}
-    write(memory, DATA, name="t", chunks=(4, 12), zarr_format=2, compressors=numcodecs.Zstd(), **named)
-    rewrite_metadata(memory, "t/.zarray", b'"zstd"', b'"acme"')
-
-    with pytest.raises(GpuZarrError) as caught:
-        open_ours(memory, consolidated=False).load()
-
-    assert isinstance(caught.value, UnsupportedCodecError | MetadataError)
-    assert_explains(caught.value, "acme")
 
 
 def rewrite_metadata(store, key, old, new):

@@ -7,159 +7,34 @@ import pytest
 from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from xarray_gpuzarr import MetadataError
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
-    BloscSpec,
     BytesSpec,
     CastValueSpec,
     ChecksumSpec,
     DeltaSpec,
     FixedScaleOffsetSpec,
-    GzipSpec,
     IdentitySpec,
-    Lz4Spec,
     OtherSpec,
     PackBitsSpec,
     PipelineSpec,
     ScaleOffsetSpec,
-    ShardingSpec,
     ShuffleSpec,
     TransposeSpec,
-    ZlibSpec,
     ZstdSpec,
     encoded_nbytes,
 )
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-BYTES = BytesSpec(endian="little")
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-
-
-@pytest.mark.parametrize(
-    ("entries", "pipeline"),
-    [
-        pytest.param([LITTLE], PipelineSpec(array_to_bytes=BYTES), id="bytes"),
-        pytest.param([{"name": "bytes"}], PipelineSpec(array_to_bytes=BytesSpec(endian=None)), id="one-byte type"),
-        pytest.param(["bytes"], PipelineSpec(array_to_bytes=BytesSpec(endian=None)), id="a name alone"),
-        pytest.param(
-            [LITTLE, {"name": "gzip", "configuration": {"level": 1}}, {"name": "crc32c"}],
-            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(GzipSpec(), ChecksumSpec())),
-            id="several",
-        ),
-        pytest.param(
-            [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE],
-            PipelineSpec(array_to_array=(TransposeSpec(order=(1, 0)),), array_to_bytes=BYTES),
-            id="transpose",
-        ),
-        pytest.param(
-            [LITTLE, {"name": "blosc", "configuration": {"cname": "lz4", "shuffle": "shuffle", "typesize": 4}}],
-            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(BloscSpec(cname="lz4", shuffle="shuffle", typesize=4),)),
-            id="blosc",
-        ),
-        pytest.param(
-            [LITTLE, {"name": "numcodecs.blosc", "configuration": {"cname": "zstd", "shuffle": 2}}],
-            PipelineSpec(
-                array_to_bytes=BYTES, bytes_to_bytes=(BloscSpec(cname="zstd", shuffle="bitshuffle", typesize=None),)
-            ),
-            id="numcodecs.blosc",
-        ),
-        pytest.param(
-            [LITTLE, {"name": "numcodecs.lz4"}, {"name": "numcodecs.zlib", "configuration": {"level": 1}}],
-            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(Lz4Spec(), ZlibSpec())),
-            id="numcodecs.*",
-        ),
-        pytest.param(
-            [LITTLE, {"name": "acme", "configuration": {"b": 1, "a": 2}}],
-            PipelineSpec(
-                array_to_bytes=BYTES, bytes_to_bytes=(OtherSpec(name="acme", configuration='{"a": 2, "b": 1}'),)
-            ),
-            id="an unknown one keeps its configuration",
-        ),
-        pytest.param(
-            [{"name": "numcodecs.delta"}, {"name": "vlen-utf8"}, {"name": "zstd"}],
-            PipelineSpec(
-                array_to_array=(OtherSpec(name="numcodecs.delta", configuration="{}"),),
-                array_to_bytes=OtherSpec(name="vlen-utf8", configuration="{}"),
-                bytes_to_bytes=(ZstdSpec(),),
-            ),
-            id="an unknown serializer",
-        ),
-    ],
-)
-def test_v3_document(entries, pipeline):
-    assert parse_codecs(entries) == pipeline
-
-
-def test_sharding_holds_two_pipelines():
-    document = ShardingCodec(
-        chunk_shape=(2, 3),
-        codecs=[BytesCodec(), ZstdCodec()],
-        index_codecs=[BytesCodec(endian="big"), Crc32cCodec()],
-        index_location="start",
-    ).to_dict()
-
-    pipeline = parse_codecs([json.loads(json.dumps(document, default=lambda codec: codec.to_dict()))])
-
-    assert pipeline.array_to_bytes == ShardingSpec(
-        chunk_shape=(2, 3),
-        codecs=PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(ZstdSpec(),)),
-        index_codecs=PipelineSpec(array_to_bytes=BytesSpec(endian="big"), bytes_to_bytes=(ChecksumSpec(),)),
-        index_location="start",
-    )
-
-
-@pytest.mark.parametrize(
-    ("compressor", "filters", "order", "ndim", "pipeline"),
-    [
-        pytest.param(None, None, "C", 2, PipelineSpec(array_to_bytes=BYTES), id="nothing"),
-        pytest.param({"id": "zstd", "level": 0}, None, "C", 2, ((), (ZstdSpec(),)), id="zstd"),
-        pytest.param({"id": "lz4"}, [], "C", 2, ((), (Lz4Spec(),)), id="lz4"),
-        pytest.param(
-            {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": -1, "blocksize": 0},
-            None,
-            "C",
-            2,
-            ((), (BloscSpec(cname="zstd", shuffle="auto", typesize=None),)),
-            id="blosc",
-        ),
-        pytest.param(None, None, "F", 3, ((TransposeSpec(order=(2, 1, 0)),), ()), id="order F"),
-        pytest.param(None, None, "F", 1, ((), ()), id="order F of one axis"),
-        pytest.param(
-            {"id": "bz2", "level": 1},
-            [{"id": "delta", "dtype": "<i4"}],
-            "C",
-            1,
-            (
-                (),
-                (
-                    DeltaSpec(decoded="<i4", encoded="<i4"),
-                    OtherSpec(name="bz2", configuration='{"level": 1}'),
-                ),
-            ),
-            id="filter and unknown compressor",
-        ),
-    ],
-)
-def test_v2_document(compressor, filters, order, ndim, pipeline):
-    parsed = parse_v2_codecs(compressor=compressor, filters=filters, order=order, endian="little", ndim=ndim)
-
-    assert parsed == as_pipeline(pipeline)
-
-
-def as_pipeline(pipeline):
-    """Spell out the tables' short form: (before, after) around little-endian bytes."""
-    if isinstance(pipeline, PipelineSpec):
-        return pipeline
-    return PipelineSpec(array_to_array=pipeline[0], array_to_bytes=BYTES, bytes_to_bytes=pipeline[1])
 
 
 NUMCODECS = [
@@ -293,18 +168,6 @@ def test_codec_of_elements(dtype, entries, specs):
         assert pipeline.stages == tuple(s for s in reversed(specs) if s is not SWAPPED and type(s) is not IdentitySpec)
 
 
-def test_last_codec_of_elements_encodes_in_the_byte_order_of_the_bytes():
-    chain = [
-        numcodec("delta", dtype="<i4"),
-        numcodec("astype", encode_dtype="<i8"),
-        numcodec("astype", encode_dtype="<i8"),
-    ]
-
-    pipeline = parse_codecs([*chain, core("bytes", endian="big")], np.dtype("i4"))
-
-    assert pipeline.stages == (AsTypeSpec(decoded="<i4", encoded=">i8"), DeltaSpec(decoded="<i4", encoded="<i4"))
-
-
 def test_elementsize_of_shuffle_is_that_of_what_is_stored():
     chain = [numcodec("astype", encode_dtype="<i8"), LITTLE, numcodec("shuffle")]
 
@@ -396,13 +259,3 @@ def test_any_json_is_a_pipeline_or_a_metadata_error(entries, dtype):
     except MetadataError:
         return
     assert isinstance(pipeline, PipelineSpec)
-
-
-def test_pipeline_reads_like_the_way_it_encodes():
-    pipeline = PipelineSpec(
-        array_to_array=(TransposeSpec(order=(1, 0)),),
-        array_to_bytes=BYTES,
-        bytes_to_bytes=(BloscSpec(cname="lz4", shuffle="shuffle", typesize=4), ChecksumSpec()),
-    )
-
-    assert str(pipeline) == "transpose(1,0) > bytes(little) > blosc(cname=lz4, shuffle=shuffle) > crc32c"

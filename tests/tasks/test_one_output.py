@@ -208,40 +208,6 @@ def test_persisted_blocks_have_memory_of_their_own(array):
     assert_same_values(persisted.compute(), DATA)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda a: a.__setitem__(0, 9), id="setitem"),
-        pytest.param(lambda a: a.__setitem__(a > 30, 0), id="mask"),
-        pytest.param(lambda a: np.add(a, 1, out=a), id="out"),
-    ],
-)
-def test_array_changed_in_place(array, change):
-    expected = DATA.copy()
-    change(array)
-    change(expected)
-
-    assert_same_values(array.compute(), expected)
-
-
-@pytest.mark.parametrize(
-    "derive",
-    [
-        pytest.param(lambda a: a + 1, id="arithmetic"),
-        pytest.param(lambda a: a[1:6, ::2], id="slice"),
-        pytest.param(lambda a: a.T, id="transpose"),
-        pytest.param(lambda a: a.copy(), id="copy"),
-        pytest.param(lambda a: a.rechunk((3, 5)) if isinstance(a, da.Array) else a, id="rechunk"),
-        pytest.param(lambda a: a.sum(axis=0), id="sum"),
-    ],
-)
-def test_what_is_made_of_it_is_plain_dask(array, derive):
-    derived = derive(array)
-
-    assert "__dask_optimize__" not in vars(derived)
-    assert_same_values(derived.compute(), derive(DATA))
-
-
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 def test_pickled_array_is_plain_dask(tmp_path, pickler):
     array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)

@@ -31,14 +31,6 @@ def started(n_workers, seed=0, gap=0):
     return [Pass(HERE, 0, n_workers, seed, child - worker) for worker, child in enumerate(children)]
 
 
-def test_workers_of_a_pass_read_one_epoch_and_the_next_pass_another():
-    passes = Passes(3, 0)
-
-    found = [[passes.begin(worker) for worker in started(3, seed)] for seed in (5, 6, 6, 6)]
-
-    assert found == [[(3, 0)] * 3, [(4, 0)] * 3, [(5, 0)] * 3, [(6, 0)] * 3]
-
-
 def test_workers_that_stay_are_of_one_pass_each_time():
     passes, workers = Passes(0, 0), started(3)
 
@@ -49,20 +41,6 @@ def test_workers_that_stay_are_of_one_pass_each_time():
 
     assert found == [[(0, 0)] * 3, [(1, 0)] * 3, [(2, 0)] * 3]
     assert moved == [(7, 0)] * 3
-
-
-def test_the_process_itself_takes_its_turn():
-    passes = Passes(0, 0)
-
-    found = [
-        passes.begin(Pass(HERE, 0)),
-        *map(passes.begin, started(2)),
-        passes.begin(Pass(HERE, 1)),
-        passes.begin(Pass(HERE, 2)),
-        *map(passes.begin, started(2)),
-    ]
-
-    assert [epoch for epoch, _ in found] == [0, 1, 1, 2, 3, 4, 4]
 
 
 def test_a_pass_that_goes_on_elsewhere_takes_the_next_one_along():
@@ -85,15 +63,6 @@ def test_only_the_process_itself_begins_in_the_middle_of_an_epoch():
     assert passes.begin(Pass(HERE, 0)) == (2, 5)
     assert passes.begin(late) == (2, 5)
     assert passes.begin(started(2)[0]) == (3, 0)
-
-
-def test_a_move_does_not_reach_passes_that_were_started_before():
-    passes = Passes(0, 0)
-    late = started(2)
-    passes.move(7)
-    after = started(2, seed=1)
-
-    assert [passes.begin(worker) for worker in (late[1], after[0], late[0], after[1])] == [(0, 0), (7, 0)] * 2
 
 
 def test_processes_that_share_batches_have_epochs_of_their_own():

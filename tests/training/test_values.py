@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.data.datasets import open_ours, open_stock, weather, write_weather
+from helpers.data.datasets import open_ours, open_stock, write_weather
 from helpers.every_pair import usually
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -345,10 +345,3 @@ def test_datasets_of_other_engines_are_read_too():
 
     assert [row.why for row in loader.explain().rows if row.way == "crop by crop"] == ["it is read by xarray"] * 3
     assert_samples(ds, lattice(ds, {"time": 3, "lat": 2}, {}), loader)
-
-
-@pytest.mark.host_decoder
-def test_samples_of_a_dataset_in_memory():
-    ds = weather().drop_vars(["time_bounds"])
-
-    assert_samples(ds, lattice(ds, {"time": 3, "lat": 2}, {}), batches(ds, {"time": 3, "lat": 2}, 4))

@@ -128,41 +128,6 @@ def test_one_chunk_is_an_index_and_a_range(store, server, layout, index):
 
 
 @pytest.mark.host_decoder
-def test_one_chunk_is_one_request_once_the_index_is_known(store, server, monkeypatch):
-    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1.0)
-    array = opened(store)
-    read_array(array, (slice(3), slice(4)), device="host")
-    server.requests()
-
-    assert_same_bits(read_array(array, (slice(3, 6), slice(4, 8)), device="host"), DATA[3:6, 4:8])
-
-    ((key, span),) = shapes_of(server.requests())
-    assert key == "c/0/0"
-    assert span.startswith("bytes=")
-
-
-@pytest.mark.host_decoder
-def test_most_of_a_small_shard_is_one_request(store, server):
-    array = opened(store)
-    server.requests()
-
-    read_array(array, (slice(15), slice(20)), device="host")
-
-    assert shapes_of(server.requests()) == [("c/0/0", "all")]
-
-
-@pytest.mark.host_decoder
-def test_a_plane_is_an_index_and_a_range_for_each_shard(store, server, monkeypatch):
-    monkeypatch.setattr(options.in_force, "options", FetchOptions(index_cache_nbytes=0))
-    array = opened(store)
-    server.requests()
-
-    read_array(array, 4, device="host")
-
-    assert [key for key, _ in shapes_of(server.requests())] == ["c/0/0", "c/0/0", "c/0/1", "c/0/1"]
-
-
-@pytest.mark.host_decoder
 def test_gap_and_length_of_requests_are_tunable(store, server, monkeypatch):
     array = opened(store, "sharded/bytes")
 
