@@ -12,6 +12,7 @@ from xarray_gpuzarr import MetadataError
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
+    BloscSpec,
     BytesSpec,
     CastValueSpec,
     ChecksumSpec,
@@ -178,6 +179,34 @@ def test_codecs_of_elements_need_the_dtype_of_the_array():
     chain = [numcodec("delta", dtype="<i4"), LITTLE, numcodec("shuffle", elementsize=4)]
 
     assert [type(spec) for spec in parse_codecs(chain)] == [OtherSpec, BytesSpec, OtherSpec]
+
+
+@pytest.mark.parametrize(
+    ("entries", "pipeline"),
+    [
+        (
+            [LITTLE, core("blosc", cname="lz4", shuffle="shuffle", typesize=4), core("acme", b=1, a=2)],
+            PipelineSpec(
+                array_to_bytes=BytesSpec(endian="little"),
+                bytes_to_bytes=(
+                    BloscSpec(cname="lz4", shuffle="shuffle", typesize=4),
+                    OtherSpec(name="acme", configuration='{"a": 2, "b": 1}'),
+                ),
+            ),
+        ),
+        (
+            [numcodec("delta"), "vlen-utf8", "zstd"],
+            PipelineSpec(
+                array_to_array=(OtherSpec(name="numcodecs.delta", configuration="{}"),),
+                array_to_bytes=OtherSpec(name="vlen-utf8", configuration="{}"),
+                bytes_to_bytes=(ZstdSpec(),),
+            ),
+        ),
+    ],
+    ids=["unknown codec", "unknown serializer"],
+)
+def test_what_is_not_known_is_kept_as_it_is(entries, pipeline):
+    assert parse_codecs(entries) == pipeline
 
 
 @pytest.mark.parametrize(
