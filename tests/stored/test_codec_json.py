@@ -153,7 +153,7 @@ ARRAY_CODECS = [
             )
         ],
     ),
-    ("f4", [core("cast_value", data_type="int4")], None),
+    ("f4", [core("cast_value", data_type="complex64")], None),
     ("i4", [numcodec("acme"), numcodec("delta", dtype="<i4")], None),
 ]
 
