@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import pickle
 import subprocess
 import sys
 import threading
@@ -52,26 +51,6 @@ def reads(monkeypatch):
 # ---- which pipeline
 
 
-def test_a_copy_from_another_process_reads(array, tmp_path):
-    if isinstance(array.store, MemoryStore):
-        array = pickle.loads(pickle.dumps(array))
-        with reads_planned():
-            np.testing.assert_array_equal(array[...], DATA)
-        return
-    (tmp_path / "pickled").write_bytes(pickle.dumps(array))
-    code = """
-import pickle, sys
-array = pickle.load(open(sys.argv[1], 'rb'))
-print(type(array.async_array.codec_pipeline), array[...].sum())
-"""
-
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "pickled"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout == f"<class 'xarray_gpuzarr.CodecPipeline'> {DATA.sum()}\n"
-
-
 def test_arrays_of_the_same_store_are_equal(array):
     with zarr_pipeline():
         assert array == zarr.open_array(array.store)
@@ -86,27 +65,16 @@ before = set(sys.modules)
 import xarray_gpuzarr
 with xarray_gpuzarr.zarr_pipeline():
     array = zarr.open_array(sys.argv[1])
-opened = set(sys.modules) - before
+assert 'xarray_gpuzarr.read' not in sys.modules  # what reads is imported by the first read
 array[...]
 brought = {n.partition('.')[0] for n in set(sys.modules) - before}
 print(*sorted(brought & {'xarray', 'dask', 'cupy', 'rmm', 'distributed', 'pandas'}))
-print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, local.root], cwd=ROOT, capture_output=True, text=True, check=True
     )
 
-    imported, with_open = done.stdout.splitlines()
-    assert imported == ""
-    assert with_open.split() == [
-        "xarray_gpuzarr",
-        "xarray_gpuzarr.codec_pipeline",
-        "xarray_gpuzarr.codec_pipeline.buffer",
-        "xarray_gpuzarr.codec_pipeline.pipeline",
-        "xarray_gpuzarr.process",
-        "xarray_gpuzarr.process.host_memory",
-        "xarray_gpuzarr.process.result_memory",
-    ]
+    assert done.stdout == "\n"
 
 
 # ---- what zarr-python reads
@@ -173,15 +141,6 @@ def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
 
 
 # ---- what was written is what is read
-
-
-@pytest.mark.parametrize("key", [..., (slice(1, 3), slice(None)), (5, 2)])
-def test_what_was_written_is_read(array, key):
-    array[...]
-
-    for value in range(20):  # within the resolution of clocks
-        array[key] = value
-        assert (array[key] == value).all()
 
 
 def test_what_another_array_object_has_written_is_read(array):
