@@ -222,14 +222,6 @@ def test_what_comes_from_several_stores_is_explained(two_files, opening):
     assert rows["same"].why == ""
 
 
-def test_concat_of_what_dask_does_not_hold_is_in_memory(two_files):
-    parts = [xr.open_dataset(path, **OURS) for path in two_files]
-
-    explanation = xr.concat(parts, "time", **JOINED).gpuzarr.explain()
-
-    assert by_name(explanation)["t"].where == "in memory"
-
-
 def test_persisted_blocks_are_in_memory(kinds):
     persisted = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS).persist()
 
@@ -247,10 +239,6 @@ def test_blocks_that_workers_hold_are_in_memory(kinds):
         row = by_name(chunked[["packed"]].persist().gpuzarr.explain())["packed"]
 
     assert (row.where, row.why[:10]) == ("in memory of dask's workers", "persisted:")
-
-
-def test_an_empty_dataset_is_said_to_be_one():
-    assert "There are no variables here." in str(xr.Dataset().gpuzarr.explain())
 
 
 def test_other_engines_are_named_as_such(kinds):
@@ -408,13 +396,6 @@ def test_accessor_shows_where_data_lands(opened):
         "host, by zarr-python": {"rare", "checked"},
         "in memory": {"loaded"},
     }
-
-
-def test_arrays_and_trees_show_themselves_too(opened):
-    tree = xr.DataTree.from_dict({"/": opened, "/below": opened})
-
-    assert re.search("^  host +packed", repr(opened.packed.gpuzarr), re.MULTILINE)
-    assert "/below/packed" in repr(tree.gpuzarr)
 
 
 @pytest.mark.parametrize("chunks", [None, {}])

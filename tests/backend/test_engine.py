@@ -138,15 +138,6 @@ def test_datatree(groups, group, chunks):
         assert_same_dataset(ours[path].to_dataset(inherit=False), stock[path].to_dataset(inherit=False))
 
 
-@pytest.mark.parametrize(
-    ("keywords", "kind"), [({"group": "nowhere"}, KeyError), ({"zarr_format": 2}, FileNotFoundError)]
-)
-def test_what_the_zarr_engine_refuses_is_refused_with_an_error_of_the_same_kind(v3, keywords, kind):
-    for opens in (open_stock, open_ours):
-        with pytest.raises(kind):
-            opens(v3, **keywords)
-
-
 @pytest.mark.parametrize("name", ["a.zarr", "a.zarr/", "a.nc", "s3://a/b.zarr"])
 def test_engine_never_volunteers(name):
     assert not GpuZarrBackendEntrypoint().guess_can_open(name)
@@ -302,16 +293,6 @@ def test_time_bounds_take_the_units_of_their_coordinate(memory, keywords):
     ours = open_ours(memory, consolidated=False, **keywords)
 
     assert_same_dataset(ours, open_stock(memory, consolidated=False, **keywords))
-
-
-def test_array_without_dimension_names_gives_the_error_of_the_zarr_engine(memory):
-    zarr.create_group(memory)
-    write(memory, counting((4,)), name="v", chunks=(2,))
-    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever it raises
-        open_stock(memory, consolidated=False)
-
-    with pytest.raises(expected.type):
-        open_ours(memory, consolidated=False)
 
 
 @needs_rectilinear_grids

@@ -58,13 +58,6 @@ def test_elements_that_are_wanted_repeatedly(store, indexers, chunks):
     assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
 
 
-def test_upsampling_to_the_nearest(store):
-    fine = xr.DataArray(np.linspace(-0.4, 19.4, 77), dims="x")
-    ours, stock = (opened(store, engine).assign_coords(x=EVERY)["v"] for engine in ("gpuzarr", "zarr"))
-
-    assert_same_values(ours.sel(x=fine, method="nearest").values, stock.load().sel(x=fine, method="nearest").values)
-
-
 def test_more_repeats_than_a_kernel_places(store, monkeypatch):
     monkeypatch.setattr(axes, "MAX_BOX", 40)
     monkeypatch.setattr(placing, "MAX_BOX", 40)

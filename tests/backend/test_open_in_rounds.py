@@ -17,7 +17,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
-from helpers.data.datasets import ENCODING, V2_ENCODING, open_stock, weather
+from helpers.data.datasets import open_stock, weather
 from helpers.linux import needs_linux
 from helpers.stores.fakes import RecordingStore, Wrapper, drop, is_data, put, take
 from helpers.stores.rounds import RoundStore
@@ -296,18 +296,6 @@ def test_a_group_is_taken_by_its_name_where_that_looks_like_a_pattern(zarr_forma
     for store in (RoundStore(stored), stored):
         ours = open_tree(store, group="a[b]")
         assert_same_tree(ours, xr.open_datatree(stored, engine="zarr", group="a[b]"))
-
-
-def test_weather_is_that_of_the_stock_engine(zarr_format, chunks):
-    stored = MemoryStore()
-    weather().to_zarr(stored, zarr_format=zarr_format, encoding=ENCODING if zarr_format == 3 else V2_ENCODING)
-
-    store = RoundStore(stored)
-
-    ours = open_ours(store, chunks=chunks)
-
-    store.rounds.over = True
-    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
 
 
 def test_the_path_of_a_store_is_kept(zarr_format):

@@ -143,7 +143,12 @@ def test_regions(tmp_path, region):
 
 
 @pytest.mark.parametrize(
-    "options", [{"region": "x"}, {"region": {"time": "x"}}, {"region": {"time": 6}}, {"region": 5}], ids=str
+    "options",
+    [
+        *({"region": region} for region in ("x", {"time": "x"}, {"time": 6}, 5)),
+        {"append_dim": "time", "encoding": {"t2m": {"dtype": "int32"}}},
+    ],
+    ids=str,
 )
 def test_what_xarray_refuses(tmp_path, options):
     weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
@@ -154,13 +159,6 @@ def test_what_xarray_refuses(tmp_path, options):
             write(tmp_path / "a", **options)
         outcomes.append((type(caught.value), str(caught.value)))
     assert outcomes[0] == outcomes[1]
-
-
-def test_an_encoding_of_what_is_stored_is_refused_by_xarray(tmp_path):
-    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
-    part = weather(8).drop_vars(["y", "name", "land"])
-    with pytest.raises(ValueError, match="already exists, but encoding was provided"):
-        part.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", encoding={"t2m": {"dtype": "int32"}})
 
 
 @pytest.mark.parametrize("mode", ["a", "a-"])

@@ -90,15 +90,6 @@ def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "t a chunk does not fit 0"
 
 
-def test_info_of_a_group(path, capsys):
-    assert main(["info", path, "--group", "sub"]) == 0
-
-    out = capsys.readouterr().out
-    assert "group /sub," in out
-    assert "below" in out
-    assert "groups below" not in out
-
-
 def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
     monkeypatch.setattr(info, "MOST_FILES", 1)
 

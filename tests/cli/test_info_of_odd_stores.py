@@ -247,14 +247,6 @@ def assert_three_lines(capsys, status, found):
     assert found in err.splitlines()[2]
 
 
-def test_an_array_without_dimension_names(tmp_path, capsys):
-    zarr.create_group(tmp_path / "s.zarr").create_array("bare", shape=(3,), dtype="f4")
-
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
-
-    assert "The dimensions of 'bare' have no names, which a dataset needs." in capsys.readouterr().out
-
-
 def test_a_file_that_is_no_store(tmp_path, capsys):
     (tmp_path / "s.zarr").write_text("no store")
 

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from helpers.codec_pipeline import opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
-from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, put, take
+from helpers.stores.fakes import RecordingStore, ScriptedStore, put, take
 from zarr.buffer import cpu
 from zarr.core.buffer import BufferPrototype
 from zarr.core.sync import sync
@@ -143,16 +143,6 @@ def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
 # ---- what was written is what is read
 
 
-def test_what_another_array_object_has_written_is_read(array):
-    array[...]
-    other = zarr.open_array(array.store)
-
-    for value in range(20):
-        other[1:5, 2] = value
-        assert (array[1:5, 2] == value).all()
-        assert array[0, 0] == DATA[0, 0]
-
-
 def test_a_rewritten_shard_of_the_same_length_is_read(store):
     write(store, DATA, compressors=None, **SHARDED)
     with zarr_pipeline():
@@ -181,18 +171,6 @@ def test_a_resized_array_is_read(array):
 
 
 # ---- errors
-
-
-def test_an_error_of_the_store_comes_through(memory):
-    write(memory, DATA, **SHARDED)
-    script = FailAfter(OSError("out of order"))
-    with zarr_pipeline():
-        array = zarr.open_array(ScriptedStore(memory, script))
-
-    with pytest.raises(OSError, match="out of order"):
-        array[...]
-    script.healed = True
-    np.testing.assert_array_equal(array[...], DATA)
 
 
 # ---- asyncio

@@ -220,20 +220,6 @@ def test_rewritten_shard_is_read_anew(tmp_path, settled, store, selection, way):
         assert_same_bits(read_array(array, selection, device="host"), expected)
 
 
-@pytest.mark.parametrize("selection", [ONE_CHUNK, ..., (slice(None), 5)])
-@pytest.mark.parametrize("store", STORES)
-def test_shard_rewritten_without_a_compressor_is_read_anew(tmp_path, settled, store, selection):
-    """Its index has as many chunks as that of before, of other lengths."""
-    path = tmp_path / "s"
-    read_array(write(LocalStore(path), DATA, **SHARDED), device="host")
-    write(LocalStore(path), DATA * 2, **SHARDED, compressors=None, overwrite=True)
-    array = zarr.open_array(STORES[store](path), mode="r")
-
-    for _ in range(2):
-        expected = DATA * 2 if selection is ... else (DATA * 2)[selection]
-        assert_same_bits(read_array(array, selection, device="host"), expected)
-
-
 def test_shard_replaced_by_a_directory_is_missing(local, settled):
     array = write(local, DATA, **SHARDED)
     read_array(array, device="host")
@@ -242,18 +228,6 @@ def test_shard_replaced_by_a_directory_is_missing(local, settled):
     shard.mkdir()
 
     assert_same_bits(read_array(array, device="host"), array[...])
-
-
-def test_chunk_that_was_missing_and_is_written_is_seen(local, settled):
-    """A cached index that says "missing" gives no request that could show the change."""
-    data = np.zeros_like(DATA)
-    data[:, 6:] = DATA[:, 6:]
-    array = write(local, data, **SHARDED)
-    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), data[ONE_CHUNK])
-
-    rewritten(local.root, DATA, "replaced")
-
-    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), DATA[ONE_CHUNK])
 
 
 def test_shard_that_is_deleted_is_missing(local, settled):

@@ -169,18 +169,6 @@ def test_codec_of_elements(dtype, entries, specs):
         assert pipeline.stages == tuple(s for s in reversed(specs) if s is not SWAPPED and type(s) is not IdentitySpec)
 
 
-def test_elementsize_of_shuffle_is_that_of_what_is_stored():
-    chain = [numcodec("astype", encode_dtype="<i8"), LITTLE, numcodec("shuffle")]
-
-    assert parse_codecs(chain, np.dtype("i4")).bytes_to_bytes == (ShuffleSpec(elementsize=8),)
-
-
-def test_codecs_of_elements_need_the_dtype_of_the_array():
-    chain = [numcodec("delta", dtype="<i4"), LITTLE, numcodec("shuffle", elementsize=4)]
-
-    assert [type(spec) for spec in parse_codecs(chain)] == [OtherSpec, BytesSpec, OtherSpec]
-
-
 @pytest.mark.parametrize(
     ("entries", "pipeline"),
     [

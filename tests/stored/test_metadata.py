@@ -18,12 +18,6 @@ def _array(path: str = "a") -> zarr.Array:
     return group.create_array(path, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(1, 4))
 
 
-def test_an_array_is_parsed_once():
-    array = _array()
-
-    assert metadata.parse_array(array) is metadata.parse_array(array)
-
-
 def test_a_resized_array_is_parsed_again():
     array = _array()
     before = metadata.parse_array(array)

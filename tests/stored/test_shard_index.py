@@ -44,11 +44,6 @@ def is_sound(table, spec, shard_nbytes):
     return apart and all(floor <= start and end <= ceiling for start, end in ranges)
 
 
-@pytest.mark.parametrize(("checksum", "nbytes"), [(False, 160), (True, 164)])
-def test_encoded_length_is_known_beforehand(checksum, nbytes):
-    assert spec_of(10, checksum=checksum).nbytes == nbytes
-
-
 @pytest.mark.parametrize(
     ("table", "found"),
     [
@@ -90,14 +85,6 @@ def test_ranges_that_touch_the_borders_are_accepted(location):
     table = {"start": [(36, 10), (46, 954)], "end": [(0, 10), (10, 954)]}[location]
 
     assert decode(index_bytes(table), spec).nbytes.tolist() == [10, 954]
-
-
-def test_two_chunks_may_share_their_bytes():
-    assert decode(index_bytes([(10, 5), (10, 5)]), spec_of(2)).offset.tolist() == [10, 10]
-
-
-def test_length_of_the_shard_need_not_be_known():
-    assert decode(index_bytes([(10**12, 5)]), spec_of(1), shard_nbytes=None).offset.tolist() == [10**12]
 
 
 @pytest.mark.parametrize("nbytes", [*range(36), 37])

@@ -62,14 +62,6 @@ def test_dask_shows_the_variable(variable, shown):
     assert key_split((name, 0)) == key_split(name) == shown
 
 
-def test_arrays_that_zarr_python_reads_are_named_too():
-    store = MemoryStore()
-    group = zarr.create_group(store)
-    group.create_array("odd", shape=(4,), chunks=(4,), dtype="f4", dimension_names=["x"], **checked_shards((2,)))
-
-    assert key_split(name_of(store, "odd", consolidated=False)) == "gpuzarr-odd"
-
-
 def test_selections_that_are_read_keep_the_name(path):
     picked = open_ours(path, chunks={})["u10"].isel(time=slice(1, 9))
 
