@@ -86,11 +86,6 @@ def test_dataset_is_that_of_the_zarr_engine(weather_path, keywords, chunks):
     assert_same_dataset(ours, stock)
 
 
-@pytest.mark.skipif(not missing_for_cuda(), reason="this machine can use CUDA")
-def test_device_auto_is_the_host_without_a_gpu(v3):
-    assert_same_dataset(xr.open_dataset(v3, engine="gpuzarr"), open_stock(v3))
-
-
 def test_numeric_variables_are_read_by_this_engine(v3):
     ds = open_ours(v3)
 

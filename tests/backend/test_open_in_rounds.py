@@ -34,6 +34,7 @@ pytestmark = [
     needs_linux,  # rounds end when no thread of /proc works
 ]
 
+ENGINES = {"engine": "gpuzarr", "device": "host"}, {"engine": "zarr"}
 DEPTH = 3
 """Of `tree`: its arrays lie in groups of groups of the root."""
 
@@ -171,12 +172,7 @@ def test_a_store_that_cannot_be_listed_is_refused_as_by_the_stock_engine(zarr_fo
 
     stored = Unlisted(tree(zarr_format, consolidated=False))
 
-    ours, stock = (
-        outcome(lambda engine=engine: xr.open_datatree(stored, engine=engine)) for engine in ("gpuzarr", "zarr")
-    )
-
-    assert isinstance(stock[0], tuple)
-    assert ours == stock
+    assert isinstance(assert_same_outcome(xr.open_datatree, stored), tuple)
 
 
 IN_SHARDS = {
@@ -356,6 +352,27 @@ def outcome(open_it):
     return result, Counter((w.category, str(w.message)) for w in caught)
 
 
+def assert_same_outcome(opens, store, is_same=None, **keywords):
+    """Compare what both engines give of a store, or their errors, and their warnings; return what the stock one gives.
+
+    Parameters
+    ----------
+    opens : xarray.open_datatree or xarray.open_dataset
+    store : Store
+    is_same : callable, optional
+        Compares errors: given ours and the stock one.
+    """
+    ours, stock = (outcome(lambda engine=engine: opens(store, **engine, **keywords)) for engine in ENGINES)
+    if isinstance(stock[0], tuple) or isinstance(ours[0], tuple):
+        assert ours[0] == stock[0] if is_same is None else is_same(ours[0], stock[0])
+    elif opens is xr.open_datatree:
+        assert_same_tree(ours[0], stock[0])
+    else:
+        assert_same_dataset(ours[0], stock[0])
+    assert ours[1] == stock[1]
+    return stock[0]
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize("consolidated", [None, True, False])
 @pytest.mark.parametrize(
@@ -366,24 +383,14 @@ def outcome(open_it):
     ],
 )
 def test_a_node_that_fails_is_named_as_by_the_stock_engine(zarr_format, consolidated, failing):
-    stored = tree(zarr_format, consolidated=bool(consolidated))
+    store = FailingStore(tree(zarr_format, consolidated=bool(consolidated)), lambda key: key == failing)
 
-    def fails(key):
-        return key == failing
+    def names_more(ours, stock):
+        return issubclass(ours[0], stock[0]) and stock[1] in ours[1]
 
-    ours, ours_warned = outcome(lambda: open_tree(FailingStore(stored, fails), consolidated=consolidated))
-    stock, stock_warned = outcome(
-        lambda: xr.open_datatree(FailingStore(stored, fails), engine="zarr", consolidated=consolidated)
-    )
-
-    if isinstance(stock, tuple) and is_data(failing):  # values are read by this engine, which names what failed
-        assert issubclass(ours[0], stock[0])
-        assert stock[1] in ours[1]
-    elif isinstance(stock, tuple):
-        assert ours == stock
-    else:
-        assert_same_tree(ours, stock)
-    assert ours_warned == stock_warned
+    # Values are read by this engine, which names what failed.
+    is_same = names_more if is_data(failing) else None
+    assert_same_outcome(xr.open_datatree, store, is_same, consolidated=consolidated)
 
 
 def random_store(rng, zarr_format):
@@ -430,16 +437,8 @@ def test_any_tree_is_that_of_the_stock_engine(zarr_format, seed):
     consolidated = rng.choice([None, None, True, False])
     keywords = {"consolidated": consolidated, "zarr_format": rng.choice([None, None, zarr_format])}
 
-    for opened, opens in ((open_tree, xr.open_datatree), (open_ours, xr.open_dataset)):
-        ours, ours_warned = outcome(lambda opened=opened: opened(Wrapper(stored), **keywords))
-        stock, stock_warned = outcome(lambda opens=opens: opens(Wrapper(stored), engine="zarr", **keywords))
-        if isinstance(stock, tuple) or isinstance(ours, tuple):
-            assert ours == stock
-        elif opens is xr.open_datatree:
-            assert_same_tree(ours, stock)
-        else:
-            assert_same_dataset(ours, stock)
-        assert ours_warned == stock_warned
+    for opens in (xr.open_datatree, xr.open_dataset):
+        assert_same_outcome(opens, Wrapper(stored), **keywords)
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -666,13 +665,7 @@ def test_text_with_units_of_time_is_left_to_xarray(zarr_format, dtype):
     array = group.create_array("v", data=np.array("5", dtype), **dims)
     array.attrs.update({"units": "days since 2000-01-01", "calendar": "360_day", "_ARRAY_DIMENSIONS": []})
 
-    ours = outcome(lambda: open_ours(Wrapper(stored), consolidated=False).load())[0]
-    stock = outcome(lambda: xr.open_dataset(Wrapper(stored), engine="zarr", consolidated=False).load())[0]
-
-    if isinstance(stock, tuple):
-        assert ours == stock
-    else:
-        xr.testing.assert_identical(ours, stock)
+    assert_same_outcome(lambda *of, **keywords: xr.open_dataset(*of, **keywords).load(), Wrapper(stored))
 
 
 @pytest.mark.parametrize("key", [0, -1, 2, 3, 5, -4, slice(1, 2), slice(None, None, -1), [0, 2], np.int64(1)])
@@ -714,6 +707,4 @@ def test_the_error_of_the_first_group_is_raised():
     group = root.require_group("g")
     group.create_array("f", data=np.arange(3.0), dimension_names=("x",), attributes={"_FillValue": 5})
 
-    ours = outcome(lambda: open_tree(Wrapper(stored), consolidated=False))[0]
-
-    assert ours == outcome(lambda: xr.open_datatree(Wrapper(stored), engine="zarr", consolidated=False))[0]
+    assert isinstance(assert_same_outcome(xr.open_datatree, Wrapper(stored), consolidated=False), tuple)

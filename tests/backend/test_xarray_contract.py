@@ -231,7 +231,3 @@ class TestStrictDuckArray:
 
         assert hosted >= {"time", "lat", "lon", "time_bounds", "valid", "lead", "station"}
         assert not hosted & {"t2m", "u10", "count", "mask", "height"}
-
-    def test_conversion_to_numpy_is_refused_not_silent(self, path):
-        with pytest.raises(TypeError, match="Implicit conversion"):
-            np.asarray(open_ours(path)["u10"].data)

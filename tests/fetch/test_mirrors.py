@@ -408,16 +408,6 @@ def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later)
 
 
 @pytest.mark.host_decoder
-def test_a_read_is_given_up_once_one_answer_did_not_do():
-    attempts = MetVersions(Tags(*"BBBBBBBBBBBBBBBBBBB"), Care.USUAL)
-
-    said = [attempts.again(changed(f"s/{n}", "A", "B", f"{n}")) for n in range(5)]
-
-    assert said == [True, True, True, True, False]
-    assert attempts.care == Care.ONE_ANSWER
-
-
-@pytest.mark.host_decoder
 def test_local_files_are_one_server():
     attempts = MetVersions(LocalSource(root="/"), Care.USUAL)
 

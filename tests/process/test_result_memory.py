@@ -37,14 +37,6 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_block_is_an_ordinary_array(memory):
-    block = memory.empty((4, 5), DTYPE)
-    block[...] = 1
-
-    assert (block.shape, block.dtype, block.sum()) == ((4, 5), DTYPE, 20)
-    assert block.flags.carray
-
-
 def test_memory_of_a_dead_block_is_used_again(memory):
     block = memory.empty((4, 5), DTYPE)
     first = address(block)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 from helpers.codec_pipeline import settings_taken_back
-from helpers.older_versions import ZARR, refuses_blocks_within_a_shard
+from helpers.older_versions import ZARR
 
 import xarray_gpuzarr
 from xarray_gpuzarr.cli import main, parser
@@ -116,23 +116,6 @@ def test_stores_of_format_2_are_rewritten_and_written_back_as_pages_say(empty):
     xr.testing.assert_identical(sharded, original)
     xr.testing.assert_identical(copied, original)
     assert (sharded.t2m.encoding["shards"], sharded.t2m.encoding["dtype"]) == ((24, 61, 120), "int16")
-
-
-@refuses_blocks_within_a_shard
-def test_only_this_engine_gives_blocks_that_can_be_written_back(era5, monkeypatch):
-    monkeypatch.chdir(era5)
-    sample, copy = "demo/weather.zarr", "copied.zarr"
-
-    with pytest.raises(ValueError, match="would overlap multiple Dask chunks") as refused:
-        xr.open_dataset(sample, engine="zarr", chunks={})[["t2m"]].to_zarr("stock.zarr", consolidated=False)
-    xr.open_dataset(sample, engine="gpuzarr", chunks={}).to_zarr(copy, consolidated=False)
-
-    said = f"ValueError: {str(refused.value).partition(' Please')[0]}"
-    assert said in " ".join((ROOT / "docs" / "quickstart.md").read_text().split())
-    copied, original = (xr.open_dataset(store, engine="zarr", consolidated=False) for store in (copy, sample))
-    xr.testing.assert_identical(copied, original)
-    assert copied.t2m.encoding["shards"] == original.t2m.encoding["shards"] == (24, 121, 240)
-    assert copied.t2m.encoding["dtype"] == original.t2m.encoding["dtype"]
 
 
 @pytest.mark.parametrize(

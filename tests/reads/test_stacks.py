@@ -78,12 +78,6 @@ def stored(request):
     return write(MemoryStore(), DATA, name="t", **LAYOUTS[request.param])
 
 
-@some
-@given(stacks(SHAPE))
-def test_stacked_crops_are_those_of_numpy(stored, stack):
-    assert_same_bits(read_stack(stored, *stack), expected_stack(stored, *stack))
-
-
 @pytest.mark.parametrize("cast", CASTS)
 def test_values_are_those_of_a_read_of_everything(stored, cast):
     everything = read(stored_array(stored, CASTS[cast]), ..., reading.decoder_for("host"))

@@ -44,11 +44,8 @@ def lattice(lengths, sizes, stride=None):
     return samples.starts(NO_RANDOM).of(np.arange(samples.n_samples)).tolist()
 
 
-def test_lattice_lies_side_by_side_in_c_order():
+def test_lattice_lies_in_c_order_and_has_all_samples_that_fit():
     assert lattice((7, 4), (3, 2)) == [[0, 0], [0, 2], [3, 0], [3, 2]]
-
-
-def test_strided_lattice_has_all_samples_that_fit():
     assert lattice((7,), (3,), {"a": 2}) == [[0], [2], [4]]
     assert lattice((6,), (3,), {"a": 1}) == [[0], [1], [2], [3]]
     assert lattice((7, 2), (3, 2), {"a": 4}) == [[0, 0], [4, 0]]
