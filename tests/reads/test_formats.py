@@ -168,14 +168,14 @@ def test_unusual_shard_index_is_read_by_zarr(store, index_codecs):
     assert stored_array(array).route(decoder_for("host")).where == "host, by zarr-python"
 
 
-@pytest.mark.parametrize("fill_value", [0, 7, -(2**31)])
+@pytest.mark.parametrize("fill_value", [None, 0, 7, -(2**31)])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_array_that_was_never_written_is_fill_value(store, fill_value, zarr_format):
     array = zarr.create_array(
         store, shape=(11, 13), dtype="i4", chunks=(2, 3), fill_value=fill_value, zarr_format=zarr_format
     )
 
-    assert_same_bits(read(array), np.full((11, 13), fill_value, "i4"))
+    assert_same_bits(read(array), np.full((11, 13), fill_value or 0, "i4"))
 
 
 @pytest.mark.parametrize("dtype", NUMERIC_DTYPES)
@@ -208,12 +208,6 @@ def test_array_without_axes_that_no_device_decodes(memory, zarr_format, compress
     array[...] = 2.5 * written
 
     assert_same_bits(read(array), np.array(2.5 * written))
-
-
-def test_v2_without_fill_value_gives_zeros(memory):
-    array = zarr.create_array(memory, shape=(5,), dtype="f4", chunks=(2,), zarr_format=2, fill_value=None)
-
-    assert_same_bits(read(array), np.zeros(5, "f4"))
 
 
 @pytest.mark.parametrize("layout", [{"chunks": (9_500_000,)}, {"chunks": (4_750_000,), "shards": (9_500_000,)}])
