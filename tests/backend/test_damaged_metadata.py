@@ -8,7 +8,6 @@ from helpers.stores.fakes import put, take
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import MetadataError
-from xarray_gpuzarr.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -59,8 +58,3 @@ def test_damaged_consolidated_metadata_need_not_be_read(tmp_path):
         open_ours(path)
 
     xr.testing.assert_equal(open_ours(path, consolidated=False).load(), DATA)
-
-
-def test_a_command_names_the_document(tmp_path, capsys):
-    assert main(["info", str(damaged(tmp_path / "s.zarr", "t/zarr.json"))]) == 2
-    assert "its document 't/zarr.json' is damaged" in capsys.readouterr().err

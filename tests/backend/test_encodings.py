@@ -65,14 +65,6 @@ def test_compressors_are_those_that_are_given_or_were_there(source):
     assert kept == {in_format: were, 5 - in_format: None}
 
 
-def test_results_without_encoding_are_stored_as_they_are():
-    results = (weather() - 273.15)[["t2m"]].chunk(time=2)
-
-    encoding = results.gpuzarr.encoding("1 kB", "2 kB")["t2m"]
-
-    assert encoding == {"chunks": (1, 5, 14), "shards": (1, 10, 14)}  # float64
-
-
 def test_text_and_numbers_have_no_chunks(source):
     encoding = source.gpuzarr.encoding()
     assert "chunks" not in encoding["name"]

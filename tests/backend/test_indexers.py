@@ -1,9 +1,9 @@
-"""Every kind of indexer on variables of every kind of number, against xarray's own engine."""
+"""Variables of every kind of number, as CF attributes say, and every kind of indexer: against xarray's own engine."""
 
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.compare import assert_same_values
+from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.packed import DIMS, Packed, opened, packed_variables, xarray_can_decode
 from helpers.data.selections import all_axis_keys, axis_keys, points
 from helpers.effort import at_least
@@ -56,13 +56,6 @@ def test_elements_that_are_wanted_repeatedly(store, indexers, chunks):
     ours, stock = opened(store, "gpuzarr", chunks=chunks), opened(store, "zarr").load()
 
     assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
-
-
-def test_upsampling_to_the_nearest(store):
-    fine = xr.DataArray(np.linspace(-0.4, 19.4, 77), dims="x")
-    ours, stock = (opened(store, engine).assign_coords(x=EVERY)["v"] for engine in ("gpuzarr", "zarr"))
-
-    assert_same_values(ours.sel(x=fine, method="nearest").values, stock.load().sel(x=fine, method="nearest").values)
 
 
 def test_more_repeats_than_a_kernel_places(store, monkeypatch):
@@ -121,3 +114,38 @@ def some_indexers(draw, shape):
         keys |= {dim: (at, c) for dim, c in zip(dims, coordinates, strict=False)}
         keys |= {dim: draw(axis_keys(n)) for dim, n in list(zip(dims, shape, strict=True))[n_pointwise:]}
     return keys
+
+
+@pytest.mark.also_with("host-i2-true-big-plain", "simulated-i2-true-big-plain")
+@pytest.mark.parametrize("attrs", [{}, {"scale_factor": 0.5}, {"missing_value": 2}], ids=["plain", "scaled", "masked"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize(
+    ("dtype", "unsigned"),
+    [(d, "true") for d in ("i1", "i2", "i4", "i8")] + [(d, "false") for d in ("u1", "u2", "u4", "u8")],
+)
+def test_integers_of_the_other_sign_keep_their_byte_order(dtype, unsigned, endian, attrs):
+    data = np.array([0, 1, 2, 3, 100, 127], dtype)
+    layout = {"chunks": (2,), "serializer": BytesCodec(endian=endian)}
+    packed = Packed(data=data, zarr_format=3, attrs={"_Unsigned": unsigned, **attrs}, fill_value=1, layout=layout)
+
+    assert_read_alike(packed.write())
+
+
+@at_least(48, full=200)
+@given(packed_variables())
+def test_any_packed_variable(packed):
+    store = packed.write()
+    assume(xarray_can_decode(store))
+
+    assert_read_alike(store)
+
+
+def assert_read_alike(store):
+    """Compare all that both engines make of a store, lazily and with dask."""
+    ours, stock, tasks = (
+        opened(store, "gpuzarr"),
+        opened(store, "zarr"),
+        opened(store, "gpuzarr", chunks={}),
+    )
+    assert_same_dataset(ours, stock)
+    assert_same_values(tasks["v"].values, stock["v"].values)

@@ -1,7 +1,6 @@
 """Trees and groups on real stores: servers on loopback through each client, Icechunk, zip files."""
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import icechunk
@@ -127,13 +126,3 @@ def test_many_stores_are_opened_as_one(server, folder, parallel):
 
     stock = xr.open_mfdataset(paths, engine="zarr", combine="nested", concat_dim="time")
     xr.testing.assert_identical(ours.load(), stock.load())
-
-
-def test_stores_are_opened_by_many_threads_at_once(server):
-    def opened(i):
-        store = CLIENTS["obstore s3"](server.url, f"bucket/part{i % N_PARTS:02}")
-        return xr.open_dataset(store, engine="gpuzarr", device="host").load()
-
-    with ThreadPoolExecutor(12) as pool:
-        for i, ds in enumerate(pool.map(opened, range(4 * N_PARTS))):
-            xr.testing.assert_identical(ds, part(i % N_PARTS))

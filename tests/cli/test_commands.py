@@ -15,14 +15,10 @@ import zarr
 from helpers.every_pair import usually
 from zarr.errors import ZarrUserWarning
 
-import xarray_gpuzarr
 from xarray_gpuzarr import cli
 from xarray_gpuzarr.cli import demo, info, main, sample
 from xarray_gpuzarr.cli.sample import (
-    SampleGrid,
-    land_mask,
     shard_layout,
-    weather_dataset,
     write_sharded,
 )
 
@@ -92,15 +88,6 @@ def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
     assert main(["info", path, "--gpu-memory", "0.7 kB"]) == 0
 
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "t a chunk does not fit 0"
-
-
-def test_info_of_a_group(path, capsys):
-    assert main(["info", path, "--group", "sub"]) == 0
-
-    out = capsys.readouterr().out
-    assert "group /sub," in out
-    assert "below" in out
-    assert "groups below" not in out
 
 
 def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
@@ -280,14 +267,6 @@ def test_a_pipe_that_nobody_reads_is_no_failure(path, arguments, unbuffered):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_package_has_the_version_that_the_command_tells(capsys):
-    with pytest.raises(SystemExit):
-        main(["--version"])
-
-    assert capsys.readouterr().out == f"gpuzarr {xarray_gpuzarr.__version__}\n"
-    assert "__version__" in dir(xarray_gpuzarr)
-
-
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
@@ -314,29 +293,6 @@ def test_bash_completes_commands_paths_and_choices(path, words, completed):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
 
     assert done.stdout == f"{completed}\n"
-
-
-def test_no_command_is_a_request_for_help(capsys):
-    with pytest.raises(SystemExit) as raised:
-        main([])
-
-    assert raised.value.code == 0
-    assert "gpuzarr bench era5.zarr" in capsys.readouterr().out
-
-
-def test_sample_is_plausible():
-    grid = SampleGrid(n_lat=61, n_lon=120, n_hours=24)
-    dataset, land = weather_dataset(grid), land_mask(grid)
-
-    assert land.mean() == pytest.approx(0.34, abs=0.02)  # of a plate carree map, which widens Antarctica
-    np.testing.assert_array_equal(np.isnan(dataset.sst.values), np.broadcast_to(land, dataset.sst.shape))
-    assert 210 < dataset.t2m.min() < 250
-    assert 300 < dataset.t2m.max() < 325
-    assert dataset.sst.min() > 271
-    assert dataset.sst.max() < 312
-    assert abs(dataset.u10).max() < 60
-    assert dataset.lsm.sel(latitude=51, longitude=105, method="nearest") == 1
-    assert dataset.lsm.sel(latitude=0, longitude=210, method="nearest") == 0
 
 
 @pytest.mark.parametrize(

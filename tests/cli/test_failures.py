@@ -36,29 +36,6 @@ def told(capsys, *arguments):
     return lines[2][9:], lines[3][9:]
 
 
-@pytest.mark.parametrize("command", ["info", "bench"])
-@pytest.mark.parametrize(
-    ("group", "found", "do"),
-    [
-        ("none", "no group 'none'", "name one of the groups in this store: a"),
-        ("a/none", "no group 'a/none'", "name one of the groups in 'a': a/b"),
-        ("none/b", "no group 'none/b'", "name one of the groups in this store: a"),
-        ("a/b/none", "there are no groups in 'a/b'", "open 'a/b'"),
-    ],
-)
-def test_a_wrong_group(store, capsys, command, group, found, do):
-    said = told(capsys, command, store, "--group", group)
-
-    assert said[0].startswith(found)
-    assert said[1] == do
-
-
-def test_a_store_without_groups(tmp_path, capsys):
-    xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr")
-
-    assert told(capsys, "info", str(tmp_path / "s.zarr"), "--group", "none")[1] == "leave the group out"
-
-
 def test_a_damaged_group_is_not_called_absent(store, tmp_path, capsys):
     (tmp_path / "s.zarr/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     (tmp_path / "s.zarr/a/zarr.json").write_text("{")
@@ -106,13 +83,6 @@ def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
         xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
 
     assert told(capsys, "bench", str(tmp_path / "s.zarr"))[1].endswith("its group with --group: a, a/b")
-
-
-def test_a_folder_of_stores(store, tmp_path, capsys):
-    found, do = told(capsys, "info", str(tmp_path))
-
-    assert found.startswith("no zarr.json or .zgroup in this folder")
-    assert do == "name a store in it: s.zarr"
 
 
 def test_an_empty_folder(tmp_path, capsys):

@@ -72,23 +72,6 @@ def test_every_numeric_variable_has_its_bytes(zarr_format, tmp_path, capsys):
     assert rows["none_at_all"].endswith("0 B 0 B 0 B")
 
 
-def test_a_scalar_on_s3(monkeypatch, capsys, tmp_path):
-    with S3Server() as server:
-        for name, value in {
-            "AWS_ENDPOINT_URL": server.url,
-            "AWS_ACCESS_KEY_ID": server.key_id,
-            "AWS_SECRET_ACCESS_KEY": server.secret,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
-        xr.Dataset({"spatial_ref": ((), 0), "field": (("y", "x"), FIELD)}).to_zarr(url)
-
-        assert main(["info", url, "--all"]) == 0
-
-    assert nbytes_rows(capsys.readouterr().out)["spatial_ref"] == "not counted 8 B 8 B 8 B"
-
-
 def test_storage_options_reach_the_store(capsys, tmp_path):
     with S3Server() as server:
         server.check_keys()
@@ -134,16 +117,6 @@ def test_structured_elements(tmp_path, capsys):
     assert "pair" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_groups_only(zarr_format, tmp_path, capsys):
-    zarr.create_group(tmp_path / "s.zarr", zarr_format=zarr_format).create_group("below").create_group("deep")
-
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["groups below it (gpuzarr info STORE --group PATH):", "  below", "  below/deep"]
-
-
 def groups_told(address, capsys):
     """Return the lines about groups that `info` prints of a store."""
     assert main(["info", address]) == 0
@@ -172,22 +145,6 @@ def test_groups_of_a_distant_store_are_said_to_be_only_named(tmp_path, capsys):
 
 def words(line):
     return line.split()
-
-
-def test_a_scalar_is_one_line(tmp_path, capsys):
-    scalars = {"spatial_ref": ((), np.int32(7)), "pole": ((), 3.5)}
-    xr.Dataset(scalars | {"field": (("y", "x"), FIELD)}).to_zarr(tmp_path / "s.zarr")
-
-    assert main(["info", str(tmp_path / "s.zarr"), "--device", "host"]) == 0
-
-    out = capsys.readouterr().out
-    lines = [words(line) for line in out.splitlines() if line.startswith(("spatial_ref", "pole"))]
-    assert lines == [
-        ["pole", "float64", "scalar", "8", "B", "host"],
-        ["spatial_ref", "int32", "scalar", "4", "B", "host"],
-    ]
-    assert "2 variables, one line each; --all shows chunks, codecs and bytes" in out
-    assert nbytes_rows(out).keys() == {"field"}
 
 
 def test_sixty_variables_are_sixty_lines(tmp_path, capsys):
@@ -290,14 +247,6 @@ def assert_three_lines(capsys, status, found):
     assert found in err.splitlines()[2]
 
 
-def test_an_array_without_dimension_names(tmp_path, capsys):
-    zarr.create_group(tmp_path / "s.zarr").create_array("bare", shape=(3,), dtype="f4")
-
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
-
-    assert "The dimensions of 'bare' have no names, which a dataset needs." in capsys.readouterr().out
-
-
 def test_a_file_that_is_no_store(tmp_path, capsys):
     (tmp_path / "s.zarr").write_text("no store")
 
@@ -315,8 +264,11 @@ def consolidated(tmp_path):
     return path
 
 
-def test_an_array_whose_folder_is_missing(consolidated, capsys):
+@pytest.mark.parametrize("is_file", [False, True])
+def test_an_array_whose_folder_is_missing_or_a_file(consolidated, capsys, is_file):
     shutil.rmtree(consolidated / "a")
+    if is_file:
+        (consolidated / "a").write_text("")
 
     assert main(["info", str(consolidated)]) == 0
 
@@ -330,15 +282,6 @@ def test_a_group_whose_folder_is_missing(consolidated, capsys):
 
     rows = nbytes_rows(capsys.readouterr().out)
     assert {name: row[:8] for name, row in rows.items()} == {"a": "no files", "b": "no files"}
-
-
-def test_an_array_whose_folder_is_a_file(consolidated, capsys):
-    shutil.rmtree(consolidated / "a")
-    (consolidated / "a").write_text("")
-
-    assert main(["info", str(consolidated)]) == 0
-
-    assert nbytes_rows(capsys.readouterr().out)["a"].startswith("no files")
 
 
 def lazy(path, name):
@@ -355,30 +298,29 @@ def test_it_says_where_metadata_are_not_consolidated(group, consolidated, capsys
     assert "metadata not consolidated" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_link_to_nothing_counts_for_nothing(consolidated):
+def link_to_nothing(array, _elsewhere):
+    (array / "c/0/0").unlink()
+    (array / "c/0/0").symlink_to(array / "nowhere")
+
+
+def links_to_each_other(array, _elsewhere):
+    for name in ("first", "second"):
+        (array / "c" / name).symlink_to(array)
+
+
+def folder_elsewhere(array, elsewhere):
+    shutil.move(array / "c", elsewhere)
+    (array / "c").symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(("link", "n_lost"), [(link_to_nothing, 1), (links_to_each_other, 0), (folder_elsewhere, 0)])
+def test_every_file_behind_links_is_counted_once(consolidated, tmp_path, link, n_lost):
     before = info.disk_nbytes(lazy(consolidated, "a"))
-    chunk = consolidated / "a" / "c" / "0" / "0"
-    nbytes = chunk.stat().st_size
-    chunk.unlink()
-    chunk.symlink_to(consolidated / "nowhere")
+    chunk_nbytes = (consolidated / "a/c/0/0").stat().st_size
 
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before - nbytes
+    link(consolidated / "a", tmp_path / "elsewhere")
 
-
-def test_folders_that_link_to_each_other_are_counted_once(consolidated):
-    before = info.disk_nbytes(lazy(consolidated, "a"))
-    (consolidated / "a" / "c" / "first").symlink_to(consolidated / "a")
-    (consolidated / "a" / "c" / "second").symlink_to(consolidated / "a")
-
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before
-
-
-def test_a_folder_elsewhere_is_counted(consolidated, tmp_path):
-    before = info.disk_nbytes(lazy(consolidated, "a"))
-    shutil.move(consolidated / "a" / "c", tmp_path / "elsewhere")
-    (consolidated / "a" / "c").symlink_to(tmp_path / "elsewhere")
-
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before
+    assert info.disk_nbytes(lazy(consolidated, "a")) == before - n_lost * chunk_nbytes
 
 
 def test_a_link_to_itself_is_not_counted(consolidated, capsys):

@@ -81,16 +81,6 @@ def test_a_worker_is_killed(client, path):
     client.wait_for_workers(2, timeout=SECONDS)
 
 
-def test_a_worker_is_restarted(client, path):
-    future = start_slowly(client, path)
-
-    client.restart_workers([next(iter(workers_of(client)))], timeout=SECONDS)
-
-    assert_is_total(future)
-    client.wait_for_workers(2, timeout=SECONDS)
-    assert eventually(lambda: set(client.run(has_plugin).values()), {True}) == {True}
-
-
 def test_a_worker_comes_late(client, path):
     future = start_slowly(client, path)
 
@@ -116,13 +106,6 @@ def test_workers_of_another_version_say_so(path, tmp_path):
             future.result(timeout=SECONDS)
 
     assert f"version {__version__} has pickled it, and version 9.9.9 is installed here" in caught.value.found
-
-
-def test_all_workers_are_restarted(client, path):
-    client.restart(timeout=SECONDS)
-
-    np.testing.assert_array_equal(opened(path).compute().values, DATA)
-    assert eventually(lambda: list(client.run(has_plugin).values()), [True] * 2) == [True] * 2
 
 
 def test_reads_that_fail_now_and_then_are_named(client, path):
@@ -156,14 +139,6 @@ def test_a_corrupt_shard_is_named_and_the_others_are_read(client, path):
 
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == ["tried", "found", "do"]
     np.testing.assert_array_equal(lazy[:28].compute().values, DATA[:28])
-
-
-def test_a_truncated_shard_is_named(client, path):
-    shard = path / "v" / "c" / "7" / "0" / "0"
-    shard.write_bytes(shard.read_bytes()[:-30])
-
-    with pytest.raises(Exception, match="v/c/7/0/0"):
-        opened(path).sum().compute()
 
 
 def test_errors_do_not_spoil_the_workers(client, path):

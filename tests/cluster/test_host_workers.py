@@ -106,15 +106,6 @@ def test_each_shard_is_read_once_for_several_results(client, ds):
     assert (counts.n_reads, counts.n_shards) == (3, 3)
 
 
-def test_selections_are_pushed_into_the_read(client, ds):
-    picked = ds.u10.isel(time=slice(5, 6), lat=0, lon=0).drop_vars("height")
-
-    counts = read_by(client, picked.compute)
-
-    assert (counts.n_reads, counts.n_shards) == (1, 1)
-    assert counts.decoded_nbytes == 2 * 3 * 4 * 4  # one chunk
-
-
 def test_workers_of_one_thread_start_no_others(client, tmp_path):
     data = np.arange(1_000_000.0)
     xr.Dataset({"x": ("d", data)}).to_zarr(

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ from helpers.data.corpus import checked_shards, counting, write, write_nested_sh
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.buffer import cpu
-from zarr.registry import get_ndbuffer_class
+from zarr.registry import get_ndbuffer_class, get_pipeline_class
 from zarr.storage import MemoryStore
 
-import xarray_gpuzarr
-from xarray_gpuzarr import NDBuffer, read_array, zarr_pipeline
+from xarray_gpuzarr import CodecPipeline, NDBuffer, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline.buffer import SETTING
 from xarray_gpuzarr.process import host_memory as module
 from xarray_gpuzarr.process.host_memory import ResultMemory
@@ -158,11 +156,12 @@ def test_buffers_equal_those_of_zarr_and_no_others():
 
 def test_setting_takes_effect_in_its_block_only():
     with zarr_pipeline():
-        assert get_ndbuffer_class() is NDBuffer
+        assert (get_ndbuffer_class(), get_pipeline_class()) == (NDBuffer, CodecPipeline)
         with zarr_pipeline():
             pass
-        assert get_ndbuffer_class() is NDBuffer
+        assert (get_ndbuffer_class(), get_pipeline_class()) == (NDBuffer, CodecPipeline)
     assert get_ndbuffer_class() is cpu.NDBuffer
+    assert get_pipeline_class() is not CodecPipeline
 
 
 def test_buffers_for_gpus_stay():
@@ -177,19 +176,12 @@ def test_buffers_for_gpus_stay():
         zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer"})
 
 
-def test_zarr_finds_the_buffer_by_its_entry_point():
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    module_name, _, name = groups["zarr.ndbuffer"]["gpuzarr"].partition(":")
-
-    assert getattr(xarray_gpuzarr, name) is NDBuffer
-    assert f"{NDBuffer.__module__}.{NDBuffer.__qualname__}" == f"{module_name}.{name}"
-    assert "gpu" not in SETTING
-
-
-def test_the_environment_names_the_buffer():
-    code = "import zarr; print(zarr.registry.get_ndbuffer_class())"
-    environment = os.environ | {"ZARR_NDBUFFER": SETTING}
+def test_the_environment_names_buffer_and_pipeline():
+    """zarr-python finds them by their entry points."""
+    code = "from zarr import registry; print(registry.get_ndbuffer_class(), registry.get_pipeline_class())"
+    environment = os.environ | {"ZARR_NDBUFFER": SETTING, "ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
 
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
-    assert run.stdout.strip() == "<class 'xarray_gpuzarr.NDBuffer'>", run.stderr
+    assert run.stdout == "<class 'xarray_gpuzarr.NDBuffer'> <class 'xarray_gpuzarr.CodecPipeline'>\n", run.stderr
+    assert "gpu" not in SETTING  # where zarr-python takes a buffer for one of a GPU

@@ -68,10 +68,6 @@ def arrays(local):
     return [refusing(local.root, name) for name in LAYOUTS]
 
 
-def test_an_array_keeps_its_pipeline(array):
-    assert_same_bits(da.from_zarr(array, chunks=(4, 6)).compute(scheduler="threads"), DATA)
-
-
 def test_names_of_tasks_are_those_of_the_same_array(path):
     with zarr_pipeline():
         arrays = [zarr.open_array(path, path="a/b", mode="r") for _ in range(2)]

@@ -1,4 +1,4 @@
-"""``zarr.config.enable_gpu()`` as users say it: zarr-python's own GPU buffers, over arrays of the simulated device."""
+"""Plain zarr with buffers on a GPU, by ``zarr.config.enable_gpu()``: read there, into the buffer where it allows."""
 
 from types import SimpleNamespace
 
@@ -7,14 +7,18 @@ import pytest
 import xarray as xr
 import zarr
 import zarr.core.buffer.gpu as zarr_gpu
-from helpers.codec_pipeline import reads_planned
+from helpers.codec_pipeline import Refusing, reads_planned
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write, write_nested_shards
+from helpers.data.selections import all_axis_keys
 from helpers.every_decoder import SMALL
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.stores.fakes import drop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import numcodecs as zn
 from zarr.errors import ChunkNotFoundError
 from zarr.storage import LocalStore, MemoryStore
 
@@ -30,9 +34,11 @@ DATA = counting((7, 6, 5))
 DATA[:4, :3] = 0  # chunks and a shard that are never written
 LAYOUTS = {
     "sharded": {"chunks": (2, 3, 2), "shards": (4, 3, 4)},
+    "sharded delta": {"chunks": (2, 3, 2), "shards": (4, 3, 4), "filters": zn.Delta(dtype="<i4")},
     "unsharded": {"chunks": (3, 4, 2)},
-    "v2": {"chunks": (3, 4, 2), "zarr_format": 2},
+    "v2 order F": {"chunks": (3, 4, 2), "zarr_format": 2, "order": "F"},
 }
+ON_HOST = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
 
 
 def cupy_of(device):
@@ -79,7 +85,7 @@ def gpu():
 @pytest.fixture(params=LAYOUTS)
 def local(request, local):
     """A store with a group of one array, written by the host."""
-    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+    with zarr.config.set(ON_HOST):
         write(local, DATA, name="g/a", **LAYOUTS[request.param])
     return local
 
@@ -104,7 +110,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 def test_arrays_are_read_to_the_gpu(local, read):
-    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+    with zarr.config.set(ON_HOST):
         expected = READS[read](opened(local))
     array = opened(local)
 
@@ -115,16 +121,71 @@ def test_arrays_are_read_to_the_gpu(local, read):
 
 def test_shards_of_shards_are_read_to_the_gpu(memory):
     data = counting((8, 12))
-    on_host = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
-    with zarr.config.set(on_host):
+    with zarr.config.set(ON_HOST):
         write_nested_shards(memory, data)
 
     for _ in range(2):
         with reads_planned():
             assert_same_bits(down(zarr.open_array(memory)[1:, 3:]), data[1:, 3:])
-        with zarr.config.set(on_host), reads_planned(), pytest.MonkeyPatch.context() as patch:
+        with zarr.config.set(ON_HOST), reads_planned(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(zarr_gpu.Buffer, "__init__", None)  # none can be made
             assert_same_bits(zarr.open_array(memory)[1:, 3:], data[1:, 3:])
+
+
+axis = st.integers(-5, 4) | st.slices(5).map(lambda s: slice(s.start, s.stop, abs(s.step or 1)))
+
+
+@settings(settings.get_profile("few"), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.tuples(axis, axis, axis))
+def test_any_box_is_read_to_the_gpu(local, key):
+    with reads_planned():
+        found = opened(local).get_basic_selection(key)
+
+    assert_same_bits(found.get() if isinstance(found, SimulatedArray) else np.asarray(found), np.asarray(DATA[key]))
+
+
+def as_zarr_takes_it(key):
+    """Let no slice go backwards, and an empty list be one of integers."""
+    if isinstance(key, slice):
+        return slice(key.start, key.stop, abs(key.step or 1))
+    return np.asarray(key, int) if isinstance(key, list) else key
+
+
+@settings(settings.get_profile("few"), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=all_axis_keys(DATA.shape))
+def test_any_product_of_keys_is_read_to_the_gpu(local, key):
+    key = tuple(map(as_zarr_takes_it, key))
+    with zarr.config.set(ON_HOST):
+        expected = np.asarray(opened(local).get_orthogonal_selection(key))
+
+    with reads_planned():
+        found = opened(local).get_orthogonal_selection(key)
+
+    assert_same_bits(found.get() if isinstance(found, SimulatedArray) else np.asarray(found), expected)
+
+
+def test_c_ordered_results_are_decoded_in_place(local, gpu):
+    array, before = opened(local), gpu.calls["set"]
+
+    found = array.get_basic_selection((slice(None), 2))
+
+    assert gpu.calls["set"] - before == (0 if found.flags.c_contiguous else 1)
+
+
+def test_what_the_machine_lacks_leaves_reads_to_zarr(local, monkeypatch):
+    advice, left = [], []
+    monkeypatch.setattr(reading, "missing_for_cuda", lambda: ["nvCOMP (nvidia-libnvcomp)"])
+    monkeypatch.setattr(reading, "advise", lambda *_, found, do: advice.append(found))
+    array = opened(local)
+    array.async_array.codec_pipeline.own = Refusing(left)
+
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="left to zarr-python"):
+            array[...]
+
+    assert len(left) == 2
+    assert advice == ["missing: nvCOMP (nvidia-libnvcomp)"]
+    assert str(explain(opened(local))).startswith("/g/a: zarr-python (missing: nvCOMP (nvidia-libnvcomp))")
 
 
 def test_members_of_groups_are_read_to_the_gpu(local):
@@ -159,7 +220,7 @@ def test_an_output_on_the_gpu_is_filled(local, gpu):
 @pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
 def test_an_output_may_begin_anywhere_in_an_array(memory, gpu, dtype):
     data = counting((6, 32)).astype(dtype)
-    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+    with zarr.config.set(ON_HOST):
         write(memory, data, chunks=(2, 16), shards=(6, 32), compressors=None)
     whole = gpu.place(np.full(data.size + 40, 255, dtype))
 
@@ -176,7 +237,7 @@ def test_an_output_may_begin_anywhere_in_an_array(memory, gpu, dtype):
 def test_an_output_may_begin_within_an_element(memory, gpu, dtype, part):
     """Complex numbers are stored at once, which takes an alignment that the view of an array of their parts lacks."""
     data = counting((6, 32)).astype(dtype)
-    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+    with zarr.config.set(ON_HOST):
         write(memory, data, chunks=(2, 16), shards=(6, 32), compressors=None)
     parts = gpu.place(np.zeros(2 * data.size + 1, part))
     out = zarr_gpu.NDBuffer.from_ndarray_like(parts[1:].view(dtype).reshape(data.shape))

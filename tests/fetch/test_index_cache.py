@@ -2,10 +2,8 @@
 
 import os
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -223,20 +221,6 @@ def test_rewritten_shard_is_read_anew(tmp_path, settled, store, selection, way):
         assert_same_bits(read_array(array, selection, device="host"), expected)
 
 
-@pytest.mark.parametrize("selection", [ONE_CHUNK, ..., (slice(None), 5)])
-@pytest.mark.parametrize("store", STORES)
-def test_shard_rewritten_without_a_compressor_is_read_anew(tmp_path, settled, store, selection):
-    """Its index has as many chunks as that of before, of other lengths."""
-    path = tmp_path / "s"
-    read_array(write(LocalStore(path), DATA, **SHARDED), device="host")
-    write(LocalStore(path), DATA * 2, **SHARDED, compressors=None, overwrite=True)
-    array = zarr.open_array(STORES[store](path), mode="r")
-
-    for _ in range(2):
-        expected = DATA * 2 if selection is ... else (DATA * 2)[selection]
-        assert_same_bits(read_array(array, selection, device="host"), expected)
-
-
 def test_shard_replaced_by_a_directory_is_missing(local, settled):
     array = write(local, DATA, **SHARDED)
     read_array(array, device="host")
@@ -245,18 +229,6 @@ def test_shard_replaced_by_a_directory_is_missing(local, settled):
     shard.mkdir()
 
     assert_same_bits(read_array(array, device="host"), array[...])
-
-
-def test_chunk_that_was_missing_and_is_written_is_seen(local, settled):
-    """A cached index that says "missing" gives no request that could show the change."""
-    data = np.zeros_like(DATA)
-    data[:, 6:] = DATA[:, 6:]
-    array = write(local, data, **SHARDED)
-    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), data[ONE_CHUNK])
-
-    rewritten(local.root, DATA, "replaced")
-
-    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), DATA[ONE_CHUNK])
 
 
 def test_shard_that_is_deleted_is_missing(local, settled):
@@ -367,34 +339,6 @@ def test_reads_between_rewrites_are_of_the_latest_version(tmp_path_factory, seed
             y, x = chosen.randrange(20), chosen.randrange(12)
             selection = chosen.choice([(slice(y, y + 3), slice(x, x + 3)), (slice(y, None),), (slice(None), x)])
             assert_same_bits(read_array(array, selection, device="host"), np.ascontiguousarray(array[selection]))
-
-
-def test_writer_and_readers_at_once_never_give_a_mixture(local, settled):
-    """Every chunk of a read comes from one version of its shard, whatever is written meanwhile."""
-    one_shard = {"chunks": (2, 12), "shards": (20, 12), "compressors": None}
-    array = write(local, np.ones((20, 12), "f4"), **one_shard)
-    stop = threading.Event()
-
-    def keep_writing():
-        number = 1
-        while not stop.is_set():
-            number += 1
-            array[...] = np.full((20, 12), number, "f4")
-
-    writer = threading.Thread(target=keep_writing)
-    writer.start()
-    seen = []
-    try:
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            with suppress(StoreReadError):
-                seen.append(read_array(array, device="host"))
-    finally:
-        stop.set()
-        writer.join()
-
-    assert seen
-    assert all((values == values[0, 0]).all() for values in seen)
 
 
 @pytest.mark.filterwarnings("ignore:This process")

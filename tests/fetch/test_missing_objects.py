@@ -255,18 +255,6 @@ def test_exceptions_that_the_clients_of_servers_raise(server, client, fault, all
         server.spoil()
 
 
-@pytest.mark.parametrize("client", [s3, http])
-def test_a_bucket_that_may_not_be_listed_has_fill_values(server, client):
-    store = client(server.url, (*USUAL, PermissionError, aiohttp.ClientResponseError))
-    array = zarr.open_array(store, path="sharded", mode="r")
-    server.spoil({"kind": "status", "value": 403, "path": "/sharded/c/0/0"})
-
-    values = read_array(array, device="host")
-    server.spoil()
-
-    assert_same_bits(values, np.where(np.arange(16)[:, None] < 8, np.float32(0), DATA))
-
-
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("status", [403, 404, 500])

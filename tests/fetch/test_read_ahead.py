@@ -80,22 +80,19 @@ def nothing_in_memory(monkeypatch):
 def test_bytes_that_are_not_in_memory_are_asked_for(tmp_path, monkeypatch, advised, wanted, asked):
     (tmp_path / "a").write_bytes(bytes(100))
     nothing_in_memory(monkeypatch)
+    before = n_open_files()
 
     assert LocalSource(root=str(tmp_path)).prefetch("a", ByteRange(offset=wanted[0], nbytes=wanted[1]))
 
     assert advised == [(*asked, os.POSIX_FADV_WILLNEED)]
+    assert n_open_files() == before
 
 
-def test_bytes_in_memory_are_not_asked_for(tmp_path, advised):
-    (tmp_path / "a").write_bytes(bytes(100))
+@pytest.mark.parametrize("key", ["in memory", "not there"])
+def test_what_need_not_be_read_is_not_asked_for(tmp_path, advised, key):
+    (tmp_path / "in memory").write_bytes(bytes(100))
 
-    assert not LocalSource(root=str(tmp_path)).prefetch("a", ByteRange(offset=0, nbytes=100))
-
-    assert not advised
-
-
-def test_file_that_does_not_exist_is_not_asked_for(tmp_path, advised):
-    assert not LocalSource(root=str(tmp_path)).prefetch("a", ByteRange(offset=0, nbytes=100))
+    assert not LocalSource(root=str(tmp_path)).prefetch(key, ByteRange(offset=0, nbytes=100))
 
     assert not advised
 
@@ -114,17 +111,6 @@ def test_file_system_that_cannot_tell_is_taken_to_have_it(tmp_path, monkeypatch,
 
 def n_open_files():
     return len([*Path("/proc/self/fd").iterdir()])
-
-
-def test_no_file_stays_open(tmp_path, monkeypatch, advised):
-    (tmp_path / "a").write_bytes(bytes(100))
-    nothing_in_memory(monkeypatch)
-    before = n_open_files()
-
-    for _ in range(5):
-        LocalSource(root=str(tmp_path)).prefetch("a", ByteRange(offset=0, nbytes=100))
-
-    assert n_open_files() == before
 
 
 @pytest.mark.parametrize("layout", [{"shards": (64, 64)}, {}], ids=["shards", "files"])

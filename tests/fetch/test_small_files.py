@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.linux import needs_linux
@@ -105,26 +104,6 @@ def test_files_that_are_not_all_in_memory(files, monkeypatch, preadv):
     monkeypatch.setattr(os, "preadv", partial(preadv, os.preadv))
 
     assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
-
-
-@pytest.mark.both_ways
-def test_a_directory_in_place_of_a_chunk_is_missing(files):
-    """As zarr-python's `LocalStore` has it."""
-    directory, contents = files
-    (directory / "d").mkdir()
-
-    assert found(LocalSource(root=str(directory)), ["1", "d"]) == [contents["1"], None]
-
-
-@pytest.mark.parametrize("codecs", [{"compressors": None}, {"compressors": zarr.codecs.ZstdCodec()}])
-@pytest.mark.every_decoder
-@pytest.mark.both_ways
-def test_chunk_files_with_holes(tmp_path, codecs):
-    data = counting((40, 60), "u2")
-    data[8:16, :30] = 0
-    array = write(LocalStore(tmp_path), data, chunks=(8, 10), **codecs)
-
-    assert_same_bits(read_array(array), data)
 
 
 READS = {

@@ -70,15 +70,6 @@ def test_virtualizarr_manifests(manifests):
     assert_opens_as_the_zarr_engine_does(manifests, zarr_format=3)
 
 
-def test_virtualizarr_array_by_array(manifests):
-    array = zarr.open_array(manifests, path="u10", mode="r", zarr_format=3)
-
-    assert_same_bits(read_array(array, device="host"), weather()["u10"].values)
-    assert_same_bits(
-        read_array(array, (slice(1, 9, 3), [5, 0]), device="host"), weather()["u10"].values[1:9:3][:, [5, 0]]
-    )
-
-
 @pytest.fixture(scope="module", params=["by kerchunk", "by VirtualiZarr"])
 def references(request, netcdf, registry, tmp_path_factory):
     """kerchunk's references to the chunks of the file."""
@@ -136,15 +127,6 @@ def test_icechunk_snapshots_are_told_apart(repository):
     for _ in range(2):
         assert_same_bits(read_array(new, (2, 1, slice(2)), device="host"), weather(7)["u10"].values[2, 1, :2])
         assert_same_bits(read_array(old, (2, 1, slice(2)), device="host"), weather()["u10"].values[2, 1, :2])
-
-
-def test_icechunk_session_that_writes_is_read_anew_each_time(repository):
-    session = repository.writable_session("main")
-    array = zarr.open_array(session.store, path="u10")
-
-    for seed in (1, 2):
-        array[...] = weather(seed)["u10"].values
-        assert_same_bits(read_array(array, (2, 1, slice(2)), device="host"), weather(seed)["u10"].values[2, 1, :2])
 
 
 def index_requests(monkeypatch, store):

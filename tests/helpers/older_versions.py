@@ -16,13 +16,9 @@ FILTERS_TAKE_ANY_ELEMENTS = ZARR >= (3, 3)
 ENCODES_COMPLEX_FILL_VALUES = XARRAY >= (2026, 4)
 
 needs_rectilinear_grids = pytest.mark.skipif(ZARR < (3, 2), reason="zarr-python has them from 3.2 on")
-needs_fused_pipeline = pytest.mark.skipif(ZARR < (3, 3), reason="zarr-python has it from 3.3 on")
 needs_selections_of_selections = pytest.mark.skipif(
     XARRAY < (2026, 2), reason="xarray selects by negative numbers in what it has reversed from 2026.2 on"
 )
 needs_lazy_scalar_coordinates = pytest.mark.skipif(
     XARRAY < (2025, 12), reason="xarray's arithmetic does not load them from 2025.12 on"
-)
-refuses_blocks_within_a_shard = pytest.mark.skipif(
-    XARRAY < (2026, 4), reason="xarray's engine writes blocks within a shard side by side, and races, before 2026.4"
 )

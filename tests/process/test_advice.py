@@ -38,13 +38,6 @@ def open_store(store, **options):
     return xr.open_dataset(store, engine="gpuzarr", consolidated=False, **options)
 
 
-def test_a_warning_says_what_was_found_and_what_to_do():
-    with pytest.warns(GpuZarrWarning) as warned:
-        advise("subject", "it is slow", found="a number", do="change it")
-
-    assert str(warned[0].message) == "it is slow\n  found: a number\n  do:    change it"
-
-
 def test_a_subject_is_warned_of_once():
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -1,5 +1,6 @@
 """What is counted while reading, and the table of it: sums that an independent look at the store confirms."""
 
+import gc
 import os
 import pickle
 import threading
@@ -206,6 +207,8 @@ def test_threads_add_up():
 
 def test_threads_that_have_ended_count_on_and_keep_no_memory():
     mine = Counters()
+    kind = type(mine.account)
+    n_before = sum(type(each) is kind for each in gc.get_objects())
 
     for _ in range(50):
         thread = threading.Thread(target=mine.add, kwargs={"n_reads": 1})
@@ -213,7 +216,7 @@ def test_threads_that_have_ended_count_on_and_keep_no_memory():
         thread.join()
 
     assert mine.snapshot().n_reads == 50
-    assert len(mine._accounts) == 1
+    assert sum(type(each) is kind for each in gc.get_objects()) <= n_before + 1
 
 
 def test_helping_threads_are_in_the_stage_of_their_caller(monkeypatch):
@@ -278,13 +281,6 @@ def test_table_has_a_line_for_each_worker_and_their_sum(monkeypatch):
         ["all", "22", "33", "4", "kB", "5", "MB", "7", "B", "1.25", "0.50"],
         ["A", "note."],
     ]
-
-
-def test_html_says_the_same_and_escapes_names():
-    shown = Stats(rows=(row("<b>", "1", n_reads=2),))._repr_html_()
-
-    assert "&lt;b&gt;</td>" in shown
-    assert ">2</td>" in shown
 
 
 def test_this_process_is_asked_without_a_client(memory):

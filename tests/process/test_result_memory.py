@@ -1,4 +1,4 @@
-"""Memory of dead results is used again, and never that of living ones."""
+"""Memory of results begins at a line of the cache; that of dead ones is used again, never that of living ones."""
 
 import gc
 import subprocess
@@ -34,14 +34,6 @@ def memory(monkeypatch):
 
 def address(array):
     return array.__array_interface__["data"][0]
-
-
-def test_block_is_an_ordinary_array(memory):
-    block = memory.empty((4, 5), DTYPE)
-    block[...] = 1
-
-    assert (block.shape, block.dtype, block.sum()) == ((4, 5), DTYPE, 20)
-    assert block.flags.carray
 
 
 def test_memory_of_a_dead_block_is_used_again(memory):
@@ -158,3 +150,50 @@ def test_a_block_alive_at_exit_is_no_error():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert (result.returncode, result.stderr) == (0, "")
+
+
+LARGE = 2 * module.ALIGNED_NBYTES
+
+
+def begins_a_line(array):
+    return array.__array_interface__["data"][0] % 64 == 0
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, LARGE])
+def test_memory_has_its_length_from_the_start_of_a_line_on(nbytes):
+    several = [module.aligned(nbytes) for _ in range(9)]
+
+    assert all(begins_a_line(memory) for memory in several)
+    assert [memory.shape for memory in several] == [(nbytes,)] * 9
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (LARGE,), (7, LARGE // 7 + 1)])
+@pytest.mark.parametrize("dtype", ["u1", ">f8", "c16", "O", "M8[ns]"])
+def test_arrays_are_what_numpy_would_give(shape, dtype):
+    array = module.empty(shape, np.dtype(dtype))
+    expected = np.empty(shape, dtype)
+
+    assert (array.shape, array.strides, array.dtype) == (expected.shape, expected.strides, expected.dtype)
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    array[...] = expected
+
+
+@pytest.fixture
+def variable():
+    """A function that opens a stored variable."""
+    store = MemoryStore()
+    zarr.create_group(store)
+    write(store, counting((LARGE // 8, 4)), name="v", chunks=(LARGE // 32, 4), dimension_names=["y", "x"])
+    return lambda **options: open_ours(store, consolidated=False, **options)["v"]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": {}}], ids=str)
+def test_results_begin_a_line(variable, options):
+    assert begins_a_line(variable(**options).load().values)
+
+
+def test_blocks_begin_a_line(variable):
+    flags = variable(chunks={}).data.map_blocks(lambda block: np.array([[begins_a_line(block)]]), dtype=bool)
+
+    assert flags.compute().all()

@@ -71,23 +71,8 @@ def test_fractions_of_a_unit_are_rounded_down_to_bytes(whole, digits, unit):
 @pytest.mark.parametrize(
     "text",
     [
-        "9" * 5000,
-        "",
-        " ",
-        "MiB",
-        "-1",
-        "+1",
-        "1e6",
-        "1 PB",
-        "64 M",
-        "1,5 GB",
-        "1 2",
-        "1..2",
-        ".",
-        "٣ MB",
-        "1_000",
-        "1 KİB",
-        "nan",
+        *("9" * 5000, "", " ", "MiB", "-1", "+1", "1e6", "1 PB", "64 M"),
+        *("1,5 GB", "1 2", "1..2", ".", "٣ MB", "1_000", "1 KİB", "nan"),
     ],
     ids=repr,
 )
@@ -106,12 +91,8 @@ def as_before(monkeypatch):
 
 
 SETTINGS = [
-    "max_gap_nbytes",
-    "max_request_nbytes",
-    "index_cache_nbytes",
-    "slot_nbytes",
-    "batch_nbytes",
-    "scratch_nbytes",
+    *("max_gap_nbytes", "max_request_nbytes", "index_cache_nbytes"),
+    *("slot_nbytes", "batch_nbytes", "scratch_nbytes"),
 ]
 
 

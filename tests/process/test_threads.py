@@ -11,7 +11,6 @@ from ctypes import c_int64
 import numpy as np
 import pytest
 import zarr
-from helpers.data.corpus import counting, write
 from helpers.loops import without_loops
 
 from xarray_gpuzarr import OptionError, configure, read_array
@@ -135,17 +134,6 @@ def test_threads_are_counted_while_callers_come_and_go(budget):
 
     assert all(look.result() > 0 for look in looks)
     assert crew.n_active == 0
-
-
-def test_no_helper_joins_while_callers_fill_the_budget(budget):
-    budget(2)
-    crew, together = Crew(), threading.Barrier(2, timeout=30)
-    works = [Work(1, together.wait) for _ in range(2)]
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda work: crew.run(work, most=1), works))
-
-    assert [len(work.threads) for work in works] == [1, 1]
 
 
 def test_callers_whom_nobody_helps_fill_the_budget_too(budget):
@@ -304,14 +292,6 @@ def test_fork_after_a_read_starts_with_fresh_threads():
     )
 
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_unusable_setting_fails_a_read_clearly(memory, monkeypatch):
-    array = write(memory, counting((8,)), chunks=(2,))
-    monkeypatch.setenv(ENV, "many")
-
-    with pytest.raises(OptionError, match="unset"):
-        read_array(array, device="host")
 
 
 @pytest.fixture

@@ -61,25 +61,6 @@ def stores(tmp_path_factory):
         yield folder, {HTTP: http.url, S3: s3.url, "my-bucket": BUCKET}
 
 
-def test_page_has_an_example_for_every_store():
-    assert len(list(examples())) >= 15
-
-
-def test_every_result_of_the_examples_with_images_is_compared():
-    code = "\n".join(example.values[0] for example in examples())
-
-    assert [name for name in OF_IMAGES if not re.search(rf"(?m)^{name} = ", code)] == []
-
-
-def test_levels_of_a_pyramid_are_no_dataset_to_xarray(stores):
-    folder, _ = stores
-
-    with pytest.raises(ValueError, match="conflicting sizes for dimension"):
-        xr.open_dataset(folder / "image.zarr", engine="zarr", consolidated=False)
-    with pytest.raises(KeyError, match="_ARRAY_DIMENSIONS"):
-        xr.open_dataset(folder / "image-0.4.zarr", engine="zarr", consolidated=False, drop_variables=["1", "2"])
-
-
 @pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
 @pytest.mark.parametrize(("name", "error"), [("image.zarr", ValueError), ("image-0.4.zarr", KeyError)])
 def test_errors_of_arrays_that_are_no_dataset_lead_to_the_page(stores, opens, name, error):
@@ -105,23 +86,6 @@ def test_levels_of_format_2_whose_dimensions_have_names_are_read_as_the_page_say
     np.testing.assert_array_equal(as_stored, IMAGE)
     assert (as_stored.dtype, masked.dtype) == ("u2", "f4")
     assert np.isnan(masked.values[IMAGE == 0]).all()
-
-
-@pytest.mark.parametrize("engine", ["zarr", "gpuzarr"])
-def test_copies_of_such_levels_are_masked_as_the_page_says(tmp_path, engine):
-    """By xarray's own engine, too."""
-    data = np.array([[0, 1], [2, 3]], "u2")
-    level = zarr.create_array(tmp_path / "named.zarr", name="0", data=data, zarr_format=2, fill_value=0)
-    level.attrs["_ARRAY_DIMENSIONS"] = ["y", "x"]
-    image = xr.open_dataset(tmp_path / "named.zarr", engine=engine, consolidated=False, mask_and_scale=False)
-
-    image.to_zarr(tmp_path / "kept.zarr", zarr_format=3, encoding=image.gpuzarr.encoding(), consolidated=False)
-    image["0"].attrs.pop("_FillValue")
-    image.to_zarr(tmp_path / "removed.zarr", zarr_format=3, encoding=image.gpuzarr.encoding(), consolidated=False)
-
-    kept, removed = (xr.open_dataset(tmp_path / f"{n}.zarr", engine=engine)["0"] for n in ("kept", "removed"))
-    assert (kept.dtype, removed.dtype) == ("f4", "u2")
-    np.testing.assert_array_equal(removed, data)
 
 
 def test_a_tree_of_an_image_has_its_labels_at_the_same_level(stores):

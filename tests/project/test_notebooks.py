@@ -2,11 +2,9 @@
 
 import ast
 import re
-import tempfile
 
 import pytest
-import zarr
-from helpers.notebooks import NOTEBOOKS, ROOT, code_cells, differences, read
+from helpers.notebooks import NOTEBOOKS, code_cells, differences, read
 
 import xarray_gpuzarr
 
@@ -40,16 +38,6 @@ def shown(**data):
     return {"output_type": "display_data", "data": data}
 
 
-def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == [
-        "01_quickstart",
-        "02_cluster",
-        "03_speed",
-        "04_writing_for_gpus",
-        "05_training",
-    ]
-
-
 @each
 def test_notebook_was_run_from_top_to_bottom(path):
     cells = code_cells(read(path))
@@ -74,20 +62,6 @@ def test_outputs_say_nothing_of_the_machine(path):
 
 
 @each
-def test_first_cell_of_imports_is_folded_in_notebooks_and_on_pages(path):
-    first, *others = [cell["metadata"] for cell in code_cells(read(path))]
-
-    assert first["jupyter"] == {"source_hidden": True}
-    assert "hide-input" in first["tags"]
-    assert [about for about in others if "jupyter" in about or "hide-input" in about.get("tags", [])] == []
-
-
-@each
-def test_notebook_is_small(path):
-    assert path.stat().st_size < 200_000
-
-
-@each
 def test_notebook_uses_public_names_only(path):
     tree = ast.walk(ast.parse(source(path)))
     public = {*xarray_gpuzarr.__all__, "__version__"}
@@ -102,30 +76,6 @@ def test_notebook_uses_public_names_only(path):
                 found.add(f"xarray_gpuzarr.{name}")
 
     assert found - {f"xarray_gpuzarr.{name}" for name in public} == set()
-
-
-@each
-def test_notebook_says_what_changes_with_a_gpu(path):
-    last = read(path)["cells"][-1]["source"]
-
-    assert last.startswith("## What changes with")
-
-
-def test_notebook_on_writing_stores_the_dtypes_that_its_table_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path, names = next(path for path in NOTEBOOKS if path.stem == "04_writing_for_gpus"), {}
-    for cell in code_cells(read(path))[:4]:
-        exec(compile(cell["source"], path, "exec"), names)
-
-    layout = {"chunks": {"time": 1}, "shards": {"time": 24}}
-    stores = [names["write"](f"packed {packed}", packed=packed, **layout) for packed in (False, True)]
-
-    assert [zarr.open_array(f"{store}/t2m").dtype for store in stores] == ["float32", "int16"]
-
-
-@each
-def test_notebook_is_a_page_of_the_documentation(path):
-    assert f"notebooks/{path.stem}\n" in (ROOT / "docs" / "index.md").read_text()
 
 
 @pytest.mark.parametrize(

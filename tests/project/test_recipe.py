@@ -107,15 +107,13 @@ def test_a_codec_is_decoded_in_bulk(house):
     for name, frame in frames.items():
         write_bz2(house / f"{name}.zarr", shards=None)
         (house / f"{name}.zarr" / "c" / "0").write_bytes(frame)
-    before = printed(house, READ_BZ2)
     follow(house, STEPS)
 
-    after = printed(house, READ_BZ2)
+    said = printed(house, READ_BZ2)
 
     assert np.array_equal(np.load(house / "values.npy"), array[...])
     assert np.array_equal(np.load(house / "two.npy"), array[...])
-    assert before.count("codec numcodecs.bz2 is decoded chunk by chunk") == 2
-    assert after.splitlines() == [
+    assert said.splitlines() == [
         "Route(where='host', why='')",
         "Route(where='host, then one copy to the device', why='bz2: no decoder of the device knows it')",
         "codec bz2 is encoded by zarr-python",

@@ -72,11 +72,3 @@ def test_description_needs_no_files_of_the_repository():
 
     targets = re.findall(r"\]\(([^)]*)\)|<(?:img|a) [^>]*", page)
     assert [target for target in targets if not target.startswith("https://")] == []
-
-
-def test_description_begins_as_the_readme():
-    description, readme = (
-        (ROOT / name).read_text().partition("\n```python")[0] for name in (PROJECT["readme"], "README.md")
-    )
-
-    assert description == readme

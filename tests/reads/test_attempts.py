@@ -27,13 +27,9 @@ from xarray_gpuzarr.errors import (
     ShardIndexError,
     StoreReadError,
 )
-from xarray_gpuzarr.fetch.snapshot import Snapshot
-from xarray_gpuzarr.plan.read_plan import box_target
-from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
-from xarray_gpuzarr.process.progress_bar import ReadProgress
+from xarray_gpuzarr.plan.selection import OuterSelection
 from xarray_gpuzarr.read import read, read_points, reading, stored_array
 from xarray_gpuzarr.read.reading import Attempts
-from xarray_gpuzarr.read.tables import ChunkTables
 
 VALUES = np.arange(4096, dtype="i4").reshape(64, 64)
 
@@ -138,27 +134,6 @@ def test_lack_of_memory_is_named_wherever_it_shows(array, monkeypatch, owner, na
     monkeypatch.setattr(owner, name, lack)
     with pytest.raises(HostMemoryError, match=r"(?s)a selection of shape .* 8 TiB"):
         call(stored_array(array))
-
-
-class Recorded:
-    def __init__(self):
-        self.done = 0
-
-    def add_bytes(self, *, done=0, expected=0):
-        self.done += done
-
-
-def test_the_last_table_is_not_done_before_the_read_is(array):
-    stored, bars = stored_array(array), Recorded()
-    target = box_target(outer_selection(..., stored.shape), stored.spec.grid)
-    progress = ReadProgress(bars, target.n_chunks, VALUES.nbytes)
-
-    tables = list(ChunkTables(stored.spec, target, Snapshot(stored.source, stored.spec), progress))
-
-    assert [table.n_chunks for table in tables] == [16]
-    assert bars.done == 0
-    progress.end()
-    assert bars.done == VALUES.nbytes
 
 
 def test_each_reason_of_the_device_is_good_for_one_more_attempt(array):

@@ -24,9 +24,6 @@ from xarray_gpuzarr import (
     read_array,
     zarr_pipeline,
 )
-from xarray_gpuzarr.decoders.host.filters import filtered_nbytes, unshuffle
-from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.stored.codecs import DeltaSpec, ShuffleSpec
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.filterwarnings("ignore")]
 
@@ -133,13 +130,3 @@ def test_a_filter_whose_package_is_missing_is_no_damage(memory, monkeypatch):
         read_array(array, device="host")
 
     assert "cast_value_rs" in caught.value.do
-
-
-@pytest.mark.host_decoder
-def test_lengths_that_are_no_whole_number_of_elements_say_so():
-    with pytest.raises(FrameError, match="12 bytes are no whole number of elements of 8 bytes"):
-        unshuffle(ShuffleSpec(elementsize=8), memoryview(bytes(12)), memoryview(bytearray(12)))
-    with pytest.raises(FrameError, match=r"^12 bytes$"):
-        unshuffle(ShuffleSpec(elementsize=4), memoryview(bytes(12)), memoryview(bytearray(16)))
-    with pytest.raises(FrameError, match="9 bytes are no whole number of elements of 4 bytes"):
-        filtered_nbytes(DeltaSpec(encoded="<i4", decoded="<i4"), 9)

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import numcodecs
 import numpy as np
 import pytest
-import zarr
 from helpers.data.corpus import write, write_nested_shards
 from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.simulated.simulator import SimulatedDevice
@@ -23,8 +21,6 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
-from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
-from xarray_gpuzarr.stored.codecs import OtherSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 RAW = {"compressors": None}
@@ -98,57 +94,3 @@ def test_nested_shards_are_decoded_where_their_row_says(memory):
     route = stored_array(write_nested_shards(memory, np.ones((4, 6)))).route(CudaDecoder(SimulatedDevice))
 
     assert route.where == "host, by zarr-python, then one copy to the device"
-
-
-def backticked(cell):
-    return [
-        name for name in cell.split("`")[1::2] if name not in ("order: F", "sharding_indexed", "bytes", "transpose")
-    ]
-
-
-CONFIGURATIONS = {
-    "blosc": {"cname": "lz4", "shuffle": "shuffle"},
-    "delta": {"dtype": "<f4"},
-    "fixedscaleoffset": {"dtype": "<f4", "scale": 1, "offset": 0},
-    "astype": {"encode_dtype": "<i2", "decode_dtype": "<f4"},
-    "quantize": {"dtype": "<f4"},
-    "cast_value": {"data_type": "int16"},
-}
-OF_ELEMENTS = {"fixedscaleoffset", "delta", "astype", "quantize", "bitround", "packbits", "scale_offset", "cast_value"}
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-
-
-@pytest.mark.parametrize("name", [name for row in ROWS.values() for name in backticked(row[0])])
-def test_v3_name_is_known(name):
-    plain = name.removeprefix("numcodecs.")
-    entry = {"name": name, "configuration": CONFIGURATIONS.get(plain, {})}
-    entries = [entry, LITTLE] if plain in OF_ELEMENTS else [LITTLE, entry]
-
-    assert parse_codecs(entries, np.dtype("?" if plain == "packbits" else "f4")).other is None
-
-
-@pytest.mark.parametrize("name", [name for row in ROWS.values() for name in backticked(row[1])])
-def test_v2_id_is_known(name):
-    conf = {"id": name} | CONFIGURATIONS.get(name, {})
-    pipeline = parse_v2_codecs(compressor=None, filters=[conf], order="C", endian="little", ndim=1)
-
-    assert pipeline.other is None
-
-
-def test_codecs_of_numcodecs_that_are_not_in_the_table_are_left_to_zarr():
-    known = {name for row in ROWS.values() for name in backticked(row[1])}
-    other = [codec_id for codec_id in numcodecs.registry.codec_registry if codec_id not in known]
-
-    assert other
-    for codec_id in other:
-        pipeline = parse_v2_codecs(compressor={"id": codec_id}, filters=None, order="C", endian="little", ndim=1)
-        assert isinstance(pipeline.other, OtherSpec)
-
-
-def test_zarr_knows_no_other_names_of_these_codecs():
-    named = {name for row in ROWS.values() for name in row[0].split("`")[1::2]}
-    known = {name for name in zarr.registry._codec_registries if name.startswith("numcodecs.")}
-
-    assert {name for name in named if name.startswith("numcodecs.")} == known - {
-        *("numcodecs.bz2", "numcodecs.lzma", "numcodecs.zfpy", "numcodecs.pcodec"),
-    }

@@ -1,6 +1,5 @@
 """Every format that zarr-python reads is read, bit for bit, on both kinds of source."""
 
-import asyncio
 import gzip
 
 import numcodecs
@@ -24,7 +23,7 @@ from helpers.data.corpus import (
     write_in_shards,
     write_nested_shards,
 )
-from helpers.older_versions import needs_fused_pipeline, needs_rectilinear_grids
+from helpers.older_versions import needs_rectilinear_grids
 from helpers.stores.fakes import put, take
 from helpers.stores.shards import MISSING, index_bytes, index_entries, with_entry
 from hypothesis import given
@@ -169,14 +168,14 @@ def test_unusual_shard_index_is_read_by_zarr(store, index_codecs):
     assert stored_array(array).route(decoder_for("host")).where == "host, by zarr-python"
 
 
-@pytest.mark.parametrize("fill_value", [0, 7, -(2**31)])
+@pytest.mark.parametrize("fill_value", [None, 0, 7, -(2**31)])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_array_that_was_never_written_is_fill_value(store, fill_value, zarr_format):
     array = zarr.create_array(
         store, shape=(11, 13), dtype="i4", chunks=(2, 3), fill_value=fill_value, zarr_format=zarr_format
     )
 
-    assert_same_bits(read(array), np.full((11, 13), fill_value, "i4"))
+    assert_same_bits(read(array), np.full((11, 13), fill_value or 0, "i4"))
 
 
 @pytest.mark.parametrize("dtype", NUMERIC_DTYPES)
@@ -198,20 +197,17 @@ def test_missing_chunk_is_fill_value_to_the_bit(memory, fill_value):
     assert_same_bits(read(array), array[...])
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(
+    ("zarr_format", "compressors"),
+    [(2, numcodecs.BZ2()), (3, zn.BZ2()), (3, [Crc32cCodec(), ZstdCodec()])],
+    ids=["v2 bz2", "v3 bz2", "crc32c inside"],
+)
 @pytest.mark.parametrize("written", [True, False])
-def test_array_without_axes_that_zarr_decodes(memory, zarr_format, written):
-    compressors = {2: numcodecs.BZ2(), 3: zn.BZ2()}[zarr_format]
+def test_array_without_axes_that_no_device_decodes(memory, zarr_format, compressors, written):
     array = zarr.create_array(memory, shape=(), dtype="f8", zarr_format=zarr_format, compressors=compressors)
     array[...] = 2.5 * written
 
     assert_same_bits(read(array), np.array(2.5 * written))
-
-
-def test_v2_without_fill_value_gives_zeros(memory):
-    array = zarr.create_array(memory, shape=(5,), dtype="f4", chunks=(2,), zarr_format=2, fill_value=None)
-
-    assert_same_bits(read(array), np.zeros(5, "f4"))
 
 
 @pytest.mark.parametrize("layout", [{"chunks": (9_500_000,)}, {"chunks": (4_750_000,), "shards": (9_500_000,)}])
@@ -309,16 +305,6 @@ def test_what_zarr_accepts_behind_a_gzip_member(memory, follows):
     assert_same_bits(read(array), array[...])
 
 
-@pytest.mark.parametrize("compressors", [[Crc32cCodec(), ZstdCodec()], [zn.BZ2()]], ids=["crc32c inside", "bz2"])
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "missing"])
-def test_scalar_that_no_device_decodes(memory, compressors, stored):
-    array = write(memory, np.array(2.5), name="t", compressors=compressors)
-    if not stored:
-        memory._store_dict.pop("t/c")
-
-    assert_same_bits(read(array), np.asarray(array[...]))
-
-
 @pytest.mark.parametrize("n_frames", [1, 2, 3])
 def test_zstd_frame_without_content_size_is_read(memory, n_frames):
     data = counting((90,), "u2")
@@ -351,30 +337,6 @@ def test_blosc_frame_header_rules_not_the_metadata(memory, typesize, blocksize, 
     assert_same_bits(read(array), data)
 
 
-def test_packbits(store):
-    data = edge_values("?", (11, 13))
-    v2 = write(store, data, name="two", chunks=(2, 3), zarr_format=2, filters=numcodecs.PackBits(), compressors=None)
-    v3 = write(store, data, name="three", **SHARDED, filters=zn.PackBits())
-
-    assert_same_bits(read(v2), data)
-    assert_same_bits(read(v3), data)
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        pytest.param(zn.Quantize(digits=2, dtype="<f4"), id="quantize"),
-        pytest.param(zn.BitRound(keepbits=5), id="bitround"),
-        pytest.param(zn.FixedScaleOffset(offset=10, scale=4, dtype="<f4", astype="<i2"), id="fixedscaleoffset"),
-    ],
-)
-@LAYOUTS
-def test_lossy_codecs_give_what_zarr_gives(store, codec, layout):
-    array = write(store, counting((11, 13), "f4") / 7, filters=codec, **layout)
-
-    assert_same_bits(read(array), array[...])
-
-
 def test_nested_shards(store):
     array = write_nested_shards(store, DATA)
 
@@ -404,23 +366,6 @@ def test_rectilinear_grid(store, grid):
 
         assert_same_bits(read(array), data)
         assert_same_bits(read(array, selection=(slice(3, 9, 2), [12, 0])), data[3:9:2][:, [12, 0]])
-
-
-@needs_fused_pipeline
-def test_fused_pipeline_of_zarr_changes_nothing(store):
-    array = write(store, DATA, **SHARDED, **V3_CODECS_BY_ZARR["delta+bz2"])
-    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"}):
-        assert_same_bits(read(array), DATA)
-
-
-def test_bulk_route_and_slow_route_are_told_apart(memory):
-    fast = write(memory, DATA, name="fast", **SHARDED)
-    slow = write(memory, DATA, name="slow", **SHARDED, **V3_CODECS_BY_ZARR["delta+bz2"])
-
-    routes = [stored_array(a).route(decoder_for("host")) for a in (fast, slow)]
-
-    assert [r.where for r in routes] == ["host", "host, by zarr-python"]
-    assert "numcodecs.bz2" in routes[1].why
 
 
 @pytest.mark.parametrize("selection", [..., slice(1, None, 2), (slice(None), [0, 3, 12]), (3, slice(9))])
@@ -479,15 +424,6 @@ def test_shard_of_nothing_but_missing_chunks(store):
     put(store, "c/0/0", index_bytes([(MISSING, MISSING)] * 4))
 
     assert_same_bits(read(array), np.full((4, 6), -3, "i4"))
-
-
-def test_read_inside_a_running_event_loop(store):
-    array = write(store, DATA, **SHARDED)
-
-    async def read_there():
-        return read(array)
-
-    assert_same_bits(asyncio.run(read_there()), DATA)
 
 
 def test_result_is_writable_and_not_shared(memory):

@@ -8,7 +8,8 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from helpers.compare import assert_same_bits
+from helpers.compare import assert_same_bits, assert_same_values
+from helpers.data.corpus import counting
 from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
@@ -16,6 +17,8 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
+from xarray_gpuzarr.frames.headers import declared_nbytes
+from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 pytestmark = [
     pytest.mark.every_decoder,
@@ -55,8 +58,8 @@ def flushed_zstd(data):
     return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
 
 
-def skippable(nbytes):
-    return struct.pack("<II", 0x184D2A50, nbytes) + bytes(nbytes)
+def skippable(nbytes, kind=0):
+    return struct.pack("<II", 0x184D2A50 + kind, nbytes) + bytes(nbytes)
 
 
 def small_blocks(data):
@@ -129,3 +132,24 @@ def test_codecs_that_zarr_python_decodes_have_no_bound(tmp_path):
     (tmp_path / "0").write_bytes((tmp_path / "0").read_bytes() + b"\n" * 2 * MIB)
 
     assert_same_bits(read_array(array, device="host"), array[...])
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("nbytes", [0, 1, 5, 100])
+@pytest.mark.parametrize("chunks", [(0, 1), (1,)], ids=["all", "second"])
+@pytest.mark.parametrize("n_rows", [2, 1024], ids=["short chunks", "chunks that are decoded as they are read"])
+def test_a_frame_after_a_skippable_one_is_read(memory, n_rows, chunks, nbytes):
+    array = zarr.create_array(
+        memory, shape=(2 * n_rows, 4096), chunks=(n_rows, 4096), dtype="i4", compressors=ZstdCodec()
+    )
+    array[...] = counting(array.shape, "i4")
+    for chunk in chunks:
+        put(memory, f"c/{chunk}/0", skippable(nbytes, chunk) + take(memory, f"c/{chunk}/0"))
+
+    assert_same_values(read_array(array, device="host"), array[...])
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("kind", range(16))
+def test_a_skippable_frame_declares_nothing(kind):
+    assert declared_nbytes(ZstdSpec(), skippable(3, kind)) is None

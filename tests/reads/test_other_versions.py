@@ -1,6 +1,5 @@
 """What another version of the package has pickled: it can be passed on, and an error names both once it is used."""
 
-import copy
 import pickle
 
 import cloudpickle
@@ -82,11 +81,3 @@ def test_a_process_of_another_version_passes_arrays_on(opened):
     worker = pickle.loads(pickle.dumps(scheduler).replace(OTHER, VERSION))
 
     np.testing.assert_array_equal(worker.values, opened.t2m.values)
-
-
-@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-@pytest.mark.parametrize("array", [lambda ds: ds.t2m, lambda ds: ds.t2m.chunk()])
-def test_the_same_version_reads_what_it_has_pickled(opened, carry, array):
-    carried = carry(array(opened))
-
-    np.testing.assert_array_equal(carried.values, opened.t2m.values)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
-from helpers.data.datasets import open_ours, open_stock
+from helpers.compare import assert_same_bits, assert_same_values
+from helpers.data.datasets import open_ours
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 
@@ -102,37 +102,9 @@ def test_chunked_winds_are_those_of_the_file(path, physical):
 
 
 @pytest.mark.every_value
-def test_dataset_is_that_of_the_zarr_engine(path):
-    assert_same_dataset(open_ours(path, chunks={}), open_stock(path, chunks={}))
-
-
-def test_one_block_per_shard(path):
-    blocks = {"3": ((1, 1), (3,), (120, 120, 1), (480,)), "2": ((1, 1), (1, 1, 1), (120, 120, 1), (480,))}
-    zarr_format = str(zarr.open_group(path).metadata.zarr_format)
-
-    assert open_ours(path, chunks={})["u"].chunks == blocks[zarr_format]
-
-
-@pytest.mark.every_value
-def test_winds_through_open_mfdataset(path, physical):
-    ds = xr.open_mfdataset([path], engine="gpuzarr", device="host")
-
-    xr.testing.assert_equal(ds.compute(), physical)
-
-
-@pytest.mark.every_value
 def test_packed_winds_through_read_array(path, winds):
     array = zarr.open_group(path, mode="r")["u"]
 
     assert_same_bits(read_array(array, device="host"), winds["u"].values)
     picked = read_array(array, (1, [2, 0], slice(200, 10, -3), [7, 7, -1]), device="host")
     assert_same_bits(picked, winds["u"].values[1][[2, 0], 200:10:-3][:, :, [7, 7, -1]])
-
-
-@pytest.mark.every_value
-def test_wind_speed_of_chunked_winds(path, physical):
-    ds = open_ours(path, chunks={})
-
-    speed = np.hypot(ds["u"], ds["v"]).max(("latitude", "longitude")).compute()
-
-    assert_same_values(speed.values, np.hypot(physical["u"], physical["v"]).max(("latitude", "longitude")).values)

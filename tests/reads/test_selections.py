@@ -120,15 +120,6 @@ def test_lazy_variable_selects_points(lazy, coordinates):
     assert_same_values(lazy.isel(indexers).values, IN_MEMORY.isel(indexers).values)
 
 
-@pytest.mark.every_value
-@given(points(SHAPE[:2]), st.slices(SHAPE[2]))
-def test_lazy_variable_selects_points_and_a_slice(lazy, coordinates, rest):
-    dims = ("a", "b")[: coordinates[0].ndim]
-    indexers = {"z": (dims, coordinates[0]), "y": (dims, coordinates[1]), "x": rest}
-
-    assert_same_values(lazy.isel(indexers).values, IN_MEMORY.isel(indexers).values)
-
-
 def test_points_of_a_lazy_selection(lazy):
     indexers = {"z": ("p", [0, 2, 2, -1]), "x": ("p", [1, 0, 1, -1])}
 
@@ -269,27 +260,6 @@ def test_a_small_shard_is_asked_for_with_its_index_at_either_end(index_location)
 
 
 @pytest.mark.host_decoder
-def test_a_long_shard_is_asked_for_by_its_index(big, monkeypatch):
-    store, array, data = big
-    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=1024 * 1024))
-    store.requests.clear()
-
-    read = read_array(array, device="host")
-
-    assert store.ranges == [chunk_range(store, first, first + 3) for first in (0, 4, 8, 12)]
-    assert_same_bits(read, data)
-
-
-def test_index_is_read_once_a_shard(big):
-    store, array, _ = big
-    store.requests.clear()
-
-    read_array(array, slice(0, 1), device="host")
-
-    assert len(store.requests) == 2
-
-
-@pytest.mark.host_decoder
 def test_indexes_are_asked_for_ahead_but_not_all_at_once():
     store = RecordingStore(MemoryStore())
     array = write(store, counting((400,)), name="t", chunks=(1,), shards=(4,))
@@ -346,17 +316,6 @@ def test_reads_from_several_threads_at_once(stored, n_threads):
 
     expected = [numpy_outer(DATA, key) for key in keys]
     assert all(np.array_equal(a, b) for a, b in zip(read, expected, strict=True))
-
-
-def test_large_read_is_shared_between_threads(memory, monkeypatch):
-    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
-    data = counting((256, 1024), "f4")
-    array = write(memory, data, chunks=(16, 100), shards=(64, 1000))
-
-    with ThreadPoolExecutor(3) as pool:
-        reads = list(pool.map(lambda _: read_array(array, device="host"), range(6)))
-
-    assert all(np.array_equal(read, data) for read in reads)
 
 
 def test_sharding_codec_with_one_chunk_a_shard_reads_the_right_shards(store):

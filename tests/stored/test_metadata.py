@@ -18,12 +18,6 @@ def _array(path: str = "a") -> zarr.Array:
     return group.create_array(path, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(1, 4))
 
 
-def test_an_array_is_parsed_once():
-    array = _array()
-
-    assert metadata.parse_array(array) is metadata.parse_array(array)
-
-
 def test_a_resized_array_is_parsed_again():
     array = _array()
     before = metadata.parse_array(array)
@@ -39,15 +33,6 @@ def test_arrays_that_share_metadata_keep_their_paths():
     object.__setattr__(other.async_array, "metadata", one.metadata)
 
     assert [metadata.parse_array(a).path for a in (one, other, one)] == ["/one", "/other", "/one"]
-
-
-def test_what_is_known_of_another_metadata_object_is_not_believed():
-    array, other = _array(), _array()
-    other.resize((5, 4))
-    metadata.parse_array(other)
-    metadata.parsed[id(array.metadata)] = metadata.parsed[id(other.metadata)]
-
-    assert metadata.parse_array(array).grid.shape == (3, 4)
 
 
 def test_nothing_is_kept_of_arrays_that_are_gone():

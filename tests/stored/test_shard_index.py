@@ -44,25 +44,6 @@ def is_sound(table, spec, shard_nbytes):
     return apart and all(floor <= start and end <= ceiling for start, end in ranges)
 
 
-@pytest.mark.parametrize("location", ["start", "end"])
-@pytest.mark.parametrize("endian", ["little", "big"])
-@pytest.mark.parametrize("checksum", [False, True])
-def test_entries_become_columns(location, endian, checksum):
-    spec = spec_of(3, location=location, endian=endian, checksum=checksum)
-    table = [(300, 20), (MISSING, MISSING), (100, 200)]
-
-    index = decode(index_bytes(table, endian=endian, checksum=checksum), spec)
-
-    assert index.offset.tolist() == [300, 0, 100]
-    assert index.nbytes.tolist() == [20, NO_BYTES, 200]
-    assert index.offset.dtype == index.nbytes.dtype == np.int64
-
-
-@pytest.mark.parametrize(("checksum", "nbytes"), [(False, 160), (True, 164)])
-def test_encoded_length_is_known_beforehand(checksum, nbytes):
-    assert spec_of(10, checksum=checksum).nbytes == nbytes
-
-
 @pytest.mark.parametrize(
     ("table", "found"),
     [
@@ -106,25 +87,12 @@ def test_ranges_that_touch_the_borders_are_accepted(location):
     assert decode(index_bytes(table), spec).nbytes.tolist() == [10, 954]
 
 
-def test_two_chunks_may_share_their_bytes():
-    assert decode(index_bytes([(10, 5), (10, 5)]), spec_of(2)).offset.tolist() == [10, 10]
+@pytest.mark.parametrize("nbytes", [*range(36), 37])
+def test_index_of_another_length_is_refused(nbytes):
+    encoded = index_bytes([(0, 10), (10, 10)]) + b"\0"
 
-
-def test_length_of_the_shard_need_not_be_known():
-    assert decode(index_bytes([(10**12, 5)]), spec_of(1), shard_nbytes=None).offset.tolist() == [10**12]
-
-
-@pytest.mark.parametrize("keep", range(36))
-def test_truncated_index_is_refused(keep):
-    encoded = index_bytes([(0, 10), (10, 10)])
-
-    with pytest.raises(ShardIndexError, match=f"{keep} bytes where 36"):
-        decode(encoded[:keep], spec_of(2))
-
-
-def test_index_that_is_too_long_is_refused():
-    with pytest.raises(ShardIndexError, match="37 bytes where 36"):
-        decode(index_bytes([(0, 10), (10, 10)]) + b"\0", spec_of(2))
+    with pytest.raises(ShardIndexError, match=f"{nbytes} bytes where 36"):
+        decode(encoded[:nbytes], spec_of(2))
 
 
 @many

@@ -1,8 +1,5 @@
 """Common work from end to end on one machine: dask's own schedulers, writing back, random crops without dask."""
 
-import pickle
-from concurrent.futures import ThreadPoolExecutor
-
 import dask
 import numpy as np
 import pytest
@@ -32,12 +29,6 @@ def test_common_work(path, work, scheduler):
     xr.testing.assert_allclose(computed, expected, rtol=1e-5)
 
 
-def test_map_blocks(path):
-    doubled = open_ours(path, chunks={})["count"].data.map_blocks(np.multiply, 2)
-
-    np.testing.assert_array_equal(doubled.compute(), 2 * open_stock(path)["count"].values)
-
-
 def test_results_are_written_back_in_whole_shards(path, tmp_path):
     anomaly = (open_ours(path, chunks={}).u10 - 1).drop_vars("height").gpuzarr.to_host().drop_encoding()
     encoding = {"u10": {"chunks": (2, 3, 4), "shards": (4, 6, 8)}}
@@ -46,30 +37,3 @@ def test_results_are_written_back_in_whole_shards(path, tmp_path):
 
     assert zarr.open_array(tmp_path / "out.zarr" / "u10").shards == (4, 6, 8)
     np.testing.assert_array_equal(open_ours(tmp_path / "out.zarr").u10.values, open_stock(path).u10.values - 1)
-
-
-class Crops:
-    """Random boxes of a lazy variable, as a data loader draws them; may be pickled."""
-
-    def __init__(self, array, seed=0):
-        self.array = array
-        self.seed = seed
-
-    def box(self, number):
-        rng = np.random.default_rng([self.seed, number])
-        starts = {dim: rng.integers(0, self.array.sizes[dim] - 3) for dim in self.array.dims}
-        return {dim: slice(start, start + 4) for dim, start in starts.items()}
-
-    def __getitem__(self, number):
-        return self.array.isel(self.box(number)).values
-
-
-@pytest.mark.parametrize("name", ["u10", "t2m"])
-def test_random_crops_of_a_lazy_variable(path, name):
-    crops, values = Crops(open_ours(path, cache=False)[name]), open_stock(path)[name].load()
-
-    with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(pickle.loads(pickle.dumps(crops)).__getitem__, range(24)))
-
-    for number, crop in enumerate(found):
-        np.testing.assert_array_equal(crop, values.isel(crops.box(number)).values)

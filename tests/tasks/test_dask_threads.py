@@ -115,16 +115,12 @@ def test_processes_of_a_pool_start_no_threads(path):
     assert found.tolist() == [0] * N_SHARDS
 
 
-def test_the_environment_says_it_best(monkeypatch):
-    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "5")
-
-    assert at_most(2, thread_budget) == 5
-
-
-def test_a_worker_says_it_better(monkeypatch):
+def test_a_worker_says_it_better_and_the_environment_best(monkeypatch):
+    assert at_most(2, thread_budget) == 2
     monkeypatch.setattr(threads, "dask_worker_threads", lambda: 4)
-
-    assert at_most(1, thread_budget) == 4
+    assert at_most(2, thread_budget) == 4
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "5")
+    assert at_most(2, thread_budget) == 5
 
 
 def test_a_limit_holds_for_its_thread_and_call():

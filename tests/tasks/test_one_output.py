@@ -13,7 +13,6 @@ import zarr
 from dask.array.optimization import optimize
 from dask.callbacks import Callback
 from dask.core import flatten
-from distributed import Client, LocalCluster
 from helpers.compare import assert_same_values
 from helpers.data.corpus import GRIDS, V3_CODECS, V3_CODECS_BY_ZARR, V3_FILTERS, counting, write
 from helpers.data.datasets import open_ours
@@ -66,13 +65,6 @@ def blocks_of(compute):
 
 def shards_read(store):
     return store.opened
-
-
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
-def test_values(tmp_path, scheduler):
-    array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)
-
-    assert_same_values(array.compute(scheduler=scheduler, num_workers=2), DATA)
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
@@ -216,40 +208,6 @@ def test_persisted_blocks_have_memory_of_their_own(array):
     assert_same_values(persisted.compute(), DATA)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda a: a.__setitem__(0, 9), id="setitem"),
-        pytest.param(lambda a: a.__setitem__(a > 30, 0), id="mask"),
-        pytest.param(lambda a: np.add(a, 1, out=a), id="out"),
-    ],
-)
-def test_array_changed_in_place(array, change):
-    expected = DATA.copy()
-    change(array)
-    change(expected)
-
-    assert_same_values(array.compute(), expected)
-
-
-@pytest.mark.parametrize(
-    "derive",
-    [
-        pytest.param(lambda a: a + 1, id="arithmetic"),
-        pytest.param(lambda a: a[1:6, ::2], id="slice"),
-        pytest.param(lambda a: a.T, id="transpose"),
-        pytest.param(lambda a: a.copy(), id="copy"),
-        pytest.param(lambda a: a.rechunk((3, 5)) if isinstance(a, da.Array) else a, id="rechunk"),
-        pytest.param(lambda a: a.sum(axis=0), id="sum"),
-    ],
-)
-def test_what_is_made_of_it_is_plain_dask(array, derive):
-    derived = derive(array)
-
-    assert "__dask_optimize__" not in vars(derived)
-    assert_same_values(derived.compute(), derive(DATA))
-
-
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 def test_pickled_array_is_plain_dask(tmp_path, pickler):
     array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)
@@ -316,34 +274,6 @@ def test_failed_read_is_that_error_and_the_next_one_works(store, array):
     put(store, "a/c/1/1", good)
 
     assert_same_values(array.compute(), DATA)
-
-
-def test_delayed_function_of_it_on_a_cluster(tmp_path):
-    array = dask_array(tmp_path / "a.zarr", DATA, **SHARDED)
-    cluster = LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0",
-    )  # fmt: skip
-
-    with cluster, Client(cluster):
-        total, values = dask.compute(dask.delayed(np.sum)(array), array)
-
-    assert_same_values(values, DATA)
-    assert total == DATA.sum()
-
-
-@pytest.mark.parametrize("codecs", ["bytes", "zstd", "crc32c", "big-endian", "transpose+zstd", "blosc-lz4-shuffle"])
-@pytest.mark.parametrize("shards", [None, (4, 6)])
-def test_decoder_fills_an_output_of_any_strides(codecs, shards):
-    data = counting((4, 6))
-    array = write(MemoryStore(), data, chunks=(2, 6), shards=shards, **V3_CODECS[codecs])
-    around = np.zeros((6, 9), "i4")
-
-    result = read(stored_array(array), ..., HostDecoder(), around[1:5, 2:8])
-
-    expected = np.zeros((6, 9), "i4")
-    expected[1:5, 2:8] = data
-    assert_same_values(result, data)
-    assert_same_values(around, expected)
 
 
 def test_decoder_leaves_an_output_alone_that_does_not_fit():

@@ -1,6 +1,5 @@
 """Names of dask tasks: what dashboards show, and which opens give the same tasks."""
 
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dask.utils import key_split
 from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours, write_weather
 from helpers.stores.fakes import Wrapper
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated"),
@@ -63,34 +62,12 @@ def test_dask_shows_the_variable(variable, shown):
     assert key_split((name, 0)) == key_split(name) == shown
 
 
-def test_arrays_that_zarr_python_reads_are_named_too():
-    store = MemoryStore()
-    group = zarr.create_group(store)
-    group.create_array("odd", shape=(4,), chunks=(4,), dtype="f4", dimension_names=["x"], **checked_shards((2,)))
-
-    assert key_split(name_of(store, "odd", consolidated=False)) == "gpuzarr-odd"
-
-
 def test_selections_that_are_read_keep_the_name(path):
     picked = open_ours(path, chunks={})["u10"].isel(time=slice(1, 9))
 
     (optimized,) = dask.optimize(picked)
 
     assert "gpuzarr_u10-getitem" in set(map(key_split, optimized.__dask_graph__()))
-
-
-@pytest.mark.parametrize(
-    "spelled",
-    [
-        pytest.param(str, id="text"),
-        pytest.param(lambda path: path, id="path"),
-        pytest.param(os.path.relpath, id="relative"),
-        pytest.param(LocalStore, id="store"),
-        pytest.param(lambda path: f"{path}/", id="slash"),
-    ],
-)
-def test_the_same_call_gives_the_same_tasks(path, spelled):
-    assert name_of(spelled(path)) == name_of(spelled(path))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ import multiprocessing
 import os
 import pickle
 from itertools import groupby
+from pathlib import Path
 
 import pytest
+from helpers.every_pair import usually
+from helpers.linux import needs_linux
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,14 +31,6 @@ def started(n_workers, seed=0, gap=0):
     return [Pass(HERE, 0, n_workers, seed, child - worker) for worker, child in enumerate(children)]
 
 
-def test_workers_of_a_pass_read_one_epoch_and_the_next_pass_another():
-    passes = Passes(3, 0)
-
-    found = [[passes.begin(worker) for worker in started(3, seed)] for seed in (5, 6, 6, 6)]
-
-    assert found == [[(3, 0)] * 3, [(4, 0)] * 3, [(5, 0)] * 3, [(6, 0)] * 3]
-
-
 def test_workers_that_stay_are_of_one_pass_each_time():
     passes, workers = Passes(0, 0), started(3)
 
@@ -46,20 +41,6 @@ def test_workers_that_stay_are_of_one_pass_each_time():
 
     assert found == [[(0, 0)] * 3, [(1, 0)] * 3, [(2, 0)] * 3]
     assert moved == [(7, 0)] * 3
-
-
-def test_the_process_itself_takes_its_turn():
-    passes = Passes(0, 0)
-
-    found = [
-        passes.begin(Pass(HERE, 0)),
-        *map(passes.begin, started(2)),
-        passes.begin(Pass(HERE, 1)),
-        passes.begin(Pass(HERE, 2)),
-        *map(passes.begin, started(2)),
-    ]
-
-    assert [epoch for epoch, _ in found] == [0, 1, 1, 2, 3, 4, 4]
 
 
 def test_a_pass_that_goes_on_elsewhere_takes_the_next_one_along():
@@ -84,15 +65,6 @@ def test_only_the_process_itself_begins_in_the_middle_of_an_epoch():
     assert passes.begin(started(2)[0]) == (3, 0)
 
 
-def test_a_move_does_not_reach_passes_that_were_started_before():
-    passes = Passes(0, 0)
-    late = started(2)
-    passes.move(7)
-    after = started(2, seed=1)
-
-    assert [passes.begin(worker) for worker in (late[1], after[0], late[0], after[1])] == [(0, 0), (7, 0)] * 2
-
-
 def test_processes_that_share_batches_have_epochs_of_their_own():
     passes = Passes(0, 0)
     passes.begin(Pass(HERE, 0))
@@ -115,15 +87,21 @@ def test_a_copy_goes_on_by_itself(again):
     assert other.n_workers() == 0
 
 
+def open_files():
+    """List the files without a name that this process holds open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if str(link.readlink()).endswith("(deleted)")]
+
+
+@needs_linux
 def test_the_file_is_closed_with_the_last_that_knows_it():
+    n_before = len(open_files())
     passes = Passes(0, 0)
-    file = passes._file
-    assert os.fstat(file).st_nlink == 0
+    assert len(open_files()) == n_before + 1
 
     del passes
 
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(file)
+    assert len(open_files()) == n_before
 
 
 @given(st.data())
@@ -157,7 +135,10 @@ def begin_all(passes, workers, go, told):
     told.put([(worker.seed, passes.begin(worker)) for worker in workers])
 
 
-@pytest.mark.parametrize(("method", "n_processes"), [("fork", 4), ("spawn", 2), ("forkserver", 2)])
+@pytest.mark.parametrize(
+    ("method", "n_processes"),
+    usually([("fork", 4), ("forkserver", 2)], full=[("fork", 4), ("spawn", 2), ("forkserver", 2)]),
+)
 def test_processes_that_begin_at_once_agree(method, n_processes):
     context = multiprocessing.get_context(method)
     passes, go, told = Passes(0, 0), context.Event(), context.SimpleQueue()

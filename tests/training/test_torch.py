@@ -51,11 +51,6 @@ def test_variables_that_were_reversed_become_tensors(ds):
     assert all(tensor.is_contiguous() for tensor in batch.values())
 
 
-def test_dlpack_gives_the_values(ds):
-    for batch in batches(ds, {"time": 2}, 3, shuffle=True, window=1000):
-        assert torch.from_dlpack(batch.a.data).tolist() == batch.a.values.tolist()
-
-
 @pytest.mark.parametrize(("n_workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")])
 def test_workers_give_the_batches_of_one_process(ds, n_workers, context):
     loading = loader(batches(ds, {"time": 2}, 3, shuffle=True), n_workers, multiprocessing_context=context)
@@ -70,15 +65,3 @@ def test_workers_share_windows(ds):
     found = [first for batch in firsts(loading) for first in batch]
 
     assert sorted(found) == [12.0 * time for time in range(0, N_TIMES, 2)]
-
-
-def test_a_state_of_one_process_goes_on(ds):
-    loading = loader(batches(ds, {"time": 2}, 3, shuffle=True), 0)
-    for _ in zip(range(2), loading, strict=False):
-        pass
-    state = loading.dataset.state_dict()
-
-    again = loader(batches(ds, {"time": 2}, 3, shuffle=True), 0)
-    again.dataset.load_state_dict(state)
-
-    assert firsts(again) == epochs_of(ds, 1, shuffle=True)[0][2:]

@@ -81,27 +81,6 @@ def test_a_pass_that_nobody_has_begun_leaves_others_alone(dataset, epochs, metho
     assert firsts(loader(dataset, 1)) == epochs[2 if chosen is None else chosen + 1]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_dataset_under_other_numbers_of_workers(dataset, epochs, method):
-    found = [
-        firsts(loader(dataset, 0)),
-        firsts(loader(dataset, 2, multiprocessing_context=method)),
-        firsts(loader(dataset, 0)),
-        firsts(loader(dataset, 1, multiprocessing_context="fork")),
-    ]
-
-    assert found == epochs[:4]
-
-
-def test_equal_seeds_are_no_reason_to_repeat_an_epoch(dataset, epochs):
-    found = []
-    for n_workers in (2, 2, 1, 2):
-        torch.manual_seed(0)
-        found.append(firsts(loader(dataset, n_workers)))
-
-    assert found == epochs[:4]
-
-
 def test_passes_side_by_side_are_two_epochs(dataset, epochs):
     one, other = iter(loader(dataset, 2)), iter(loader(dataset, 3))
 

@@ -10,21 +10,13 @@ import time
 import numpy as np
 import pytest
 import zarr
-from helpers.loops import require_loops
 from helpers.writes import contents
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError, zarr_pipeline
 
-pytestmark = pytest.mark.usefixtures("compiled")
 LAYOUT = {"chunks": (10, 100), "shards": (100, 100), "compressors": ZstdCodec(level=1)}
-
-
-@pytest.fixture
-def compiled():
-    """The compiled loops, without which zarr-python writes."""
-    return require_loops()
 
 
 @pytest.fixture

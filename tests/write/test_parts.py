@@ -10,7 +10,6 @@ import obstore
 import pytest
 import zarr
 from helpers.data.corpus import counting
-from helpers.loops import require_loops
 from helpers.stores.fakes import put, take
 from helpers.writes import contents, writes_counted
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -23,16 +22,9 @@ from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
 from xarray_gpuzarr.write.call import ChangedObjectError, WriteCall
 
-pytestmark = pytest.mark.usefixtures("compiled")
 DATA = counting((8, 12), "i4")
 INDEX = ShardIndexSpec(n_chunks=12, location="end", endian="little", checksum=True)
 LAYOUT = {"chunks": (2, 4), "shards": (8, 12)}
-
-
-@pytest.fixture
-def compiled():
-    """The compiled loops, without which zarr-python writes."""
-    return require_loops()
 
 
 @pytest.fixture(params=["files", "memory"])

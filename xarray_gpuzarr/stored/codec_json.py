@@ -158,7 +158,12 @@ def _exact(value: Json, dtype: np.dtype[Any]) -> float | None:
 
 
 def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
-    encoded = dtype_text(conf["data_type"])
+    try:
+        encoded = dtype_text(conf["data_type"])
+    except TypeError:
+        if not isinstance(conf["data_type"], str):
+            raise
+        return None  # one of an extension, such as ml_dtypes
     if dtype is None or encoded is None or dtype.kind not in "iuf" or np.dtype(encoded).kind not in "iuf":
         return None
     numbers = dict((conf.get("scalar_map") or {}).get("decode") or {})

@@ -120,20 +120,6 @@ def test_options_of_s3fs(server, options, name):
     assert_said_alike(server, store, name)
 
 
-@pytest.mark.usefixtures("s3fs_version")
-def test_requester_pays_is_said_in_every_request(server):
-    given = {**s3fs_options(server.url), "requester_pays": True}
-    store = FsspecStore.from_url("s3://bucket/s.zarr", storage_options=given, read_only=True)
-    array = zarr.open_array(store, path="sharded", mode="r")
-    server.requests()
-
-    read_array(array, device="host")
-
-    said = [r["headers"].get("x-amz-request-payer") for r in server.requests()]
-    assert said
-    assert set(said) == {"requester"}
-
-
 @pytest.mark.parametrize("name", ["sharded", "unsharded"])
 @pytest.mark.parametrize("options", HTTP_OPTIONS.values(), ids=[*HTTP_OPTIONS])
 def test_options_of_fsspecs_http(server, options, name):

@@ -162,14 +162,6 @@ def test_a_retry_of_the_client_mends_what_passes(store, server):
 
 
 @pytest.mark.host_decoder
-def test_slow_answers_are_waited_for(store, server):
-    array = opened(store, "zstd")
-    server.spoil({"kind": "slow", "value": TIMEOUT_S / 3, "path": "/zstd/c"})
-
-    assert_same_bits(read_array(array, device="host"), DATA)
-
-
-@pytest.mark.host_decoder
 def test_zarrs_timeout_ends_a_wait_that_the_client_would_go_on_with(server):
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr", timeout_s=30)
     array = opened(store, "zstd")

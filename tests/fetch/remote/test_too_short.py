@@ -149,17 +149,17 @@ def bearing(of, cause=None):
     return err
 
 
-@pytest.mark.parametrize("client", ERRORS)
-def test_status_that_an_error_or_its_cause_bears(client):
-    err = bearing(ERRORS[client])
-
-    assert http_status(err) == 416
-    assert http_status(bearing(SimpleNamespace(), cause=bearing(SimpleNamespace(), cause=err))) == 416
+WITHOUT_STATUS = [SimpleNamespace(), SimpleNamespace(code="416"), SimpleNamespace(code=1, response={})]
 
 
-@pytest.mark.parametrize("of", [SimpleNamespace(), SimpleNamespace(code="416"), SimpleNamespace(code=1, response={})])
-def test_errors_without_a_status(of):
-    assert http_status(bearing(of)) is None
+@pytest.mark.parametrize(
+    ("of", "status"), [*((of, 416) for of in ERRORS.values()), *((of, None) for of in WITHOUT_STATUS)]
+)
+def test_status_that_an_error_or_its_cause_bears(of, status):
+    err = bearing(of)
+
+    assert http_status(err) == status
+    assert http_status(bearing(SimpleNamespace(), cause=bearing(SimpleNamespace(), cause=err))) == status
 
 
 async def never_asked():

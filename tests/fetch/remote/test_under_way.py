@@ -8,17 +8,6 @@ import pytest
 from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 
 
-def test_each_request_has_an_answer_of_its_own():
-    async def answer(number):
-        if number % 2:
-            await asyncio.sleep(0.001)
-        return number
-
-    replies = UnderWay().ask(event_loop("a"), [lambda n=n: answer(n) for n in range(5)])
-
-    assert [reply.result(10) for reply in replies] == [0, 1, 2, 3, 4]
-
-
 def test_a_request_that_cannot_begin_spoils_no_other():
     def fail():
         raise LookupError("gone")

@@ -1,4 +1,4 @@
-"""Settings of how stores are asked: the environment, `configure`, what is refused, and what they make of the rule."""
+"""Settings of how stores are asked, and of GPUs: the environment, `configure`, what is refused, what limits make."""
 
 import pytest
 
@@ -18,12 +18,6 @@ def as_before(monkeypatch):
     monkeypatch.setattr(decoding.in_force, "options", None)
 
 
-def test_defaults_hold_where_the_environment_says_nothing():
-    assert FetchOptions.from_environment({"HOME": "/"}) == FetchOptions(
-        max_gap_nbytes=None, max_request_nbytes=None, max_requests=64, index_cache_nbytes=67_108_864
-    )
-
-
 def test_the_environment_sets_every_field(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_GAP_NBYTES", "0")
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUEST_NBYTES", "1 MiB")
@@ -33,6 +27,42 @@ def test_the_environment_sets_every_field(monkeypatch):
     assert fetch_options() == FetchOptions(
         max_gap_nbytes=0, max_request_nbytes=1_048_576, max_requests=5, index_cache_nbytes=2_000_000
     )
+
+
+def test_the_environment_sets_every_field_of_gpus():
+    environ = {
+        "XARRAY_GPUZARR_SLOT_NBYTES": "1 MiB",
+        "XARRAY_GPUZARR_N_SLOTS": "5",
+        "XARRAY_GPUZARR_BATCH_NBYTES": "2GB",
+        "XARRAY_GPUZARR_BATCH_CHUNKS": "7",
+        "XARRAY_GPUZARR_SCRATCH_NBYTES": "8000000000",
+        "XARRAY_GPUZARR_N_BATCHES": "3",
+        "XARRAY_GPUZARR_N_READS": "1",
+        "XARRAY_GPUZARR_MEMORY": "pool",
+        "XARRAY_GPUZARR_LITTLE": "device",
+        "XARRAY_GPUZARR_CHECKS": "strict",
+        "XARRAY_GPUZARR_VERIFY": "0.5",
+    }
+
+    assert ResourceOptions.from_environment(environ) == ResourceOptions(
+        slot_nbytes=1_048_576,
+        n_slots=5,
+        batch_nbytes=2_000_000_000,
+        batch_chunks=7,
+        scratch_nbytes=8_000_000_000,
+        n_batches=3,
+        n_reads=1,
+        memory="pool",
+        little="device",
+        checks="strict",
+        verify=0.5,
+    )
+
+
+def test_plain_is_the_most_cautious_value_of_each():
+    found = ResourceOptions.from_environment({"XARRAY_GPUZARR_ENGINE": "plain", "XARRAY_GPUZARR_VERIFY": "off"})
+
+    assert found == ResourceOptions(n_batches=1, n_reads=1, little="device", checks="strict", verify="off")
 
 
 @pytest.mark.parametrize(
@@ -46,25 +76,54 @@ def test_the_environment_sets_every_field(monkeypatch):
         ({"max_requests": True}, "at least 1"),
         ({"index_cache_nbytes": -1}, "at least 0"),
         ({"index_cache_nbytes": None}, "at least 0"),
+        ({"slot_nbytes": 65_535}, "at least 65536"),
+        ({"slot_nbytes": 1e6}, "at least 65536"),
+        ({"slot_nbytes": None}, "at least 65536"),
+        ({"n_slots": 1}, "at least 2"),
+        ({"batch_nbytes": True}, "at least 1"),
+        ({"batch_nbytes": 0}, "at least 1"),
+        ({"scratch_nbytes": 0}, "at least 1"),
+        ({"memory": "managed"}, "valid options: auto, pool, async, current"),
+        ({"memory": None}, "valid options: auto, pool, async, current"),
+        ({"n_batches": 0}, "at least 1"),
+        ({"n_reads": 0}, "at least 1"),
+        ({"little": "host"}, "valid options: auto, device"),
+        ({"checks": True}, "valid options: warn, strict, off"),
     ],
 )
 def test_an_unusable_value_is_refused_by_name_and_changes_nothing(chosen, found):
-    (name,) = chosen
-    configure(max_requests=7)
+    ((name, value),) = chosen.items()
+    before = configure(max_requests=7, n_slots=5)
 
-    with pytest.raises(OptionError, match=name) as caught:
+    with pytest.raises(OptionError) as caught:
         configure(**chosen)
 
+    assert caught.value.tried == f"{name}={value!r}"
+    assert caught.value.found.endswith(found)
+    assert f"XARRAY_GPUZARR_{name.upper()}" in caught.value.do
+    assert options_in_force() == before
+
+
+def test_least_values_are_allowed():
+    ResourceOptions(slot_nbytes=65_536, n_slots=2, batch_nbytes=1, scratch_nbytes=1, memory="current")
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "text", "found"),
+    [
+        *((FetchOptions, "MAX_REQUESTS", text, "whole number") for text in ("", "-1", "many", "1.5", "64 MiB")),
+        (ResourceOptions, "SLOT_NBYTES", "64 M", "not a size such as 67108864, 64 MiB or 2GB"),
+        (ResourceOptions, "BATCH_NBYTES", "", "not a size such as 67108864, 64 MiB or 2GB"),
+        (ResourceOptions, "N_SLOTS", "3.0", "not a whole number"),
+        (ResourceOptions, "N_SLOTS", "4 kB", "not a whole number"),
+    ],
+)
+def test_an_unusable_variable_is_refused_by_name(options, variable, text, found):
+    with pytest.raises(OptionError) as caught:
+        options.from_environment({f"XARRAY_GPUZARR_{variable}": text})
+
+    assert f"XARRAY_GPUZARR_{variable}" in str(caught.value)
     assert found in caught.value.found
-    assert fetch_options().max_requests == 7
-
-
-@pytest.mark.parametrize("text", ["", "-1", "many", "1.5", "64 MiB"])
-def test_an_unusable_variable_is_refused_by_name(monkeypatch, text):
-    monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUESTS", text)
-
-    with pytest.raises(OptionError, match="XARRAY_GPUZARR_MAX_REQUESTS"):
-        fetch_options()
 
 
 def test_configure_sets_both_kinds_and_says_what_is_in_force():
