@@ -245,7 +245,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ERA5,
 )
 
-SELECTED = ("volume-blosc-zstd", "shards-blosclz", "shards-raw", "era5-packed")
+SELECTED = ("volume-blosc-zstd", "shards-blosclz", "shards-raw", "era5-packed", "single-raw", "single-zstd")
 """Names of those of which parts are read, too."""
 READ_ON = (
     *("files-raw", "single-zstd", "era5-packed", "shards-blosclz", "series-64kb-zstd", "volume-blosc-zstd"),
