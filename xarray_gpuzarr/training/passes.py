@@ -43,7 +43,7 @@ class Pass(NamedTuple):
     """Number that the system gives the pipe on which all workers of a pass, and no others, answer; 0 if not known."""
 
     def is_same(self, other: Pass) -> bool:
-        """Whether two processes, of one consumer, mean one pass: where no pipe is known, by how close their numbers are."""
+        """Whether two processes of a consumer mean one pass: where no pipe is known, by how close their numbers are."""
         if self.pipe and other.pipe:
             return self.pipe == other.pipe
         return abs(self.first_child - other.first_child) < max(1, self.n_workers)
