@@ -581,8 +581,9 @@ static int is_streamed(const work_t *work)
     return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
 }
 
-/* Decode a frame of zstd while it is read, so that it is never held; 0 if there is anything else than this one. */
-static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst)
+/* Decode a frame of zstd while it is read, so that it is never held, up to `enough` bytes; 0 if there is anything else
+ * than this one. */
+static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, int64_t enough)
 {
     const work_t *work = lane->work;
     const job_t *job = work->job;
@@ -599,12 +600,15 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst)
         if (in.pos == in.size) {
             ssize_t found = at < end ? pread(file, lane->room, (size_t)(end - at < most ? end - at : most), at) : 0;
             if (found <= 0) return found == 0 && !left && out.pos == out.size && (files->offset ? at == end : at < end);
+            if (!out.pos && enough < job->packed_nbytes && !is_plain_zstd(lane->room, (size_t)found, out.size))
+                enough = job->packed_nbytes;
             at += found, in.size = (size_t)found, in.pos = 0;
             atomic_fetch_add(&lane->work->n_read, found);
         }
         size_t before = in.pos + out.pos;
         if (left) left = ((stream_zstd_t *)job->decode_part)(context, &out, &in);
         if (left > (size_t)-ZSTD_ERRORS || in.pos + out.pos == before) return 0;
+        if (enough < job->packed_nbytes && (int64_t)out.pos >= enough) return 1;
     }
 }
 
@@ -664,7 +668,8 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     if (job->codec == RAW)
         memcpy(to, chunk, nbytes);
     else if (is_streamed(lane->work)) {
-        if (!decode_stream(lane, row, context, to)) return NULL;
+        int64_t enough = dst || job->n_stages ? job->packed_nbytes : wanted_span(job, rows, row).end;
+        if (!decode_stream(lane, row, context, to, enough)) return NULL;
     } else if ((dst || !decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row))) &&
              !decode_chunk(job, context, chunk, nbytes, to, block))
         return NULL;

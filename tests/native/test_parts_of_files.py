@@ -1,8 +1,9 @@
-"""Of raw chunks in local files, no more is read than what a selection lies in."""
+"""Of a raw chunk in a local file, and of a long frame of zstd, no more is read than what a selection needs."""
 
 import numpy as np
 import pytest
 import zarr
+import zstandard
 from helpers.loops import require_loops
 
 from xarray_gpuzarr import CorruptChunkError
@@ -100,3 +101,41 @@ def test_a_directory_is_a_missing_chunk(store):
     file.mkdir()
 
     assert (read(stored_array(array), (slice(3, 5),), decoder_for("host")) == -1).all()
+
+
+@pytest.mark.parametrize("layout", ["file", "shard"])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_long_frame_is_decoded_as_far_as_it_is_needed(store, layout, checksum):
+    """Frames of 16 MiB or more are decoded as they are read; what bears a checksum is read to its end."""
+    require_loops()
+    data = np.random.default_rng(0).integers(0, 2000, 6_000_000).astype("<i4")
+    shards = {"shards": (2 * len(data),)} if layout == "shard" else {}
+    array = zarr.create_array(
+        store,
+        shape=(2 * len(data),),
+        chunks=data.shape,
+        dtype="i4",
+        compressors=zarr.codecs.ZstdCodec(level=1, checksum=checksum),
+        **shards,
+    )
+    array[: len(data)] = data
+    stored = stored_array(array)
+    _, whole = _n_read(lambda: read(stored, (slice(0, len(data)),), decoder_for("host")))
+
+    for first, most in ((5, 0.4), (3_000_000, 0.8), (len(data) - 9, 1)):
+        selection = (slice(first, first + 9),)
+        found, n_read = _n_read(lambda selection=selection: read(stored, selection, decoder_for("host")))
+        np.testing.assert_array_equal(found, data[selection])
+        assert n_read <= (whole if checksum else most * whole)
+        assert n_read > 0.9 * whole or not checksum
+
+
+def test_a_long_frame_of_another_length_is_damaged(store):
+    require_loops()
+    data = np.ones(6_000_000, "<i4")
+    array = zarr.create_array(store, data=data, chunks=data.shape, compressors=zarr.codecs.ZstdCodec(level=1))
+    file = store / "c" / "0"
+    file.write_bytes(zstandard.ZstdCompressor().compress(data[:-1].tobytes()))
+
+    with pytest.raises(CorruptChunkError):
+        read(stored_array(array), (slice(3, 9),), decoder_for("host"))
