@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -219,6 +220,18 @@ def test_rewritten_shard_is_read_anew(tmp_path, settled, store, selection, way):
         rewritten(path, DATA * number, way)
         expected = DATA * number if selection is ... else (DATA * number)[selection]
         assert_same_bits(read_array(array, selection, device="host"), expected)
+
+
+def test_index_of_an_array_with_longer_chunks_is_read_anew(tmp_path, settled):
+    """The new array's chunks would be damaged if they were as long."""
+    for n, first in ((1_000_000, 5), (1000, 7)):
+        if tmp_path.joinpath("a").exists():
+            shutil.rmtree(tmp_path / "a")
+        array = zarr.create_array(
+            tmp_path / "a", shape=(2 * n,), chunks=(n,), shards=(2 * n,), dtype="i4", compressors=None
+        )
+        array[...] = first
+        assert read_array(array, slice(0, 3), device="host").tolist() == [first] * 3
 
 
 def test_shard_replaced_by_a_directory_is_missing(local, settled):

@@ -1,10 +1,16 @@
 """Updates of mutated shards are refused or right in every chunk; ``make fuzz`` makes a million, under sanitizers."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
+import zarr
 import zstandard
 from helpers import fuzzed_updates
 from helpers.kernels.on_host import require_compiler, run_child, sanitized_environment
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import zarr_pipeline
 
 
 def test_updates_of_mutated_shards():
@@ -45,3 +51,21 @@ def test_a_long_chunk_that_all_entries_share_is_carried_over():
 
     fuzzed_updates.check(layout, old, new, 3, 5)
     assert fuzzed_updates.entries(layout, new)[1:] == [chunk] * (fuzzed_updates.N_CHUNKS - 1)
+
+
+def test_an_update_of_many_small_chunks_takes_no_more_room_than_they_do():
+    n = 4096
+    store = MemoryStore()
+    zarr.create_array(store, data=np.arange(16 * n), chunks=(16,), shards=(16 * n,), compressors=None)
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+    array[3:5] = 7
+    tracemalloc.start()
+    try:
+        array[5:9] = 7
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_nbytes < 4 * array.nbytes
+    np.testing.assert_array_equal(array[:12], [0, 1, 2, *[7] * 6, 9, 10, 11])

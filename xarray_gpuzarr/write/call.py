@@ -26,6 +26,7 @@ from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.process.threads import thread_budget
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 from xarray_gpuzarr.write.encoder import Encoder
 
 _UNIT_NBYTES = 256 * 1024
@@ -157,8 +158,9 @@ class WriteCall:
         for struct, stored in zip(structs, old, strict=True):
             if stored is not None:
                 struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
-            longest = max(self._struct.most_nbytes, min(self._struct.most_old_nbytes, struct.old_nbytes))
-            length = len(self.encoder.order) * longest + self._struct.index_nbytes  # no more than is used becomes real
+            length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
+            if stored is not None and self.spec.index is not None:
+                length += _entries_nbytes(stored, self.spec.index, min(len(stored), self._struct.most_old_nbytes))
             try:
                 room = np.empty(length, np.uint8)
             except MemoryError as err:
@@ -244,6 +246,18 @@ class WriteCall:
 
 
 _NOTHING = np.zeros(1, np.uint8)
+
+
+def _entries_nbytes(shard: memoryview, spec: ShardIndexSpec, most_nbytes: int) -> int:
+    """Return how long the chunks of a shard are together, of which several may be the same bytes.
+
+    Those longer than `most_nbytes` are missing or damaged; 0 if there is no index.
+    """
+    index = shard[: spec.nbytes] if spec.location == "start" else shard[-spec.nbytes :]
+    if len(index) < spec.nbytes:
+        return 0
+    nbytes = np.frombuffer(index, "<u8" if spec.endian == "little" else ">u8", 2 * spec.n_chunks)[1::2]
+    return int(nbytes[nbytes <= most_nbytes].sum())
 
 
 def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:
