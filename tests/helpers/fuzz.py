@@ -180,6 +180,13 @@ def by_c_blosc(frame: bytes, ours: bytes) -> bytes | None:
 FUZZERS = {"headers": fuzz_headers, "blosc": fuzz_blosc}
 
 
+def run_sanitized(module: str, *arguments: str) -> int:
+    """Run a module in a process under sanitizers; return its exit status."""
+    tests = Path(__file__).parents[1]
+    environment = sanitized_environment() | {"PYTHONPATH": f"{tests}:{tests.parent}"}
+    return subprocess.run([sys.executable, "-m", module, *arguments], env=environment, check=False).returncode
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the fuzzers under sanitizers."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -187,10 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     chosen = parser.parse_args(arguments)
     if os.environ.get("XARRAY_GPUZARR_SANITIZE") != "1":
-        tests = Path(__file__).parents[1]
-        environment = sanitized_environment() | {"PYTHONPATH": f"{tests}:{tests.parent}"}
-        command = [sys.executable, "-m", "helpers.fuzz", f"--frames={chosen.frames}", f"--seed={chosen.seed}"]
-        return subprocess.run(command, env=environment, check=False).returncode
+        return run_sanitized("helpers.fuzz", f"--frames={chosen.frames}", f"--seed={chosen.seed}")
     for name, fuzz in FUZZERS.items():
         begun = time.perf_counter()
         counts = fuzz(chosen.frames, chosen.seed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 import zlib
@@ -27,8 +26,7 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from helpers.fuzz import mutants
-from helpers.kernels.on_host import sanitized_environment
+from helpers.fuzz import mutants, run_sanitized
 from helpers.loops import require_loops
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -200,16 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     chosen = parser.parse_args(arguments)
     if os.environ.get("XARRAY_GPUZARR_SANITIZE") != "1":
-        tests = Path(__file__).parents[1]
-        environment = sanitized_environment() | {"PYTHONPATH": f"{tests}:{tests.parent}"}
-        command = [
-            sys.executable,
-            "-m",
-            "helpers.fuzzed_updates",
-            f"--updates={chosen.updates}",
-            f"--seed={chosen.seed}",
-        ]
-        return subprocess.run(command, env=environment, check=False).returncode
+        return run_sanitized("helpers.fuzzed_updates", f"--updates={chosen.updates}", f"--seed={chosen.seed}")
     begun = time.perf_counter()
     counts = ", ".join(f"{value} {key}" for key, value in fuzz(chosen.updates, chosen.seed).items())
     sys.stdout.write(f"{counts}; seed {chosen.seed}, {time.perf_counter() - begun:.0f} s\n")

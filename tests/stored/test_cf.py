@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host.array import cast_array
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.stored.cf import Cast, parse_cast
 
 pytestmark = [

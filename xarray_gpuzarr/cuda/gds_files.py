@@ -17,7 +17,7 @@ from typing import Any
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import FileRead, Stream
-from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.errors import DeviceUnavailableError, StoreReadError
 
 
 @cache
@@ -107,4 +107,15 @@ def _failed(path: str, action: str, err: Exception) -> StoreReadError:
         tried=f"{action}, with kvikio",
         found=f"{type(err).__name__}: {err}",
         do='check the file and the installation of GPUDirect Storage, or say storage="posix"',
+    )
+
+
+def no_direct_files(why: str) -> DeviceUnavailableError:
+    """Return the error of a machine where files cannot be read straight into device memory."""
+    return DeviceUnavailableError(
+        'storage="gds" cannot be used here',
+        tried="GPUDirect Storage, with kvikio",
+        found=why,
+        do='storage="auto", which reads through host memory here; or, on a machine that has GPUDirect Storage, '
+        'pip install "xarray-gpuzarr[gds13]" (gds12 for CUDA 12)',
     )

@@ -69,13 +69,11 @@ class SharedLock:
         mine = _Read(get_ident())
         try:
             self._reads[mine] = None
-            if not self._begins(mine):
-                self._changed.wait_until(lambda: self._begins(mine))
+            self._changed.wait_until(lambda: self._begins(mine))
             return read(*arguments)
         finally:
             self._reads.pop(mine, None)
-            if self._changed.waiting:
-                self._changed.ring_for_all()
+            self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until nobody else reads, and let nobody else begin."""

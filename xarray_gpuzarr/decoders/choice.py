@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.cuda.current import native_device
+from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking, no_direct_files
+from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn, WorkersDecoder
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
 from xarray_gpuzarr.fetch.source import Storage

@@ -13,7 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import Install, Undo
-from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.fetch.source import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -169,14 +168,3 @@ class FileReader(Protocol):
 
         `storage` is ``"auto"`` or ``"gds"``.
         """
-
-
-def no_direct_files(why: str) -> DeviceUnavailableError:
-    """Return the error of a machine where files cannot be read straight into device memory."""
-    return DeviceUnavailableError(
-        'storage="gds" cannot be used here',
-        tried="GPUDirect Storage, with kvikio",
-        found=why,
-        do='storage="auto", which reads through host memory here; or, on a machine that has GPUDirect Storage, '
-        'pip install "xarray-gpuzarr[gds13]" (gds12 for CUDA 12)',
-    )

@@ -167,7 +167,7 @@ class Snapshot:
 
     def end(self) -> None:
         """Give up what nobody waited for, and let go of shards that came whole."""
-        self.give_up()
+        self._source.give_up()
         self._whole.clear()
 
     def ask_again(self, key: str) -> FoundIndex:

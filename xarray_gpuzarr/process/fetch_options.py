@@ -62,4 +62,4 @@ in_force: InForce[FetchOptions] = InForce(FetchOptions)
 
 def fetch_options() -> FetchOptions:
     """Return the options in force."""
-    return in_force.options or in_force.get()
+    return in_force.get()

@@ -1,7 +1,7 @@
-"""Host memory for results and scratch, aligned to cache lines; and how much of it is free.
+"""Host memory: for results, used again once these are dead; buffers of threads; and how much of it is free.
 
-NumPy's arrays begin 16 bytes into one. Rows of chunks are often of 64 bytes or a multiple, and each would touch one
-line more than it fills: volumes of short chunks are read 3 to 10 % sooner this way (November 2026).
+NumPy's arrays begin 16 bytes into a cache line. Rows of chunks are often of 64 bytes or a multiple, and each would
+touch one line more than it fills: volumes of short chunks are read 3 to 10 % sooner in aligned memory (November 2026).
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-_KEPT_NBYTES = 8 * 1024 * 1024
+_BUFFER_NBYTES = 8 * 1024 * 1024
 """A thread keeps buffers up to this size."""
 
-_kept = threading.local()
+_buffers = threading.local()
 
 
 def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -150,14 +150,14 @@ def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
 
 def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, int]:
     """Return what `buffer` does, perhaps more of it, and its address; None and 0 for more than is kept."""
-    buffer: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
+    buffer: tuple[npt.NDArray[np.uint8], int] | None = getattr(_buffers, name, None)
     if buffer is not None and len(buffer[0]) >= nbytes:
         return buffer
-    if nbytes > _KEPT_NBYTES:
+    if nbytes > _BUFFER_NBYTES:
         return None, 0
     memory = aligned(nbytes)
     buffer = memory, addressof(c_char.from_buffer(memory))
-    setattr(_kept, name, buffer)
+    setattr(_buffers, name, buffer)
     return buffer
 
 

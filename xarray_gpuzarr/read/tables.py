@@ -105,18 +105,15 @@ class ChunkTables:
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in known]
         plan = plan_read(spec, target, blocks, [answer.index for _, answer in known])
-        if plan.n_stored < plan.n_chunks:
+        is_too_long = plan.most_nbytes > spec.most_nbytes  # as those of another array, which was there before, may be
+        if is_too_long or plan.n_stored < plan.n_chunks:
             # No request for a chunk will show that a shard was replaced that holds nothing of what is wanted.
-            n_used = set(plan.object.tolist())
+            n_used = set() if is_too_long else set(plan.object.tolist())
             doubtful = [n for n, (_, answer) in enumerate(known) if answer.from_cache and n not in n_used]
             for n in doubtful:
                 known[n] = blocks[n], snapshot.ask_again(plan.keys[n])
             if doubtful:
                 plan = plan_read(spec, target, blocks, [answer.index for _, answer in known])
-        if plan.most_nbytes > spec.most_nbytes and any(answer.from_cache for _, answer in known):
-            # Another array may have been there when these indexes were read.
-            indexes = [snapshot.ask_again(key).index for key in plan.keys]
-            plan = plan_read(spec, target, blocks, indexes)
         if plan.most_nbytes > spec.most_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))

@@ -31,7 +31,7 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, 
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
-from xarray_gpuzarr.decoders.host.array import cast_array
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError

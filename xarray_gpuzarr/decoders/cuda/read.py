@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
+from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     BatchLimits,
@@ -33,7 +34,6 @@ from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_values
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
-from xarray_gpuzarr.decoders.protocol import no_direct_files
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.array import Array, HostArray, cast_array
+from xarray_gpuzarr.decoders.host.array import Array, HostArray
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.array import cast_array, host_array
+from xarray_gpuzarr.decoders.host.array import host_array
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
@@ -92,8 +93,7 @@ class HostDecoder:
             finally:  # one call of C each, see `process.waiting`
                 if takes_turn:
                     crew.turns.pop(thread, None)
-                    if crew.over.waiting:
-                        crew.over.ring()
+                    crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""

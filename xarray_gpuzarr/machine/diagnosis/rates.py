@@ -1,4 +1,4 @@
-"""Measures rates: of copies to a device, from it and within it, of reads, and of the threads of the host."""
+"""Measure rates: of copies to the device that reads go to, from it and within it, of reads, and of host threads."""
 
 from __future__ import annotations
 

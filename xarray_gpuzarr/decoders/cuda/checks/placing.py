@@ -1,4 +1,7 @@
-"""Checks of the kernels that bring decoded elements to a result, for each pair of dtypes; the host is the oracle."""
+"""Checks of what all reads rest on, copies, moves and checksums, and of the kernels that bring elements to a result.
+
+The latter for each pair of dtypes; the host is the oracle.
+"""
 
 from __future__ import annotations
 
