@@ -9,7 +9,7 @@ from helpers.kernels.on_host import require_compiler, run_child, sanitized_envir
 
 from xarray_gpuzarr.native import library
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(230)
 
 CAUGHT = """
 import numpy as np

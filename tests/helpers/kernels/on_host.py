@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ _ALL_IS_LOADED = "-nostdlib"
 """The interpreter has what kernels call, all of it the C library's; a linker takes half as long if it need not look."""
 _FAST = ("-O1", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", _ALL_IS_LOADED)
 _SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_CHILD_S = 170
+"""Seconds after which a child hangs."""
 _loading = threading.Lock()
 
 
@@ -95,10 +98,19 @@ def sanitized_environment() -> dict[str, str]:
 
 
 def run_child(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in another process, where this package's tests can be imported."""
-    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS}/cuda:{_TESTS.parent}"}
+    """Run Python in another process, where this package's tests can be imported; one that hangs says where."""
+    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS}/cuda:{_TESTS.parent}", "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=_TESTS.parent)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_TESTS.parent
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=_CHILD_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            stdout, stderr = process.communicate(timeout=20)
+            pytest.fail(f"{arguments} hang:\n{stdout[-3000:]}\n{stderr[-12000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def assert_sanitizers_catch(program: str, *, harmless: Sequence[object], aborted: Sequence[object]) -> str:
