@@ -22,7 +22,7 @@ from zarr.codecs import ShardingCodec
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 from zarr.core.buffer import NDBuffer
 from zarr.core.metadata import ArrayV3Metadata
-from zarr.storage import StorePath
+from zarr.storage import ObjectStore, StorePath
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
@@ -147,7 +147,9 @@ class ArrayWriter:
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)]))
+        # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
+        may_share = isinstance(self._store, ObjectStore) and type(self._store.store).__name__ != "MemoryStore"
+        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
         await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:

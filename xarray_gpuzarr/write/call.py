@@ -91,6 +91,7 @@ class WriteCall:
         whole: Mapping[tuple[int, ...], bool] | None = None,
     ) -> None:
         self.encoder, self.spec = encoder, encoder.array.spec
+        self._target, self._value = target, value
         self._output = LoopOutput(encoder.array, target, value)
         self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
         grid = self.spec.grid
@@ -134,7 +135,7 @@ class WriteCall:
         self._run(objects, structs)
 
     def to_memory(
-        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None]
+        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None], *, may_share: bool = False
     ) -> list[npt.NDArray[np.uint8] | None]:
         """Assemble objects in host memory.
 
@@ -143,6 +144,8 @@ class WriteCall:
         objects : sequence of WrittenObject
         old : sequence of memoryview of uint8, or None
             What is stored of each; None for nothing.
+        may_share : bool
+            Whether raw chunks may be parts of the array that is written.
 
         Returns
         -------
@@ -155,7 +158,11 @@ class WriteCall:
         """
         structs = (ObjectStruct * len(objects))()
         rooms = []
-        for struct, stored in zip(structs, old, strict=True):
+        for each, struct, stored in zip(objects, structs, old, strict=True):
+            shared = self._callers_chunk(each) if may_share else None
+            if shared is not None:
+                rooms.append(shared)
+                continue
             if stored is not None:
                 struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
@@ -169,8 +176,24 @@ class WriteCall:
             struct.memory, struct.memory_nbytes = address(room), length
         self._run(objects, structs)
         for room, struct in zip(rooms, structs, strict=True):
-            room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
+            if room.base is None:
+                room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
         return [room if struct.nbytes else None for room, struct in zip(rooms, structs, strict=True)]
+
+    def _callers_chunk(self, each: WrittenObject) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of an object that is a chunk of the caller's array, as it lies there; None if it is not."""
+        array = self.encoder.array
+        if self.spec.index is not None or not array.is_raw or self._struct.swap:
+            return None
+        box = []
+        for along, at, length in zip(self._target.pieces, each.at, array.chunk_shape, strict=True):
+            first = int(along.out_start[at])
+            if along.index is not None or along.step != 1 or along.count[at] != length:
+                return None
+            box.append(slice(first, first + length))
+        chunk = self._value[*box, ...]
+        is_in_order = chunk.flags.c_contiguous and chunk.strides == array.placed_strides
+        return chunk.reshape(-1).view(np.uint8) if is_in_order else None
 
     def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         compiled, budget = loops(), thread_budget()
