@@ -185,13 +185,13 @@ class WriteCall:
         array = self.encoder.array
         if self.spec.index is not None or not array.is_raw or self._struct.swap:
             return None
-        box = []
+        box: list[Any] = []
         for along, at, length in zip(self._target.pieces, each.at, array.chunk_shape, strict=True):
             first = int(along.out_start[at])
             if along.index is not None or along.step != 1 or along.count[at] != length:
                 return None
             box.append(slice(first, first + length))
-        chunk = self._value[*box, ...]
+        chunk = self._value[(*box, ...)]
         is_in_order = chunk.flags.c_contiguous and chunk.strides == array.placed_strides
         return chunk.reshape(-1).view(np.uint8) if is_in_order else None
 
