@@ -37,12 +37,7 @@ class _Read:
 class SharedLock:
     """Lets reads of several threads run together, or one alone; those that wait begin in the order in which they came.
 
-    Signals may interrupt whoever holds it or waits for it.
-
-    Parameters
-    ----------
-    n_together : int
-        Threads that may read at once.
+    Signals may interrupt whoever holds it or waits for it. `n_together` threads may read at once.
     """
 
     def __init__(self, n_together: int = sys.maxsize) -> None:
@@ -128,12 +123,7 @@ def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
 class Workspace:
     """Streams and memory of one read at a time on one device.
 
-    Parameters
-    ----------
-    api : DeviceApi
-    options : ResourceOptions
-    keeps_results : bool
-        Whether nobody but this workspace's `copy` stream looks at results: the array library may work on any stream.
+    Where it `keeps_results`, nobody but its `copy` stream looks at results: the array library may work on any stream.
     """
 
     def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
@@ -170,8 +160,6 @@ class Workspace:
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to; the consumer, once the host has waited.
 
-        Notes
-        -----
         `streams` do not wait for what the consumer has been given: the memory comes back behind that, and not here.
         """
         consumer = self._consumer or self.api.consumer_stream()
@@ -350,8 +338,6 @@ class WorkerResources:
     def close(self) -> None:
         """Close all workspaces, once the reads that are under way have ended.
 
-        Notes
-        -----
         Streams are idle before memory goes, and both are gone before whoever calls this takes the pool away.
         """
 

@@ -54,7 +54,7 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     A decision rests on the chunk's own bytes only.
 
     zstd: a frame that declares `expected` bytes. Refused are a content checksum, which no device decoder verifies, and
-    a dictionary. Where its blocks end is left to the device (`cuda.zstd`).
+    a dictionary. Where its blocks end is left to the device (`cuda.launch.check_zstd`).
 
     gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
     empty, or by such a coincidence.

@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.kernels import memory as memories
 from helpers.kernels.memory import columns
-from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME, check_zstd
 
 TARGET = 12345
 """Stands for an address that the kernel has no business with."""
