@@ -99,8 +99,9 @@ class Trial:
 
         def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
-            out = workspace.api.address(read.run(self._plans(target)))
-            return download(workspace, out, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
+            out = read.run(self._plans(target))  # alive until it has been downloaded
+            at = workspace.api.address(out)
+            return download(workspace, at, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
 
         return workspace.run(run)
 
