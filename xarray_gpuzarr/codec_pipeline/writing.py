@@ -76,12 +76,7 @@ class ArrayWriter:
         """Threads of the last write."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
-        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot.
-
-        Raises
-        ------
-        StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
-        """
+        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot."""
         other_items = await self.by_loops(batch, value, drop_axes)
         if other_items:
             keys = [getattr(item[0], "path", "") for item in other_items]
@@ -211,16 +206,22 @@ def _planned(
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
     array: Any = value.as_ndarray_like()
+    native = spec.numpy_dtype.newbyteorder("=")
     # Masked arrays, matrices and others have assignments of their own.
-    data = _native(np.asarray(array), spec) if type(array) in (np.ndarray, np.memmap) else None
+    is_usual = type(array) in (np.ndarray, np.memmap) and array.dtype.newbyteorder("=") == native
     coords = coords_of(batch, spec)
-    if data is None or coords is None:
+    if not is_usual or coords is None:
         return None
+    data = np.asarray(array).astype(native, copy=False)
     shape = data.shape or _shape_of(batch)
     if shape is None:
         return None
     selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    if selection is None or selection.outer is None or any(map(_repeats, selection.outer.wanted)):
+    if selection is None or selection.outer is None:
+        return None
+    # Which value has an element that is written more than once, zarr-python decides.
+    columns = [each for each in selection.outer.wanted if not isinstance(each, slice)]
+    if any((column[1:] == column[:-1]).any() for column in columns):
         return None
     placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
     if placed is None:  # which would need a copy
@@ -228,17 +229,6 @@ def _planned(
     target = box_target(selection.outer, spec.grid, selection.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
     return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
-
-
-def _repeats(selector: slice | npt.NDArray[np.int64]) -> bool:
-    """Whether an element is written more than once; zarr-python decides which value it has then."""
-    return not isinstance(selector, slice) and bool((selector[1:] == selector[:-1]).any())
-
-
-def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
-    """Return elements in native byte order; None if they are not of the array's dtype."""
-    native = spec.numpy_dtype.newbyteorder("=")
-    return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
 
 
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:

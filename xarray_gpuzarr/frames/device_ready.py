@@ -23,6 +23,9 @@ from xarray_gpuzarr.stored.codecs import BytesBytesSpec, GzipSpec, Lz4Spec, Zlib
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
+_ZSTD_MAGIC = 0xFD2FB528
+LEAST_ZSTD_NBYTES = 10
+"""Of a frame that decodes to one byte."""
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 
 
@@ -100,11 +103,6 @@ def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # n
 def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
     ready: Flags = _words(data, _U4)[start] == expected
     return ready
-
-
-_ZSTD_MAGIC = 0xFD2FB528
-LEAST_ZSTD_NBYTES = 10
-"""Of a frame that decodes to one byte."""
 
 
 def _descriptor_fields() -> Column:
