@@ -64,11 +64,13 @@ class SharedLock:
         mine = _Read(get_ident())
         try:
             self._reads[mine] = None
-            self._changed.wait_until(lambda: self._begins(mine))
+            if not self._begins(mine):
+                self._changed.wait_until(lambda: self._begins(mine))
             return read(*arguments)
         finally:
             self._reads.pop(mine, None)
-            self._changed.ring_for_all()
+            if self._changed.waiting:
+                self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until nobody else reads, and let nobody else begin."""
@@ -87,7 +89,7 @@ class SharedLock:
         with self._lock:
             reads = list(self._reads)
             earlier = reads[: reads.index(mine)]
-            is_inside = any(read.thread == me and read.is_under_way for read in earlier)
+            is_inside = me in [read.thread for read in earlier if read.is_under_way]
             may_begin = self._alone is None and len({read.thread for read in earlier}) < self._n_together
             if not (is_inside or may_begin or self._alone == me):  # whoever is alone comes before all that wait
                 return False

@@ -40,7 +40,7 @@ def fits_kernels(target: Target) -> bool:
         if len(target.pieces) > MAX_AXES:
             return False
         n_boxes, largest = len(target.groups.row), largest_box(target.pieces)
-    elif all(pieces.index is None for pieces in target.pieces):
+    elif not [pieces for pieces in target.pieces if pieces.index is not None]:
         return True
     else:
         largest = largest_box(target.pieces)
@@ -144,9 +144,9 @@ def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan
     """Return the kernel, and where boxes go if chunks may be decompressed there; planned once for reads cut alike."""
     first = Address(out % max(UNIT_NBYTES))
     # Crops at random places are not cut alike again.
-    if not isinstance(target, BoxTarget) or any(
-        p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces
-    ):
+    if not isinstance(target, BoxTarget) or [
+        p for p in target.pieces if p.index is not None or len(p.count) > _MAX_PIECES
+    ]:
         return _plan(spec, target, cast, first)
     columns = tuple([(p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces])
     key = (spec, cast, first, columns)
