@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from helpers import every_pair
 from helpers.data.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
-from helpers.effort import many
-from helpers.kernels.filter_runs import run_filter
-from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
+from helpers.every_pair import many
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch
+from helpers.kernels.runs import run_filter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import filters
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, FilterChunks, PackBits, why_no_filter
+
+pytestmark = pytest.mark.usefixtures("compiler")
 
 PAIRS = [*itertools.product(REAL_DTYPES, REAL_DTYPES)]
 """(encoded, decoded)."""
@@ -45,11 +47,6 @@ def pairs_of(rule: str) -> list[tuple[str, str]]:
 
 
 TILE = 4096
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    require_compiler()
 
 
 def dtypes_of(encoded: str, decoded: str, orders: tuple[str, str] = ("<", "<")) -> dict[str, np.dtype]:
@@ -97,30 +94,19 @@ def test_astype(pair, orders):
     )
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(10, 0), (0.1, 2.5), (-7.3e-5, 1e6), (1e30, 100)])
-@pytest.mark.parametrize("pair", [p for p in pairs_of("scaled") if p[1][0] == "f"], ids="-".join)
+SCALES = [(10, 0), (0.1, 2.5), (-7.3e-5, 1e6), (1e30, 100)]
+SCALED = [(pair, *s) for pair in pairs_of("scaled") for s in (SCALES if pair[1][0] == "f" else [(2, 3)])]
+
+
+@pytest.mark.parametrize(("pair", "scale", "offset"), SCALED, ids=str)
 def test_scaled(pair, scale, offset):
     dtypes = dtypes_of(*pair)
-    chunks = [noise(dtypes["encoded"], 600), tame(dtypes["encoded"], 600)]
+    chunks = [noise(dtypes["encoded"], 600)] * (pair[1][0] == "f") + [tame(dtypes["encoded"], 600)]
     codec = numcodecs.FixedScaleOffset(offset, scale, dtypes["decoded"], dtypes["encoded"])
 
     assert_decodes(
         Elements(rule="scaled", scale=scale, offset=offset, **dtypes),
         chunks,
-        lambda chunk: by_numcodecs(codec, chunk),
-        may_flag=False,
-    )
-
-
-@pytest.mark.parametrize("pair", [p for p in pairs_of("scaled") if p[1][0] != "f"], ids="-".join)
-def test_scaled_to_integers(pair):
-    dtypes = dtypes_of(*pair)
-    chunk = tame(dtypes["encoded"], 600)
-    codec = numcodecs.FixedScaleOffset(3, 2, dtypes["decoded"], dtypes["encoded"])
-
-    assert_decodes(
-        Elements(rule="scaled", scale=2, offset=3, **dtypes),
-        [chunk],
         lambda chunk: by_numcodecs(codec, chunk),
         may_flag=False,
     )
@@ -329,7 +315,7 @@ def test_dtypes_that_no_kernel_knows(dtypes):
 
 OUTSIDE = """
 import test_filter_kernels as tests
-from helpers.kernels.filter_runs import run_filter
+from helpers.kernels.runs import run_filter
 
 def run(name, encoded_nbytes):
     run_filter(tests.CODECS[name], [bytes(encoded_nbytes)], 3000, 1 if name == "packbits" else 4)
