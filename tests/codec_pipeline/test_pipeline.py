@@ -170,9 +170,6 @@ def test_a_resized_array_is_read(array):
         np.testing.assert_array_equal(array[...], DATA[:3, :3])
 
 
-# ---- errors
-
-
 # ---- asyncio
 
 
