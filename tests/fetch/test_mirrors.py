@@ -98,14 +98,19 @@ def assert_all_right(array):
 @pytest.mark.parametrize("marks", [*MARKS])
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
-    ("n", "limits", "pick"),
-    [(2, LONG, at_random(2, seed=2)), (3, SHORT, at_random(3, seed=3)), (3, SHORT, by_range(3))],
-    ids=["two", "three", "caches of pieces"],
+    "servers",
+    [(2, LONG, at_random(2, seed=2)), (12, SHORT, at_random(12, seed=3)), (3, SHORT, by_range(3))],
+    ids=["two", "many", "caches of pieces"],
 )
-def test_values_from_every_client(monkeypatch, client, n, limits, pick, marks):
-    """A range that caches are asked for again bears the same tag again, so that the one wanted never comes."""
+@pytest.mark.parametrize("heeds_if_match", [True, False])
+def test_values_from_every_client(monkeypatch, client, servers, marks, heeds_if_match):
+    """Of many servers, no tag is met twice for long.
+
+    A range that caches are asked for again bears the same tag again, so that the one wanted never comes.
+    """
+    n, limits, pick = servers
     monkeypatch.setattr(options.in_force, "options", limits)
-    with Mirrors(nodes(marks, n=n), pick) as server:
+    with Mirrors(nodes(marks, n=n), pick, heeds_if_match=heeds_if_match) as server:
         assert_all_right(opened(server, client))
 
 
@@ -115,15 +120,6 @@ def test_values_from_every_client(monkeypatch, client, n, limits, pick, marks):
 def test_values_under_every_codec(pick, codec):
     with Mirrors(nodes("strong", n=3, codec=codec), pick) as server:
         assert_all_right(opened(server))
-
-
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("client", CLIENTS)
-def test_servers_that_do_not_heed_if_match(client):
-    with Mirrors(nodes("strong", n=3), at_random(3, 1), heeds_if_match=False) as server:
-        assert_all_right(opened(server, client))
-
-        assert 412 not in {request.status for request in server.asked}
 
 
 @pytest.mark.host_decoder
@@ -148,14 +144,6 @@ def test_stores_whose_answers_bear_no_version():
     with Mirrors(nodes("strong"), in_turn(2)) as server:
         assert_all_right(zarr.open_array(WrapperStore(opened(server).store), path="t", mode="r"))
     with Mirrors([Node(files(DATA)), Node(files(DATA))], in_turn(2)) as server:
-        assert_all_right(opened(server))
-
-
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("n", [8, 12])
-def test_many_servers(n):
-    """No tag is met twice for long."""
-    with Mirrors(nodes("strong", n=n), at_random(n, seed=3)) as server:
         assert_all_right(opened(server))
 
 

@@ -45,6 +45,13 @@ def assert_same_dataset(actual: xr.Dataset, expected: xr.Dataset) -> None:
         assert_same_variable(actual[name].variable, expected[name].variable)
 
 
+def assert_same_tree(actual: xr.DataTree, expected: xr.DataTree) -> None:
+    """Same groups, in any order, and in each what `assert_same_dataset` compares."""
+    assert sorted(actual.groups) == sorted(expected.groups)
+    for path in expected.groups:
+        assert_same_dataset(actual[path].to_dataset(inherit=False), expected[path].to_dataset(inherit=False))
+
+
 def encoding_of(variable: xr.Variable) -> dict[str, str]:
     return {k: v for k, v in describe(variable.encoding).items() if k != _OURS_TO_CHOOSE}
 
