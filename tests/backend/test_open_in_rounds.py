@@ -191,25 +191,19 @@ def many_at_once():
 
 
 @pytest.mark.usefixtures("many_at_once")
-def test_a_consolidated_tree_takes_two_rounds(zarr_format, chunks):
-    stored = tree(zarr_format, consolidated=True)
+@pytest.mark.parametrize(
+    ("is_consolidated", "consolidated", "least", "most"),
+    [(True, None, 2, 2), (False, None, 1, DEPTH + 3), (False, False, 1, DEPTH + 2)],
+)
+def test_a_consolidated_tree_takes_two_rounds_and_another_one_for_each_level(
+    zarr_format, is_consolidated, consolidated, least, most, chunks
+):
+    stored = tree(zarr_format, consolidated=is_consolidated)
     store = RoundStore(stored)
 
-    ours = open_tree(store, chunks=chunks)
+    ours = open_tree(store, consolidated=consolidated, chunks=chunks)
 
-    assert_rounds(store, 2)
-    assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
-
-
-@pytest.mark.usefixtures("many_at_once")
-@pytest.mark.parametrize("consolidated", [None, False])
-def test_other_trees_take_a_round_for_each_level(zarr_format, consolidated):
-    stored = tree(zarr_format, consolidated=False)
-    store = RoundStore(stored)
-
-    ours = open_tree(store, consolidated=consolidated)
-
-    assert_rounds(store, most=DEPTH + (2 if consolidated is False else 3))
+    assert_rounds(store, least, most=most)
     assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
 
 

@@ -63,11 +63,6 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
     return _compiled(source, options, "PTX").rstrip(b"\0").decode()
 
 
-def compile_cubin(source: str, options: Sequence[str]) -> bytes:
-    """Return the machine code of a program, assembled as a driver would."""
-    return _compiled(source, options, "CUBIN")
-
-
 def _compiled(source: str, options: Sequence[str], kind: str) -> bytes:
     """Return what is kept of an earlier session, or compile."""
 
@@ -211,7 +206,7 @@ def test_every_cast_is_among_the_compiled() -> None:
 @pytest.mark.parametrize("arch", generations())
 def test_kernels_assemble_for_every_generation(arch: int) -> None:
     for kernel in VARIED:
-        assert compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
+        assert _compiled(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"], "CUBIN")
 
 
 def test_errors_name_the_file_and_the_line() -> None:

@@ -1,6 +1,7 @@
 """Shards that come whole, index and chunks in one request: which do, and how many bytes of them wait at once."""
 
 import asyncio
+from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -69,18 +70,13 @@ def room(monkeypatch):
     return lambda n: monkeypatch.setattr(snapshot, "WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
 
 
-def read_by_host(array):
-    """Read all values on the host."""
-    return read_array(array, device="host")
-
-
 def read_by_device(array):
     """Read all values by the CUDA engine, whose slots hold four shards and whose batches hold eight."""
     with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=2 * SLOT_NBYTES, scratch_nbytes=64 * SLOT_NBYTES):
         return CudaReads(SimulatedDevice()).values(array)
 
 
-each_decoder = pytest.mark.parametrize("read", [read_by_host, read_by_device])
+each_decoder = pytest.mark.parametrize("read", [partial(read_array, device="host"), read_by_device])
 
 
 @each_decoder

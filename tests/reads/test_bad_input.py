@@ -175,16 +175,11 @@ def test_store_that_fails_under_many_threads(monkeypatch):
     assert_same_bits(read(array), data)
 
 
-def loop_of_links(path):
-    """Replace a file by a link to itself: opening it fails for every user, root included."""
-    path.unlink()
-    path.symlink_to(path)
-
-
 @pytest.mark.parametrize("layout", [SHARDED, {"chunks": (4, 12)}], ids=["sharded", "unsharded"])
 def test_file_that_cannot_be_opened(tmp_path, layout):
     array = write(LocalStore(tmp_path), DATA, name="a/t", **layout)
-    loop_of_links(tmp_path / KEY)
+    (tmp_path / KEY).unlink()
+    (tmp_path / KEY).symlink_to(tmp_path / KEY)  # which fails for every user, root included
 
     with pytest.raises(StoreReadError) as caught:
         read(array)

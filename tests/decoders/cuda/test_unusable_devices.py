@@ -46,12 +46,6 @@ def too_old(*_):
     )
 
 
-def no_nvcomp():
-    raise DeviceUnavailableError(
-        "nvCOMP cannot be loaded", tried="libnvcomp", found="nvCOMP 7.0.0", do="pip install it"
-    )
-
-
 def filled(*_):
     raise DeviceMemoryError(
         "not enough device memory",
@@ -66,7 +60,9 @@ class WithoutNvcomp(FaultyDevice):
 
     @property
     def identity(self):
-        no_nvcomp()
+        raise DeviceUnavailableError(
+            "nvCOMP cannot be loaded", tried="libnvcomp", found="nvCOMP 7.0.0", do="pip install it"
+        )
 
     @identity.setter
     def identity(self, _):
