@@ -367,7 +367,7 @@ def test_the_first_error_is_raised_and_nothing_begins_after_it():
     with pytest.raises(ZeroDivisionError, match="the third"):
         side_by_side(calls)
     n_begun = len(begun)
-    assert n_begun < 2000
+    assert n_begun < 1999  # all but the one that fails
     time.sleep(0.05)
     assert len(begun) == n_begun
 
