@@ -156,12 +156,14 @@ SMALL_BOXES = [(axes, "MAX_BOX", 40), (placing, "MAX_BOX", 40)]
 SMALL_LAUNCHES = [(launch, "MAX_BLOCKS", 12), (placing, "MAX_BLOCKS", 12)]
 POINTS = {"x": xr.DataArray(np.repeat([0, 3, 8, 17], [1, 1, 90000, 2]), dims="p"), "y": xr.DataArray(4)}
 REPEATS = {
-    "each thrice": ((), {"x": np.repeat(EVERY, 3)}),
-    "some of them": ((), {"y": np.repeat(EVERY, EVERY % 4)}),
-    "along both axes": ((), BOTH_AXES),
-    "one of them, often": ((), {"y": np.full(70, 7), "x": slice(3, 12, 2)}),
-    "backwards": ((), {"x": np.repeat(EVERY, 3)[::-1], "y": -1}),
-    "in no order": ((), {"x": np.repeat(EVERY, 3) * 7 % 20}),
+    "each thrice": {"x": np.repeat(EVERY, 3)},
+    "some of them": {"y": np.repeat(EVERY, EVERY % 4)},
+    "along both axes": BOTH_AXES,
+    "one of them, often": {"y": np.full(70, 7), "x": slice(3, 12, 2)},
+    "backwards": {"x": np.repeat(EVERY, 3)[::-1], "y": -1},
+    "in no order": {"x": np.repeat(EVERY, 3) * 7 % 20},
+}
+TOO_MANY = {
     "more than a kernel places": (SMALL_BOXES, BOTH_AXES),
     "boxes that leave others no room in a launch": (SMALL_LAUNCHES, {"x": np.repeat([0, 3, 8, 17], [1, 1, 900, 2])}),
     "points that leave others no room in a launch": (SMALL_LAUNCHES, POINTS),
@@ -176,12 +178,20 @@ def store(request):
     return Packed(data=data, zarr_format=3, attrs=attrs, fill_value=3, layout=layout).write()
 
 
-@pytest.mark.parametrize(("limit", "indexers"), REPEATS.values(), ids=REPEATS)
+@pytest.mark.parametrize("indexers", REPEATS.values(), ids=REPEATS)
 @pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
-def test_elements_that_are_wanted_repeatedly(store, monkeypatch, limit, indexers, chunks):
+def test_elements_that_are_wanted_repeatedly(store, indexers, chunks):
+    ours, stock = opened(store, "gpuzarr", chunks=chunks), opened(store, "zarr").load()
+
+    assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize(("limit", "indexers"), TOO_MANY.values(), ids=TOO_MANY)
+def test_more_repeats_than_kernels_place(store, monkeypatch, limit, indexers):
     for module, name, most in limit:
         monkeypatch.setattr(module, name, most)
-    ours, stock = opened(store, "gpuzarr", chunks=chunks), opened(store, "zarr").load()
+    ours, stock = opened(store, "gpuzarr"), opened(store, "zarr").load()
 
     assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
 

@@ -190,6 +190,7 @@ def many_at_once():
         yield
 
 
+@pytest.mark.every_combination
 @pytest.mark.usefixtures("many_at_once")
 @pytest.mark.parametrize(
     ("is_consolidated", "consolidated", "least", "most"),

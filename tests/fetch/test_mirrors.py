@@ -98,19 +98,17 @@ def assert_all_right(array):
 @pytest.mark.parametrize("marks", [*MARKS])
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
-    "servers",
+    ("n", "limits", "pick"),
     [(2, LONG, at_random(2, seed=2)), (12, SHORT, at_random(12, seed=3)), (3, SHORT, by_range(3))],
     ids=["two", "many", "caches of pieces"],
 )
-@pytest.mark.parametrize("heeds_if_match", [True, False])
-def test_values_from_every_client(monkeypatch, client, servers, marks, heeds_if_match):
+def test_values_from_every_client(monkeypatch, client, n, limits, pick, marks):
     """Of many servers, no tag is met twice for long.
 
     A range that caches are asked for again bears the same tag again, so that the one wanted never comes.
     """
-    n, limits, pick = servers
     monkeypatch.setattr(options.in_force, "options", limits)
-    with Mirrors(nodes(marks, n=n), pick, heeds_if_match=heeds_if_match) as server:
+    with Mirrors(nodes(marks, n=n), pick) as server:
         assert_all_right(opened(server, client))
 
 
@@ -120,6 +118,15 @@ def test_values_from_every_client(monkeypatch, client, servers, marks, heeds_if_
 def test_values_under_every_codec(pick, codec):
     with Mirrors(nodes("strong", n=3, codec=codec), pick) as server:
         assert_all_right(opened(server))
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("client", CLIENTS)
+def test_servers_that_do_not_heed_if_match(client):
+    with Mirrors(nodes("strong", n=3), at_random(3, 1), heeds_if_match=False) as server:
+        assert_all_right(opened(server, client))
+
+        assert 412 not in {request.status for request in server.asked}
 
 
 @pytest.mark.host_decoder

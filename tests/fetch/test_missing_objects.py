@@ -217,11 +217,6 @@ def http(url, allowed):
     return FsspecStore.from_url(f"{url}/bucket/s.zarr", read_only=True, allowed_exceptions=allowed)
 
 
-def of_obstore(url, allowed):
-    """It knows no other exceptions than its own."""
-    return obstore_http(url, "bucket/s.zarr", timeout_s=1)
-
-
 OF_SERVERS = {name: ALLOWED[name] for name in ("the usual", "and PermissionError", "and OSError")} | {
     "and ClientResponseError": (*USUAL, aiohttp.ClientResponseError),
     "and ClientError": (*USUAL, aiohttp.ClientError),
@@ -234,17 +229,29 @@ FAULTS = {
 }
 
 
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("allowed", OF_SERVERS.values(), ids=[*OF_SERVERS])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("client", [s3, http, of_obstore])
-def test_exceptions_that_the_clients_of_servers_raise(server, client, fault, allowed, layout, selection):
-    array = zarr.open_array(client(server.url, allowed), path=layout, mode="r")
+def assert_same_outcome_of_a_fault(server, store, fault, layout, selection):
+    array = zarr.open_array(store, path=layout, mode="r")
     server.spoil({**FAULTS[fault], "path": f"/{layout}/c/0/0"})
-
     try:
         assert_same_outcome(array, selection)
     finally:
         server.spoil()
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
+@pytest.mark.parametrize("layout", ["unsharded", "sharded"])
+@pytest.mark.parametrize("allowed", OF_SERVERS.values(), ids=[*OF_SERVERS])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("client", [s3, http])
+def test_exceptions_that_the_clients_of_servers_raise(server, client, fault, allowed, layout, selection):
+    assert_same_outcome_of_a_fault(server, client(server.url, allowed), fault, layout, selection)
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_zarrs_obstore_knows_no_other_exceptions(server, layout, fault):
+    store = obstore_http(server.url, "bucket/s.zarr", timeout_s=1)
+
+    assert_same_outcome_of_a_fault(server, store, fault, layout, ...)
