@@ -15,6 +15,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Self
 
+_FIRST, _LAST = 1500, 500
+"""Characters that are shown of what a client says, which may be the page of a server."""
+
 
 class GpuZarrError(Exception):
     """Base of every error raised by this package.
@@ -71,10 +74,6 @@ class GpuZarrError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # BaseException would call the class with `args`, and subclasses such as OSError would leave the rest out.
         return (type(self), (self.headline,), vars(self))
-
-
-_FIRST, _LAST = 1500, 500
-"""Characters that are shown of what a client says, which may be the page of a server."""
 
 
 def _short(text: str) -> str:

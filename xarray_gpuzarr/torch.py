@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from inspect import signature
 from multiprocessing import current_process, parent_process
 from typing import Any
@@ -80,7 +81,11 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         info, here = get_worker_info(), os.getpid()
         number = self._n_begun.get(here, 0)
         self._n_begun[here] = number + 1
-        return BatchesOfPass(self._here(info), self._convert, self._passes, _this_pass(info, number))
+        if info is not None and self._part is None:
+            os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
+            self._part = self._batches.part(info.id, info.num_workers)
+        batches = self._batches if info is None or self._part is None else self._part
+        return BatchesOfPass(batches, self._convert, self._passes, _this_pass(info, number))
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read the epoch of a number, whoever carries it out; see `Batches.set_epoch`.
@@ -125,15 +130,6 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
             self._batches.load_state_dict(state)
             self._passes.move(self._batches.next_epoch, self._batches.next_batch)
 
-    def _here(self, info: Any) -> Batches:
-        """Return what this process reads."""
-        if info is None:
-            return self._batches
-        if self._part is None:
-            os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
-            self._part = self._batches.part(info.id, info.num_workers)
-        return self._part
-
 
 class BatchesOfPass(Iterator[Any]):
     """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps."""
@@ -146,7 +142,15 @@ class BatchesOfPass(Iterator[Any]):
         epoch, batch = passes.begin(which)
         if not batch:
             batches.set_epoch(epoch)
-        self._go_on(epoch, batch, _middle(epoch, batch, which.n_workers) if batch and which.n_workers else None)
+        refused = None
+        if batch and which.n_workers:
+            refused = OptionError(
+                "a part of an epoch that has begun",
+                tried=f"going on at batch {batch} of epoch {epoch} in {which.n_workers} processes",
+                found="how far each of them had come is not in the state",
+                do="let torchdata's StatefulDataLoader keep the state, or read with num_workers=0",
+            )
+        self._go_on(epoch, batch, refused)
 
     def _go_on(self, epoch: int, batch: int, refused: OptionError | None = None) -> None:
         self._epoch, self._batch = epoch, batch
@@ -183,28 +187,15 @@ def _stream_of(device: int) -> int | None:
     return int(torch.cuda.current_stream(device).cuda_stream) if torch.cuda.is_available() else None
 
 
-def _middle(epoch: int, batch: int, n_workers: int) -> OptionError:
-    return OptionError(
-        "a part of an epoch that has begun",
-        tried=f"going on at batch {batch} of epoch {epoch} in {n_workers} processes",
-        found="how far each of them had come is not in the state",
-        do="let torchdata's StatefulDataLoader keep the state, or read with num_workers=0",
-    )
-
-
 def _this_pass(info: Any, number: int) -> Pass:
     """Return what this process knows of the pass that it is about to begin."""
     parent, process = parent_process(), current_process()
     if info is None or parent is None or parent.pid is None:
         return Pass(os.getpid(), number)
     child = process._identity[-1]  # noqa: SLF001  # also the end of the name, if nobody has changed that
-    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id, _pipe_of(process))
-
-
-def _pipe_of(worker: Any) -> int:
-    """Return the number of the pipe on which all workers of a loader answer; 0 where PyTorch calls it otherwise."""
-    try:
+    worker: Any = process
+    pipe = 0  # on which all workers of a loader answer; where PyTorch calls it otherwise, it is not known
+    with suppress(AttributeError, KeyError, TypeError, OSError):
         arguments = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
-        return os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
-    except (AttributeError, KeyError, TypeError, OSError):
-        return 0
+        pipe = os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
+    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id, pipe)

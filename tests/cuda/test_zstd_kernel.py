@@ -17,7 +17,7 @@ from helpers.kernels.runs import run_check
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME
 from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.stored.codecs import ZstdSpec
 

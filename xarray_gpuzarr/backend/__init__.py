@@ -102,9 +102,9 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
 
         require_known(unknown, self.open_dataset_parameters)
         place = Place.of(device, storage)
-        groups.require_reading(mode)
-        group_store = (
-            groups.open_group(
+        groups.require_reading(mode, store)
+        if store is None:
+            store = groups.open_group(
                 filename_or_obj,
                 group=group,
                 consolidated=consolidated,
@@ -113,9 +113,6 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
                 cache_members=cache_members,
             )
-            if store is None
-            else groups.open_already(store)
-        )
         options = DecodeOptions(
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
@@ -124,7 +121,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
         )
-        dataset = datasets.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
+        dataset = datasets.build_datasets({"/": store}, options, drop_variables, place)["/"]
         here = currentframe()
         advise_of_unknown_chunks(here and here.f_back, dataset)
         return dataset

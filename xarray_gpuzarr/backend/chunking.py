@@ -33,6 +33,11 @@ from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 
 Chunks = tuple[tuple[int, ...], ...]
 """Lengths of blocks along every axis."""
+LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
+
+MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
+"""Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""
+_SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
 
 
 def chunks_of_whole_shards(
@@ -53,8 +58,11 @@ def chunks_of_whole_shards(
     normal: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=shard if auto else None)
     if shard is None or 0 in shape:
         return normal
-    if chunks == normal and _is_of_dask(normal, shape, dtype, shard):
-        auto = set(range(len(shape)))
+    # Along one axis a user may choose the length that is dask's, and few inner chunks are decoded twice.
+    n_cut = sum(_cuts(lengths, edge) for lengths, edge in zip(normal, shard, strict=True))
+    if chunks == normal and n_cut > 1:
+        of_dask = normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
+        auto = set(range(len(shape))) if normal == of_dask else auto
     if not auto:
         return normal
     uncut = tuple(
@@ -65,25 +73,8 @@ def chunks_of_whole_shards(
     return whole
 
 
-def _is_of_dask(chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], shard: tuple[int, ...]) -> bool:
-    """Whether chunks are those of dask for ``"auto"``, and cut shards along two axes or more.
-
-    Along one axis a user may choose the same length, and few inner chunks are decoded twice.
-    """
-    n_cut = sum(_cuts(lengths, edge) for lengths, edge in zip(chunks, shard, strict=True))
-    return n_cut > 1 and chunks == normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
-
-
 def _cuts(lengths: tuple[int, ...], shard: int) -> bool:
     return any(length % shard for length in lengths[:-1])
-
-
-MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
-"""Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""
-
-_SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
-
-LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 
 
 class BlockReader:
@@ -123,19 +114,13 @@ class BlockReader:
         return at_most(_dask_threads(), picked.get_duck_array)
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into host memory of its shape and dtype, any strides; only if `reads_into`."""
+        """Read a box into host memory of its shape and dtype, any strides; not for points."""
         picked = self.array.oindex[indexing.OuterIndexer(box)]
         stored, selection = self.lazy.stored, picked.key.tuple
         # Into `out` if its elements come in order and without gaps.
         block = at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
         if block is not out:
             out[...] = block
-
-    @property
-    def reads_into(self) -> bool:
-        """Whether `read_into` works where blocks are NumPy's: the host decoder, no points, at least one element."""
-        lazily_indexed = isinstance(self.array, indexing.LazilyIndexedArray)
-        return lazily_indexed and self.lazy.device == "host" and 0 not in (self.ndim, *self.shape)
 
 
 class ShardManager(DaskManager):
@@ -150,20 +135,18 @@ class ShardManager(DaskManager):
         if name is not False:  # False: dask chooses a random name. True: no name was chosen
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(whole))
         array = da.from_array(reader, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
-        _advise_fewer_tasks(array)
-        into_one = reader.reads_into and type(meta) is np.ndarray and not kwargs.get("lock")
-        return compute_into_one_output(array, reader) if into_one else array
-
-
-def _advise_fewer_tasks(array: da.Array) -> None:
-    if array.npartitions < MANY_TASKS or (nbytes := array.nbytes // array.npartitions) >= SMALL_TASK_NBYTES:
-        return
-    advise(
-        "tasks",
-        f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
-        found=f"{nbytes} bytes a task",
-        do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array in shards',
-    )
+        if array.npartitions >= MANY_TASKS and (nbytes := array.nbytes // array.npartitions) < SMALL_TASK_NBYTES:
+            advise(
+                "tasks",
+                f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
+                found=f"{nbytes} bytes a task",
+                do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array '
+                "in shards",
+            )
+        # Where blocks are NumPy's: by the host decoder, with at least one element.
+        is_plain = isinstance(reader.array, indexing.LazilyIndexedArray) and 0 not in (reader.ndim, *reader.shape)
+        of_host = reader.lazy.device == "host" and type(meta) is np.ndarray
+        return compute_into_one_output(array, reader) if is_plain and of_host and not kwargs.get("lock") else array
 
 
 class ShardVariable(Variable):

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields, replace
 from typing import Any
 
 from xarray import Coordinates, Dataset, Variable, conventions
@@ -28,7 +27,7 @@ from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
-from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
+from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
@@ -43,18 +42,9 @@ _AS_TEXT_OR_TIME = {"_Encoding", "units"}
 
 
 def build_datasets[Path](
-    stores: Mapping[Path, ZarrStore],
-    options: DecodeOptions,
-    drop_variables: str | Iterable[str] | None,
-    place: Place,
+    stores: Mapping[Path, ZarrStore], options: DecodeOptions, drop_variables: str | Iterable[str] | None, place: Place
 ) -> dict[Path, Dataset]:
-    """Turn open groups into Datasets of lazy variables.
-
-    Raises
-    ------
-    MetadataError
-        The stored metadata of an array are malformed.
-    """
+    """Turn open groups into Datasets of lazy variables; malformed metadata of an array raise a `MetadataError`."""
     with ExitStack() as closing:
         for store in stores.values():
             closing.enter_context(close_on_error(store))
@@ -89,7 +79,9 @@ def _prepare(
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    bounds = _time_bounds(stored)
+    # The bounds of time coordinates have the units of the coordinate.
+    named = (v.attrs.get("bounds") for v in stored.values() if _has_time_units(v))
+    bounds = {name for name in named if isinstance(name, str)}
     for name, variable in stored.items():
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
@@ -101,7 +93,7 @@ def _prepare(
             if ahead is None or not variable.size or not (variable.dims or array.dtype.kind in NUMERIC_KINDS):
                 continue
             is_index = variable.dims == (name,) and is_short(array)
-            if is_index or ((name in bounds or _has_time_units(variable)) and options.decodes_times(name)):
+            if is_index or ((name in bounds or _has_time_units(variable)) and applies_to(name, options.decode_times)):
                 lazily.array = ahead.add(lazily.array, array, is_index=is_index)
     return dict(stored), attrs
 
@@ -119,13 +111,8 @@ def _decode(
     variables, attrs, coord_names = conventions.decode_cf_variables(
         stored,
         attrs,
-        mask_and_scale=options.mask_and_scale,
-        decode_times=options.decode_times,
-        concat_characters=options.concat_characters,
-        decode_coords=options.decode_coords,
         drop_variables=dropped,
-        use_cftime=options.use_cftime,
-        decode_timedelta=options.decode_timedelta,
+        **{each.name: getattr(options, each.name) for each in fields(options)},
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
@@ -135,7 +122,11 @@ def _decode(
         if lazy is not None:
             # xarray's arithmetic of groups gives coordinates of one value to NumPy.
             lazy = LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy
-        (coords if is_coord else data_vars)[name] = variable if lazy is None else _read_by(lazy, variable)
+            data, has_twins = indexing.LazilyIndexedArray(lazy), len({*variable.dims}) < variable.ndim
+            # Of dimensions that occur twice, xarray has warned already.
+            with warnings.catch_warnings(action="ignore", category=UserWarning) if has_twins else nullcontext():
+                variable = ShardVariable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)  # noqa: PLW2901
+        (coords if is_coord else data_vars)[name] = variable
     with naming_arrays_apart(store):
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(close_of(store))
@@ -153,65 +144,31 @@ def _engine_array(
 ) -> LazyArray | None:
     """Return the array that replaces a decoded variable's data; None if xarray has to decode it.
 
-    Parameters
-    ----------
-    name : hashable
-    variable : xarray.Variable
-        As `ZarrStore` opened it, not decoded.
-    attrs : mapping
-        Its attributes as they are stored.
-    decoded : xarray.Variable
-        As xarray decodes it.
-    options : DecodeOptions
-    place : Place
+    `variable` is as `ZarrStore` opened it, `attrs` are its attributes as they are stored, and `decoded` is what xarray
+    makes of it.
     """
     lazy = find_below(variable._data, LazyArray)  # noqa: SLF001
     if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
         return None
     if _AS_TEXT_OR_TIME & decoded.encoding.keys():
         return None
-    if not options.masks_and_scales(name):
+    if not applies_to(name, options.mask_and_scale):
         attrs = {"dtype": attrs.get("dtype")}
     cast = parse_cast(attrs, stored=lazy.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
     here = "host" if place.device == "workers" and not lazy.ndim else place.device  # xarray makes no task of a scalar
     lazy = LazyArray(replace(lazy.stored, cast=cast), here, or_host=place.or_host)
-    _advise_of_host_decoding(name, lazy)
+    is_large = lazy.size * lazy.dtype.itemsize >= _LARGE_NBYTES
+    if lazy.device not in ("host", "workers") and is_large and lazy.route.where != "cuda":
+        advise(
+            lazy.route.why,
+            f"'{name}' is decoded on the host, then copied to the GPU",
+            found=lazy.route.why,
+            do='nothing, if that is fast enough: values are the same. "Codecs" in the documentation says what the GPU '
+            "decodes; ds.gpuzarr.explain() shows every variable",
+        )
     return lazy
-
-
-def _read_by(lazy: LazyArray, variable: Variable) -> ShardVariable:
-    """Return a variable whose data this engine reads."""
-    made = partial(ShardVariable, variable.dims, attrs=variable.attrs, encoding=variable.encoding, fastpath=True)
-    data = indexing.LazilyIndexedArray(lazy)
-    if len({*variable.dims}) == variable.ndim:
-        return made(data)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # xarray has warned of it already
-        return made(data)
-
-
-def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
-    """Advise the user if a large variable for the GPU cannot be decoded there."""
-    if (
-        lazy.device in ("host", "workers")
-        or lazy.size * lazy.dtype.itemsize < _LARGE_NBYTES
-        or lazy.route.where == "cuda"
-    ):
-        return
-    advise(
-        lazy.route.why,
-        f"'{name}' is decoded on the host, then copied to the GPU",
-        found=lazy.route.why,
-        do='nothing, if that is fast enough: values are the same. "Codecs" in the documentation says what the GPU '
-        "decodes; ds.gpuzarr.explain() shows every variable",
-    )
-
-
-def _time_bounds(variables: Mapping[Any, Variable]) -> set[str]:
-    """Return the names of the bounds of time coordinates, which have the units of the coordinate."""
-    named = (v.attrs.get("bounds") for v in variables.values() if _has_time_units(v))
-    return {name for name in named if isinstance(name, str)}
 
 
 def _has_time_units(variable: Variable) -> bool:

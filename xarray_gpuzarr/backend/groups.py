@@ -8,7 +8,7 @@ errors are those of xarray.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from fnmatch import fnmatchcase
@@ -49,13 +49,18 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
 
     With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it and the groups above them are opened.
     """
-    if isinstance(group, str) and is_pattern(group):
-        pattern = GroupPattern(group)
-        stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
-        if pattern.as_path not in stores:
-            members = ((path, *member) for path, each in stores.items() for member in each.members.items())
-            below = (_join(path, name) for path, name, node in members if isinstance(node, Group))
-            return pattern.chosen(stores, below)
+    if isinstance(group, str) and any(mark in group for mark in "*?["):
+        pattern, as_path = NodePath(group), str(NodePath("/") / NodePath(group))
+
+        def may_lead_to_matches(path: str) -> bool:
+            if not pattern.root or f"{as_path}/".startswith(f"{path}/"):
+                return True
+            parts = NodePath(path).parts
+            return len(parts) <= len(pattern.parts) and all(map(fnmatchcase, parts, pattern.parts))
+
+        stores = _open(filename_or_obj, may_lead_to_matches, group="/", **options)
+        if as_path not in stores:  # a group whose name is the pattern itself
+            return _chosen(stores, str(pattern))
     parent = str(NodePath("/") / NodePath(group)) if group else "/"
     stores = _open(filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
     return {path.lstrip("/") or "." if group else path: store for path, store in stores.items()}
@@ -180,18 +185,6 @@ def _join(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}"
 
 
-def open_already(store: object) -> ZarrStore:
-    """Return `store` if it is an open group, or raise an `OptionError`."""
-    if isinstance(store, ZarrStore):
-        return store
-    raise OptionError(
-        "store= is not an open Zarr store",
-        tried="reading store= in place of the path",
-        found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
-        do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
-    )
-
-
 def close_of(group: ZarrStore) -> Callable[[], None] | None:
     """Return the function that closes the store of a group, or None. It refers to none of the group's arrays.
 
@@ -202,8 +195,8 @@ def close_of(group: ZarrStore) -> Callable[[], None] | None:
     return group.zarr_group.store.close if group._close_store_on_close else None  # noqa: SLF001
 
 
-def require_reading(mode: object) -> None:
-    """Raise an `OptionError` unless `mode` is "r"."""
+def require_reading(mode: object, store: object = None) -> None:
+    """Raise an `OptionError` unless `mode` is "r" and `store`, if there is one, an open group."""
     if mode != "r":
         raise OptionError(
             'engine="gpuzarr" only reads',
@@ -211,46 +204,26 @@ def require_reading(mode: object) -> None:
             found='the one mode of this engine is "r"; others create, change or remove what is stored',
             do="leave mode out to read; write with Dataset.to_zarr",
         )
+    if store is not None and not isinstance(store, ZarrStore):
+        raise OptionError(
+            "store= is not an open Zarr store",
+            tried="reading store= in place of the path",
+            found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
+            do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
+        )
 
 
-def is_pattern(group: str) -> bool:
-    """Return whether the name of a group has a wildcard in it: ``*``, ``?`` or ``[``."""
-    return any(mark in group for mark in "*?[")
-
-
-class GroupPattern:
-    """A pattern of groups, such as ``/*/sweep_0``."""
-
-    def __init__(self, pattern: str) -> None:
-        self.as_path = str(NodePath("/") / NodePath(pattern))
-        """Path of the group whose name is the pattern itself, if there is one."""
-        self._pattern = NodePath(pattern)
-
-    def matches(self, path: str) -> bool:
-        """Return whether a group, by its path from the root, matches."""
-        return path == self.as_path or NodePath(path).match(str(self._pattern))
-
-    def leads_to(self, path: str) -> bool:
-        """Return whether a group matches, or groups below it may."""
-        if not self._pattern.root or f"{self.as_path}/".startswith(f"{path}/"):
-            return True
-        parts, of_pattern = NodePath(path).parts, self._pattern.parts
-        return len(parts) <= len(of_pattern) and all(map(fnmatchcase, parts, of_pattern))
-
-    def chosen[Group](self, groups: Mapping[str, Group], others: Iterable[str]) -> dict[str, Group]:
-        """Return the groups that match, those above them, and the root.
-
-        If none matches, an `OptionError` names `groups` and `others`.
-        """
-        chosen_paths = set[str]()
-        for path in filter(self.matches, groups):
-            chosen_paths.update(map(str, (NodePath(path), *NodePath(path).parents)))
-        if not chosen_paths:
-            known = sorted({*groups, *others})
-            raise OptionError(
-                "no group matches",
-                tried=f"group={str(self._pattern)!r}",
-                found=f"groups that were looked at: {', '.join(known)}",
-                do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
-            )
-        return {path: group for path, group in groups.items() if path in chosen_paths}
+def _chosen(stores: Mapping[str, ZarrStore], pattern: str) -> dict[str, ZarrStore]:
+    """Return the groups that match a pattern, those above them, and the root; an `OptionError` if none matches."""
+    matching = [path for path in map(NodePath, stores) if path.match(pattern)]
+    if not matching:
+        members = ((path, *member) for path, each in stores.items() for member in each.members.items())
+        below = (_join(path, name) for path, name, node in members if isinstance(node, Group))
+        raise OptionError(
+            "no group matches",
+            tried=f"group={pattern!r}",
+            found=f"groups that were looked at: {', '.join(sorted({*stores, *below}))}",
+            do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
+        )
+    chosen_paths = {str(each) for path in matching for each in (path, *path.parents)}
+    return {path: store for path, store in stores.items() if path in chosen_paths}

@@ -26,16 +26,19 @@ from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side, threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
+_INDEXED = (
+    indexing.LazilyIndexedArray,
+    indexing.LazilyVectorizedIndexedArray,
+    indexing.MemoryCachedArray,
+    indexing.CopyOnWriteArray,
+    BackendArray,
+)
+
 
 class LazyArray(BackendArray):
     """A stored array and the device on which selections of it are decoded.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    device : "cuda", "cuda:1" (any number), "host" or "workers"
-    or_host : bool
-        Whether the host decodes if the device turns out to be unusable.
+    With `or_host`, the host decodes if the device turns out to be unusable.
     """
 
     __slots__ = ("device", "dtype", "or_host", "shape", "stored")
@@ -112,15 +115,6 @@ def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:
     return data
 
 
-_INDEXED = (
-    indexing.LazilyIndexedArray,
-    indexing.LazilyVectorizedIndexedArray,
-    indexing.MemoryCachedArray,
-    indexing.CopyOnWriteArray,
-    BackendArray,
-)
-
-
 def find_lazy_array(data: object) -> LazyArray | None:
     """Return the `LazyArray` that data are selected from; None also if xarray decodes what is read."""
     while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
@@ -131,14 +125,9 @@ def find_lazy_array(data: object) -> LazyArray | None:
 def as_caller_of(
     lazies: Iterable[LazyArray], stream_of: StreamOf | None = None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return a context manager in which another thread reads for the GPU and stream of the calling thread.
+    """Return a context manager in which another thread reads arrays for the GPU and stream of the calling thread.
 
-    Parameters
-    ----------
-    lazies : iterable of LazyArray
-        Arrays that the other thread will read.
-    stream_of : callable or None
-        See `Decoder.as_caller`.
+    For `stream_of` see `Decoder.as_caller`.
     """
     of_device = {lazy.device: lazy for lazy in lazies}
     in_order = sorted(of_device, key=lambda device: ":" not in device)  # the one entered last stays the current GPU

@@ -48,16 +48,8 @@ def explaining_failures(
 ) -> Iterator[None]:
     """Replace errors of xarray and zarr-python inside a ``with`` block by errors that name the cause, if it is found.
 
-    Parameters
-    ----------
-    where : path, URL, zarr store, or any other input of zarr-python
-    group : str, path object or None
-    storage_options, zarr_format
-        As for xarray's `ZarrStore.open_group`.
-
-    Raises
-    ------
-    NoGroupError, MetadataError, UnsupportedCodecError
+    Those are `NoGroupError`, `MetadataError` and `UnsupportedCodecError`. The arguments are those of xarray's
+    `ZarrStore.open_group`.
     """
     path = str(group or "").strip("/")
     try:
@@ -107,7 +99,13 @@ def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
         has_names = "_ARRAY_DIMENSIONS" not in str(err)
         if has_names and "conflicting sizes" not in str(err):
             raise
-        others = _not_fitting(group) if has_names else []
+        others: list[str] = []
+        lengths: dict[Hashable, int] = {}
+        for name, variable in sorted(group.get_variables().items()) if has_names else ():
+            if any(lengths.get(dim, n) != n for dim, n in variable.sizes.items()):
+                others.append(name)
+            else:
+                lengths |= variable.sizes
         without = f"leave out those that do not fit: drop_variables={others}; or " if others else ""
         raise NoGroupError(
             f"the arrays in '{group.zarr_group.store_path}' are no dataset",
@@ -117,44 +115,28 @@ def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
         ) from err
 
 
-def _not_fitting(group: ZarrStore) -> list[str]:
-    """Return the arrays of a group with a dimension of another length than in earlier arrays."""
-    lengths: dict[Hashable, int] = {}
-    names = []
-    for name, variable in sorted(group.get_variables().items()):
-        if any(lengths.get(dim, n) != n for dim, n in variable.sizes.items()):
-            names.append(name)
-        else:
-            lengths |= variable.sizes
-    return names
-
-
 def _why_absent(where: Any, path: str, how: dict[str, Any]) -> tuple[str, str] | None:
     """Return what is at a path instead of a group, and what to do; None if there is another cause."""
-    node = _node(where, path, how)
+    node = node_at(where, path, how)
     if isinstance(node, zarr.Array):
         do = "read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); or open the group that holds it; " + ALONE
         return f"an array, not a group, at '{path}'" if path else "an array, not a group", do
-    of_any_format = _node(where, path, how | {"zarr_format": None}) if how["zarr_format"] else None
+    of_any_format = node_at(where, path, how | {"zarr_format": None}) if how["zarr_format"] else None
     if node is None and isinstance(of_any_format, zarr.Group):
         n = of_any_format.metadata.zarr_format
         return f"a group of Zarr format {n}", f"leave zarr_format out, or give zarr_format={n}"
-    root = _node(where, "", how) if path else node
+    root = node_at(where, "", how) if path else node
     if isinstance(node, zarr.Group) and root is None:
-        return f"a group at '{path}' of what is no group itself", f"open {_by_itself(where, path)}"
+        do = "open it with consolidated=False"
+        if isinstance(where, str):
+            do = f"open zip://{path}::{where[5:]}" if where.startswith("zip::") else f"open {where.rstrip('/')}/{path}"
+        return f"a group at '{path}' of what is no group itself", do
     if root is None and isinstance(where, ZipStore):
         stores, absent = _in_zip(str(where.path)), "no zarr.json or .zgroup at the top of this zip file"
         return (absent, f"name a store in it, with consolidated=False: group={listed(stores)}") if stores else None
     if root is None and isinstance(where, str):
         return _no_store(where, how)
     return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
-
-
-def _by_itself(where: Any, path: str) -> str:
-    """Return how to open a group below a path that is no group itself."""
-    if not isinstance(where, str):
-        return "it with consolidated=False"
-    return f"zip://{path}::{where[5:]}" if where.startswith("zip::") else f"{where.rstrip('/')}/{path}"
 
 
 def _no_store(where: str, how: dict[str, Any]) -> tuple[str, str] | None:
@@ -174,7 +156,7 @@ def _no_store(where: str, how: dict[str, Any]) -> tuple[str, str] | None:
     if place.is_file():
         do = "xarray.open_dataset(path) without engine= reads other formats; gpuzarr demo --source FILE rewrites one"
         return "a file that is no Zarr store", do
-    group = _node(above, "", how) if above else None
+    group = node_at(above, "", how) if above else None
     names = sorted(group) if isinstance(group, zarr.Group) else []
     return ("nothing is there", f"name what is in the group '{above}': {listed(names)}") if names else None
 
@@ -224,7 +206,7 @@ def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:
     return f"no group '{path}'{besides}", do
 
 
-def _node(where: Any, path: str, how: dict[str, Any]) -> zarr.Array[Any] | zarr.Group | None:
+def node_at(where: Any, path: str, how: dict[str, Any]) -> zarr.Array[Any] | zarr.Group | None:
     """Return the array or group at a path, or None if it cannot be opened."""
     try:
         return zarr.open(where, path=path, mode="r", **how)

@@ -26,13 +26,10 @@ class DecodeOptions:
     use_cftime: Any = None
     decode_timedelta: Any = None
 
-    def masks_and_scales(self, name: Hashable) -> bool:
-        """Return whether a variable is masked and scaled."""
-        return bool(_item(self.mask_and_scale, name))
 
-    def decodes_times(self, name: Hashable) -> bool:
-        """Return whether a variable with units of time becomes times."""
-        return bool(_item(self.decode_times, name))
+def applies_to(name: Hashable, option: Any) -> bool:
+    """Return whether one of xarray's decoding keywords asks for something of a variable."""
+    return bool(option.get(name, True) if isinstance(option, Mapping) else option)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +43,7 @@ class Place:
 
     @classmethod
     def of(cls, device: str, storage: str) -> Self:
-        """Check the keywords `device` and `storage`.
-
-        Raises
-        ------
-        OptionError, DeviceUnavailableError
-            See `resolve_device` and `resolve_storage`.
-        """
+        """Check the keywords `device` and `storage`, as `resolve_device` and `resolve_storage` do."""
         resolved = resolve_device(device)
         or_host = device == "auto" and resolved == "cuda"
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
@@ -85,7 +76,3 @@ def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> N
                 found="dimensions: " + ", ".join(map(repr, dims)),
                 do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
             )
-
-
-def _item(option: Any, name: Hashable) -> Any:
-    return option.get(name, True) if isinstance(option, Mapping) else option

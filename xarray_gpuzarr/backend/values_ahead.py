@@ -7,12 +7,11 @@ do failed ones, so that errors are those of any other read.
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from copy import copy
+from inspect import currentframe
 from itertools import product
 from math import prod
-from types import FrameType
 from typing import Any, Self
 
 import xarray as xr
@@ -95,8 +94,10 @@ class OpeningArray(BackendArray):
         return copy, (self.array,)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        ahead = self._ahead
-        if ahead is not None and _is_opening():
+        ahead, frame = self._ahead, currentframe()
+        while ahead is not None and frame is not None and frame.f_code not in _OPENERS:
+            frame = frame.f_back
+        if ahead is not None and frame is not None:  # xarray is opening something on this thread
             try:
                 ahead.begin()
                 with suppress(Exception):  # the read below raises it again
@@ -145,11 +146,3 @@ def _keys(stored: Array[Any], *, is_whole: bool) -> list[str]:
 def is_short(stored: Array[Any]) -> bool:
     """Return whether an index is short enough to be requested ahead."""
     return stored.nbytes <= _MOST_NBYTES
-
-
-def _is_opening() -> bool:
-    """Return whether xarray is opening something on this thread."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None and frame.f_code not in _OPENERS:
-        frame = frame.f_back
-    return frame is not None

@@ -59,18 +59,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line with the arguments after the program's name; with those of this process if left out.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments after the program's name; those of this process if left out.
-
-    Returns
-    -------
-    int
-        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first. 0 if what is
-        printed goes to a pipe whose reader has ended.
+    Returns the exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first. 0 if
+    what is printed goes to a pipe whose reader has ended.
     """
     try:
         try:
@@ -94,11 +86,19 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with warnings_said():
         try:
-            status: int = options.run(options)
+            match options.command:
+                case "demo":
+                    from xarray_gpuzarr.cli.demo import run  # noqa: PLC0415  # likewise
+                case "info":
+                    from xarray_gpuzarr.cli.info import run  # noqa: PLC0415  # likewise
+                case "bench":
+                    from xarray_gpuzarr.cli.bench import run  # noqa: PLC0415  # likewise
+                case _:
+                    from xarray_gpuzarr.cli.doctor import run  # noqa: PLC0415  # likewise
+            return run(options)
         except GpuZarrError as err:
             complain(err, type(err))
             return 2
-    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuzarr {version('xarray-gpuzarr')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")
     source = demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
@@ -121,7 +121,6 @@ def parser() -> argparse.ArgumentParser:
         help="folder for the store and the picture; older ones are replaced (demo)",
     )
     demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
-    demo.set_defaults(run=_run_demo)
 
     info = commands.add_parser("info", help="show how a store is laid out and where it would be decoded")
     info_store = info.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
@@ -131,7 +130,6 @@ def parser() -> argparse.ArgumentParser:
     )
     info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
     info.add_argument("--json", action="store_true", help="print everything as one JSON document")
-    info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare this engine with xarray's own on your store")
     bench_store = bench.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
@@ -139,7 +137,6 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
     bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
     bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each (5)")
-    bench.set_defaults(run=_run_bench)
 
     doctor = commands.add_parser("doctor", help="show what this machine has, if it decodes correctly, and how fast")
     form = doctor.add_mutually_exclusive_group()
@@ -147,7 +144,6 @@ def parser() -> argparse.ArgumentParser:
         "--json", nargs="?", const="-", metavar="FILE", help="write everything as JSON, to standard output or a file"
     )
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
-    doctor.set_defaults(run=_run_doctor)
 
     for command in (info, bench):
         command.add_argument(
@@ -168,27 +164,3 @@ def parser() -> argparse.ArgumentParser:
     for place in (source, folder, info_store, bench_store, document):
         vars(place)["complete"] = _FILE  # shtab looks for this attribute
     return parser
-
-
-def _run_demo(options: argparse.Namespace) -> int:
-    from xarray_gpuzarr.cli import demo  # noqa: PLC0415  # likewise
-
-    return demo.run(options)
-
-
-def _run_info(options: argparse.Namespace) -> int:
-    from xarray_gpuzarr.cli import info  # noqa: PLC0415  # likewise
-
-    return info.run(options)
-
-
-def _run_bench(options: argparse.Namespace) -> int:
-    from xarray_gpuzarr.cli import bench  # noqa: PLC0415  # likewise
-
-    return bench.run(options)
-
-
-def _run_doctor(options: argparse.Namespace) -> int:
-    from xarray_gpuzarr.cli import doctor  # noqa: PLC0415  # likewise
-
-    return doctor.run(options)

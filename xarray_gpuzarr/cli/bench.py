@@ -62,7 +62,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
             warnings.simplefilter("ignore")  # every reader would say the same
-            reads = _array_reads(address, path, box) if contents.why_apart else reads_of(address, group, variable, box)
+            if contents.why_apart:
+                stored = zarr.open_array(address.store, path=path, mode="r", **address.given)
+                reads: dict[str, _Read] = {"zarr-python": lambda: stored[box]}
+                reads |= {name: partial(read_array, stored, box, device=device) for name, device in _devices()}
+            else:
+                reads = reads_of(address, group, variable, box)
             times, wrong = _measure(reads, options.rounds, line.show)
     finally:
         line.clear()
@@ -111,13 +116,6 @@ def reads_of(address: Address, group: str, variable: str, box: Box) -> dict[str,
         for dask in (False, True)
         for name in engines
     }
-
-
-def _array_reads(address: Address, path: str, box: Box) -> dict[str, _Read]:
-    """Return reads of an array as it is stored, by name; the first one is zarr-python's."""
-    array = zarr.open_array(address.store, path=path, mode="r", **address.given)
-    ours: dict[str, _Read] = {name: partial(read_array, array, box, device=device) for name, device in _devices()}
-    return {"zarr-python": lambda: array[box], **ours}
 
 
 def _devices() -> list[tuple[str, Device]]:
@@ -184,16 +182,11 @@ def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_n
     `whole` is the shape of a shard, or of a chunk where there are none, and `itemsize` the bytes of an element.
     """
     counts = [max(1, math.ceil(n / w)) for n, w in zip(shape, whole, strict=True)]
-
-    def box() -> Box:
-        return tuple(slice(0, min(n, c * w)) for n, c, w in zip(shape, counts, whole, strict=True))
-
-    def nbytes() -> int:
-        return itemsize * math.prod(min(n, c * w) for n, c, w in zip(shape, counts, whole, strict=True))
-
-    while max(counts, default=1) > 1 and nbytes() > most_nbytes:
+    while True:
+        box = tuple(slice(0, min(n, c * w)) for n, c, w in zip(shape, counts, whole, strict=True))
+        nbytes = itemsize * math.prod(part.stop for part in box)
+        if max(counts, default=1) <= 1 or nbytes <= most_nbytes:
+            return box
         longest = counts.index(max(counts))
         # Never below what fits, but at least by half: few steps, and the box stays compact.
-        fits = int(counts[longest] * most_nbytes / nbytes())
-        counts[longest] = max(1, fits, counts[longest] // 2)
-    return box()
+        counts[longest] = max(1, int(counts[longest] * most_nbytes / nbytes), counts[longest] // 2)

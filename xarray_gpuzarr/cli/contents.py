@@ -24,6 +24,9 @@ from xarray_gpuzarr.errors import masked
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 
+_MOST_LOOKED_INTO = 100
+"""So many groups are looked into where each takes requests: `info` should answer at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
@@ -63,24 +66,17 @@ def _apart(address: Address, place: Place) -> Contents | None:
     else:
         try:
             arrays = dict(sorted(node.arrays()))
-        except Exception:  # noqa: BLE001  # as in `Address.open`
+        except Exception:  # noqa: BLE001  # one failure is being named already
             return None
         why = why_apart(arrays)
-    variables = {name: _as_stored(array, place) for name, array in arrays.items()}
+    variables = {}
+    for name, array in arrays.items():
+        lazily: Any = ZarrArrayWrapper(array)
+        if array.dtype.kind in NUMERIC_KINDS:
+            lazily = LazyArray(stored_array(array, storage=place.storage), place.device, or_host=place.or_host)
+        dims = dims_of(array) or [f"dim_{axis}" for axis in range(array.ndim)]
+        variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(lazily))
     return Contents(node=node, variables=variables, why_apart=why) if why else None
-
-
-def _as_stored(array: zarr.Array[Any], place: Place) -> xr.Variable:
-    """Return an array as a lazy variable with its stored values; this engine reads it if it is numeric."""
-    lazily: Any = ZarrArrayWrapper(array)
-    if array.dtype.kind in NUMERIC_KINDS:
-        lazily = LazyArray(stored_array(array, storage=place.storage), place.device, or_host=place.or_host)
-    dims = dims_of(array) or [f"dim_{axis}" for axis in range(array.ndim)]
-    return xr.Variable(dims, indexing.LazilyIndexedArray(lazily))
-
-
-_MOST_LOOKED_INTO = 100
-"""So many groups are looked into where each takes requests: `info` should answer at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

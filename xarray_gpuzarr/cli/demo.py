@@ -15,17 +15,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import xarray as xr
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
-from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.decoders import resolve_device
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
@@ -43,13 +43,6 @@ class OpenWay:
     label: str
     open: Callable[[], xr.Dataset]
 
-    def seconds(self) -> float:
-        """Open, read everything and close; return wall seconds."""
-        start = time.perf_counter()
-        with self.open() as dataset:
-            dataset.load()
-        return time.perf_counter() - start
-
     def n_tasks(self) -> int:
         """Return the number of dask tasks that read, one per block."""
         with self.open() as dataset:
@@ -64,9 +57,14 @@ def run(options: argparse.Namespace) -> int:
     # Never the name of the source itself, which may lie in the same folder.
     name = f"{Path(source).stem}-sharded" if source else "weather"
     with naming_unwritable("--dir", folder):
-        make_writable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:  # which leaves nothing behind
+            file.write(b".")
     store = folder / f"{name}.zarr"
-    with _progress() as progress:
+    bar_console = Console(stderr=True)
+    bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar ends its line all the same
+    # No thread redraws it between steps.
+    with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:
         bar = progress.add_task("writing", total=2 + ROUNDS * 3)
 
         def step(what: str) -> None:
@@ -83,17 +81,15 @@ def run(options: argparse.Namespace) -> int:
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
         say(*(['DIFFERS from engine="zarr":', *difference.split("\n")] if difference else [_EQUAL]))
         say(*_MEASURED.split("\n"))
-        Console().print("", _times(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
+        rows = [
+            (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
+            for reader, taken in zip(readers, seconds, strict=True)
+        ]
+        times = table_of(("reader", "reading tasks", "seconds", "speed"), rows)
+        Console().print("", times, "", DatasetAccessor(dataset).explain(), "", sep="\n")
         say(_picture(dataset, folder / f"{name}.png"))
     say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
     return 1 if difference else 0
-
-
-def _progress() -> Progress:
-    """Return a bar on standard error, silent unless that is a terminal, that no thread redraws between steps."""
-    console = Console(stderr=True)
-    console.quiet = not console.is_terminal  # a bar that is disabled ends its line all the same, before rich 14.3
-    return Progress(console=console, transient=True, auto_refresh=False, disable=console.quiet)
 
 
 def _write(store: Path, source: str | None, size: str) -> None:
@@ -149,18 +145,13 @@ def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]
     for i in range(ROUNDS):
         seconds = []
         for reader in readers:
-            seconds.append(reader.seconds())
+            start = time.perf_counter()
+            with reader.open() as dataset:
+                dataset.load()
+            seconds.append(time.perf_counter() - start)
             step(f"measuring, round {i + 1} of {ROUNDS}")
         rounds.append(seconds)
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
-
-
-def _times(readers: list[OpenWay], seconds: list[float]) -> Table:
-    rows = [
-        (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
-        for reader, taken in zip(readers, seconds, strict=True)
-    ]
-    return table_of(("reader", "reading tasks", "seconds", "speed"), rows)
 
 
 def _picture(dataset: xr.Dataset, path: Path) -> str:

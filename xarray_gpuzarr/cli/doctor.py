@@ -32,11 +32,7 @@ def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
                 _print(section)
     finally:
         line.clear()
-    return _end(Diagnosis(sections=tuple(sections)), options, is_shown=is_shown)
-
-
-def _end(diagnosis: Diagnosis, options: argparse.Namespace, *, is_shown: bool) -> int:
-    """Write the document or the report, if they were asked for; say whether all is well."""
+    diagnosis = Diagnosis(sections=tuple(sections))
     if options.json is not None:
         text = json.dumps(diagnosis.document, indent=1) + "\n"
         if options.json == "-":

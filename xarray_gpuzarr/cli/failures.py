@@ -14,7 +14,7 @@ from typing import Any
 
 import zarr
 
-from xarray_gpuzarr.backend.open_errors import ALONE, in_folder
+from xarray_gpuzarr.backend.open_errors import ALONE, in_folder, node_at
 from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
 
 _PACKAGES = {
@@ -78,10 +78,7 @@ class Address:
 
     def open(self, path: str) -> Any:
         """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
-        try:
-            return zarr.open(self.store, path=path, mode="r", **self.given)
-        except Exception:  # noqa: BLE001  # one failure is being named already; this only looks for its cause
-            return None
+        return node_at(self.store, path, self.given)
 
 
 @contextmanager
@@ -103,11 +100,19 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
         ) from err
 
 
-def _cause(err: BaseException, address: Address) -> tuple[str, str]:
+def _cause(err: BaseException | None, address: Address) -> tuple[str, str]:
     """Return what is wrong, empty if the error says it, and what to do."""
-    errors = _chain(err)
+    errors, link = list[BaseException](), err
+    while link is not None and link not in errors:
+        errors.append(link)
+        link = link.__cause__ or link.__context__
     if any(isinstance(e, PermissionError) or type(e).__name__ in _NO_CREDENTIALS for e in errors):
-        return "", _on_permission(address)
+        credentials = (
+            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
+            "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
+        )
+        local = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
+        return "", credentials if address.scheme else local
     missing = next((e for e in errors if isinstance(e, ImportError)), None)
     if missing is not None:
         package = _PACKAGES.get(address.scheme, missing.name)
@@ -119,25 +124,8 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
         return "", "leave --storage-options out: a local path has none"
     try:
         return _on_place(address)
-    except Exception:  # noqa: BLE001  # as in `Address.open`
+    except Exception:  # noqa: BLE001  # one failure is being named already
         return "", _USUAL
-
-
-def _chain(err: BaseException | None) -> list[BaseException]:
-    errors: list[BaseException] = []
-    while err is not None and err not in errors:
-        errors.append(err)
-        err = err.__cause__ or err.__context__
-    return errors
-
-
-def _on_permission(address: Address) -> str:
-    if address.scheme:
-        return (
-            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
-            "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
-        )
-    return f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
 
 
 def _on_place(address: Address) -> tuple[str, str]:
@@ -155,17 +143,13 @@ def _on_place(address: Address) -> tuple[str, str]:
         return apart
     path = Path(address.store)
     if address.group or address.scheme or node is not None or not path.is_dir():
-        is_path = "::" not in address.store and "://" not in address.store
-        return _where_nothing_is(path) if is_path and not path.exists() else ("", _USUAL)
+        if "::" in address.store or "://" in address.store or path.exists():
+            return "", _USUAL
+        beside = path.absolute().parent
+        if not beside.is_dir():
+            return _NOTHING, f"check the path: there is no folder '{beside}'"
+        return _NOTHING, f"check the path{perhaps(path.name, sorted(each.name for each in beside.iterdir()))}"
     return in_folder(path) or ("", _USUAL)
-
-
-def _where_nothing_is(path: Path) -> tuple[str, str]:
-    """Say which part of a path does not exist: the last one, or one before it."""
-    beside = path.absolute().parent
-    if not beside.is_dir():
-        return _NOTHING, f"check the path: there is no folder '{beside}'"
-    return _NOTHING, f"check the path{perhaps(path.name, sorted(each.name for each in beside.iterdir()))}"
 
 
 def _if_apart(node: Any) -> tuple[str, str] | None:

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import zarr
@@ -23,7 +24,6 @@ from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbyt
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import ALONE
 from xarray_gpuzarr.cli.contents import GroupBelow, groups_below, open_contents
-from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.terminal import address_of, aligned, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch.local import LocalSource
@@ -34,73 +34,11 @@ from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
-
-
 _MOST_DETAILED = 12
 """Variables with axes that get rows of their own in tables; where there are more, each gets one line."""
 _MOST_GROUPS = 30
 """Groups that are listed unless all are asked for."""
 _AS_STORED = f"Dtypes are as stored; {ALONE}."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreInfo:
-    """What a store says of one of its groups, or of one array."""
-
-    store: str
-    kind: Literal["group", "array"]
-    path: str
-    """Path of the group or the array, which begins with a slash."""
-    zarr_format: int
-    is_consolidated: bool
-    children: tuple[GroupBelow, ...]
-    explained: Explanation
-    ours: tuple[tuple[Row, LazyArray], ...]
-    """The variables that this engine reads."""
-
-    @classmethod
-    def of(cls, address: Address, *, device: str, whole: bool = False) -> Self:
-        """Open a group or an array, once: children and variables come from the same metadata, consolidated or not."""
-        contents = open_contents(address, device)
-        stored, variables = contents.node, contents.variables
-        explained = explanation(explain_variables(variables), device_of(variables))
-        if contents.why_apart:
-            note = f"{contents.why_apart}. {_AS_STORED} {explained.note}"
-            explained = replace(explained, note=note.rstrip())
-        lazy = ((row, lazy_array_of(variables[row.variable])) for row in explained.rows)
-        group = stored if isinstance(stored, zarr.Group) else None
-        return cls(
-            store=masked(address.store),
-            kind="array" if group is None else "group",
-            path=f"/{stored.path}",
-            zarr_format=stored.metadata.zarr_format,
-            is_consolidated=group is not None and group.metadata.consolidated_metadata is not None,
-            children=() if group is None else groups_below(group, is_local=address.is_local, whole=whole),
-            explained=explained,
-            ours=tuple((row, array) for row, array in lazy if array is not None),
-        )
-
-    @property
-    def headline(self) -> str:
-        """Name the group or the array and what it is."""
-        loose = ", metadata not consolidated" if self.kind == "group" and not self.is_consolidated else ""
-        return f"{self.store}, {self.kind} {self.path}, Zarr format {self.zarr_format}{loose}"
-
-    def as_json(self, gpu_nbytes: int) -> dict[str, Any]:
-        """Return all that is printed, and more, for a GPU of so many bytes of memory."""
-        lazy = {row.variable: array for row, array in self.ours}
-        return {
-            "store": self.store,
-            self.kind: self.path,
-            "zarr_format": self.zarr_format,
-            "is_consolidated": self.is_consolidated,
-            "groups": [asdict(child) for child in self.children],
-            "variables": [
-                asdict(row) | _task_json(row, lazy.get(row.variable), gpu_nbytes) for row in self.explained.rows
-            ],
-            "note": self.explained.note,
-            "why_no_loops": why_absent(),
-        }
 
 
 def run(options: argparse.Namespace) -> int:
@@ -111,36 +49,76 @@ def run(options: argparse.Namespace) -> int:
         tried=f"--gpu-memory {options.gpu_memory!r}",
         do="leave it out, or give a size",
     )
-    info = StoreInfo.of(address_of(options), device=options.device, whole=options.all)
+    address = address_of(options)
+    contents = open_contents(address, options.device)
+    stored, variables, store = contents.node, contents.variables, masked(address.store)
+    explained = explanation(explain_variables(variables), device_of(variables))
+    if contents.why_apart:
+        note = f"{contents.why_apart}. {_AS_STORED} {explained.note}"
+        explained = replace(explained, note=note.rstrip())
+    lazy = ((row.variable, lazy_array_of(variables[row.variable])) for row in explained.rows)
+    ours = {name: array for name, array in lazy if array is not None}
+    # Children and variables come from the same metadata, consolidated or not.
+    group = stored if isinstance(stored, zarr.Group) else None
+    is_consolidated = group is not None and group.metadata.consolidated_metadata is not None
+    children = () if group is None else groups_below(group, is_local=address.is_local, whole=options.all)
+    kind, path, zarr_format = "array" if group is None else "group", f"/{stored.path}", stored.metadata.zarr_format
     if options.json:
-        sys.stdout.write(json.dumps(info.as_json(gpu_nbytes), indent=1) + "\n")
+        document = {
+            "store": store,
+            kind: path,
+            "zarr_format": zarr_format,
+            "is_consolidated": is_consolidated,
+            "groups": [asdict(child) for child in children],
+            "variables": [_row_json(row, ours.get(row.variable), gpu_nbytes) for row in explained.rows],
+            "note": explained.note,
+            "why_no_loops": why_absent(),
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return 0
-    say(info.headline)
-    _print_groups(info.children, whole=options.all)
-    detailed, brief = _divided(info.explained.rows, whole=options.all)
-    names = {row.variable for row in detailed}
-    _print_tables(
-        Explanation(rows=detailed, note=info.explained.note),
-        [(row, lazy) for row, lazy in info.ours if row.variable in names],
-        options.gpu_memory,
-        gpu_nbytes,
-    )
-    if brief:
-        say("", *aligned([brief_cells(row) for row in brief]), "")
-        say(f"{_counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
-        if info.explained.note and not detailed:
-            say(info.explained.note)
+    loose = "" if group is None or is_consolidated else ", metadata not consolidated"
+    say(f"{store}, {kind} {path}, Zarr format {zarr_format}{loose}")
+    _print_groups(children, whole=options.all)
+    _print_variables(explained, ours, options, gpu_nbytes)
     return 0
 
 
-def _divided(rows: tuple[Row, ...], *, whole: bool) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """Return the variables that get rows in tables, and those that get one line."""
-    if whole:
-        return rows, ()
-    detailed = tuple(row for row in rows if row.shape)
-    if len(detailed) > _MOST_DETAILED:
-        return (), rows
-    return detailed, tuple(row for row in rows if not row.shape)
+def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
+    """Return all that is printed of a variable, and more, for a GPU of so many bytes of memory."""
+    if lazy is None:
+        return asdict(row)
+    memory = _task(row, lazy, gpu_nbytes)
+    return asdict(row) | {
+        "disk_nbytes": disk_nbytes(lazy),
+        "task_shape": _block_shape(row),
+        "task_device_nbytes": None if memory is None else memory.device_nbytes,
+        "n_tasks_at_once": 0 if memory is None else _n_at_once(memory, gpu_nbytes),
+    }
+
+
+def _print_variables(
+    explained: Explanation, ours: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
+) -> None:
+    """Print rows of tables, or one line for each variable where there are many."""
+    detailed, brief = explained.rows, tuple[Row, ...]()
+    if not options.all:
+        detailed, brief = (tuple(row for row in detailed if bool(row.shape) == has_axes) for has_axes in (True, False))
+        if len(detailed) > _MOST_DETAILED:
+            detailed, brief = (), explained.rows
+    read = [(row, ours[row.variable]) for row in detailed if row.variable in ours]
+    console = Console()
+    if detailed:
+        console.print("", Explanation(rows=detailed, note=explained.note), "", sep="\n")
+    if read:
+        columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
+        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in read]), "")
+        parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {options.gpu_memory}")
+        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in read]))
+    if brief:
+        say("", *aligned([brief_cells(row) for row in brief]), "")
+        say(f"{_counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
+        if explained.note and not detailed:
+            say(explained.note)
 
 
 def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
@@ -149,33 +127,21 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
     shown = groups if whole else groups[:_MOST_GROUPS]
     rest = len(groups) - len(shown)
     is_partial = any(group.n_arrays is None and not group.failure for group in shown)
+    lines = []
+    for group in shown:
+        nbytes = format_nbytes(group.decompressed_nbytes or 0)
+        has = f"{_counted(group.n_arrays, 'array')}, {nbytes} decompressed" if group.n_arrays else group.failure
+        lines.append((group.path, has))
     say(
         "groups below it (gpuzarr info STORE --group PATH):",
-        *(f"  {line}" for line in aligned([(group.path, _group_text(group)) for group in shown])),
+        *(f"  {line}" for line in aligned(lines)),
         *([f"  and {_counted(rest, 'more group')}; --all shows them"] if rest else []),
         *(["not looked into, nor listed further down; --all does"] if is_partial else []),
     )
 
 
-def _group_text(group: GroupBelow) -> str:
-    if not group.n_arrays:
-        return group.failure
-    return f"{_counted(group.n_arrays, 'array')}, {format_nbytes(group.decompressed_nbytes or 0)} decompressed"
-
-
 def _counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu: str, gpu_nbytes: int) -> None:
-    console = Console()
-    if explained.rows:
-        console.print("", explained, "", sep="\n")
-    if ours:
-        columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
-        parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {gpu}")
-        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
 
 
 def _block_shape(row: Row) -> tuple[int, ...]:
@@ -193,18 +159,6 @@ def _task(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
 def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
     """Return how many such tasks read at once: as many as fit, and `n_reads` at most."""
     return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
-
-
-def _task_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
-    if lazy is None:
-        return {}
-    memory = _task(row, lazy, gpu_nbytes)
-    return {
-        "disk_nbytes": disk_nbytes(lazy),
-        "task_shape": _block_shape(row),
-        "task_device_nbytes": None if memory is None else memory.device_nbytes,
-        "n_tasks_at_once": 0 if memory is None else _n_at_once(memory, gpu_nbytes),
-    }
 
 
 def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:

@@ -54,7 +54,6 @@ CONTINENTS = {
     "New Zealand": "173 -35 178 -38 174 -41 170 -46 167 -46 172 -41",
 }
 
-
 Field = npt.NDArray[np.float32]
 
 _SHARD_CHUNKS = 24
@@ -85,10 +84,7 @@ class SampleGrid:
         return np.linspace(0.0, 360.0, self.n_lon, endpoint=False, dtype=np.float64)
 
 
-SAMPLES = {
-    "normal": SampleGrid(n_lat=121, n_lon=240, n_hours=96),
-    "small": SampleGrid(n_lat=19, n_lon=36, n_hours=48),
-}
+SAMPLES = {"normal": SampleGrid(n_lat=121, n_lon=240, n_hours=96), "small": SampleGrid(n_lat=19, n_lon=36, n_hours=48)}
 """Grids by name: 1.5 degrees for the demo (89 MB decoded), 10 degrees for tests."""
 
 
@@ -177,7 +173,9 @@ def weather_dataset(grid: SampleGrid) -> xr.Dataset:
         attrs={"Conventions": "CF-1.12", "title": "Invented weather", "source": "gpuzarr demo; not a forecast"},
     )
     for variable in dataset.data_vars.values():
-        _pack(variable)
+        # In steps of 0.01, which is more than these quantities are measured to.
+        offset = 273.15 if variable.attrs["units"] == "K" else 0.0
+        variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": -32767}
     return dataset.assign(lsm=(dims[1:], land.astype(np.uint8), _attrs("Land-sea mask", "1", "land_binary_mask")))
 
 
@@ -216,29 +214,21 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
     return u10.astype(np.float32), (speed * east + weather.noise(0.05)).astype(np.float32)
 
 
-def _pack(variable: xr.DataArray) -> None:
-    """Ask for int16 in steps of 0.01, which is more than these quantities are measured to."""
-    offset = 273.15 if variable.attrs["units"] == "K" else 0.0
-    variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": -32767}
-
-
 def write_sharded(dataset: xr.Dataset, path: str) -> None:
     """Write a dataset, packed as its encodings say, as sharded Zarr v3 with zstd, in place of what lies at `path`."""
-    encoding = {name: _encoding(v, sharded=name in dataset.data_vars) for name, v in dataset.variables.items()}
+    encoding: dict[Hashable, dict[Hashable, Any]] = {}
+    for name, variable in dataset.variables.items():
+        encoding[name] = {}
+        if variable.dtype.kind in "biufcmM":
+            kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
+            encoding[name] = {**kept, "compressors": ZstdCodec(level=3)}
+            if variable.ndim:
+                chunk, shard = shard_layout(variable.shape)
+                encoding[name] |= {"chunks": chunk, "shards": shard} if name in dataset.data_vars else {"chunks": shard}
     with warnings.catch_warnings():
         # zarr-python warns that consolidated metadata is not in the v3 specification; xarray warns where it is absent.
         warnings.filterwarnings("ignore", message="Consolidated metadata")
         dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=encoding)
-
-
-def _encoding(variable: xr.Variable, *, sharded: bool) -> dict[Hashable, Any]:
-    if variable.dtype.kind not in "biufcmM":
-        return {}
-    encoding = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
-    if variable.ndim:
-        chunk, shard = shard_layout(variable.shape)
-        encoding |= {"chunks": chunk, "shards": shard} if sharded else {"chunks": shard}
-    return encoding | {"compressors": ZstdCodec(level=3)}
 
 
 def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import xarray as xr
@@ -20,6 +19,10 @@ from rich.text import Text
 from xarray_gpuzarr.backend.accessor.tables import cell, headed_table
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, visible
+
+_WIDEST = 40
+"""Columns that a cell keeps clear in other rows, at most."""
+_MOST_SHOWN = 70
 
 
 def say(*lines: str, console: Console | None = None) -> None:
@@ -54,10 +57,6 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     rows = [tuple(map(visible, row)) for row in rows]
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-_WIDEST = 40
-"""Columns that a cell keeps clear in other rows, at most."""
 
 
 def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
@@ -117,13 +116,6 @@ def naming_unwritable(option: str, place: Path) -> Iterator[None]:
         ) from err
 
 
-def make_writable(folder: Path) -> None:
-    """Make a folder unless it is there, and a file in it that leaves nothing behind; raises OSError where it cannot."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder) as file:
-        file.write(b".")
-
-
 class StatusLine:
     """What is being done, in the last line of a terminal; nothing where standard error is none."""
 
@@ -141,6 +133,3 @@ class StatusLine:
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-
-
-_MOST_SHOWN = 70

@@ -33,12 +33,7 @@ class Preparation:
     def enter(self, *, device: str, pool: bool, options: Mapping[str, Any]) -> Device:
         """Prepare this process for one more user; return the device that it reads to.
 
-        Arguments as for `GpuZarrPlugin`.
-
-        Raises
-        ------
-        DeviceUnavailableError, DeviceMemoryError, CudaError, OptionError
-            Nothing is left behind then.
+        Arguments as for `GpuZarrPlugin`. Whatever is raised, nothing is left behind.
         """
         resolved = usable_device(device)
         with self._lock:

@@ -57,8 +57,15 @@ class GpuZarrPlugin(WorkerPlugin):
         try:
             device = await asyncio.to_thread(preparation.enter, **self.settings)
             self._entered = True
+            # CuPy arrays would be stuck in this process: said before the first one is.
+            if device != "host" and (why := why_not_serializable()) is not None:
+                headline = "CuPy arrays cannot leave this worker"
+                do = "pip install numba-cuda, with which distributed moves them"
+                if self.settings["device"] != "auto":
+                    tried = "distributed's serializers for CuPy"
+                    raise DeviceUnavailableError(headline, tried=tried, found=why, do=do)
+                advise("serializers", headline, found=why, do=do)
             if device != "host":
-                _check_that_arrays_travel(required=self.settings["device"] != "auto")
                 executor, n_threads = worker.executors["default"], worker.state.nthreads
                 await asyncio.to_thread(preparation.prepare_threads, executor, n_threads, device)
         except GpuZarrError as err:
@@ -97,14 +104,3 @@ def why_not_serializable() -> str | None:
     except ImportError as err:
         return str(err)
     return None
-
-
-def _check_that_arrays_travel(*, required: bool) -> None:
-    """Raise or warn where CuPy arrays would be stuck in this process, before the first one is."""
-    why = why_not_serializable()
-    if why is None:
-        return
-    headline, do = "CuPy arrays cannot leave this worker", "pip install numba-cuda, with which distributed moves them"
-    if required:
-        raise DeviceUnavailableError(headline, tried="distributed's serializers for CuPy", found=why, do=do)
-    advise("serializers", headline, found=why, do=do)

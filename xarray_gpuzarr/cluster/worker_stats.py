@@ -95,17 +95,8 @@ class Stats:
         stages = [stage for stage in STAGES if stage in self.total.seconds]
         both = ["verified", "different"] if self.total.n_verified else []
         shared = ["by the host"] if self.total.n_by_host else []
-        yield [
-            "worker",
-            "reads",
-            "shards",
-            "read",
-            "decoded",
-            "to the GPU",
-            *shared,
-            *both,
-            *(f"{stage} s" for stage in stages),
-        ]
+        columns = ["worker", "reads", "shards", "read", "decoded", "to the GPU"]
+        yield [*columns, *shared, *both, *(f"{stage} s" for stage in stages)]
         named = [(row.label, row.counts) for row in self.rows]
         for label, counts in named if len(named) == 1 else [*named, ("all", self.total)]:
             nbytes = (counts.read_nbytes, counts.decoded_nbytes, counts.copied_nbytes)

@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from zarr.abc.store import ByteGetter
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
@@ -25,6 +24,11 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
 """A chunk that zarr-python asks for: getter, spec, selection within it, selection of the output, whether it is all."""
 Coord = tuple[int, ...]
+_Pieces = dict[int, tuple[Any, Any]]
+"""Along one axis, by the shard's coordinate: selection within the shard, and selection of the output."""
+_NUMBERS = (int, np.integer)
+_SELECTORS = (slice, *_NUMBERS, np.ndarray)
+_PLACES = (slice, np.ndarray, type(None))
 
 
 def coords_of(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
@@ -50,9 +54,7 @@ class Requested:
 
     def place(self, out: Any) -> Any:
         """Return a view of `out` with one axis per axis of the array; None if the result must be reordered first."""
-        if self.outer is None:
-            return out
-        if not self.outer.undo:
+        if self.outer is None or not self.outer.undo:
             return out
         if [back for _, back in self.outer.undo if not isinstance(back, int)]:
             return None
@@ -65,16 +67,8 @@ def requested(
 ) -> Requested | None:
     """Join the items of a batch into one selection; None if they are neither a product nor points.
 
-    Parameters
-    ----------
-    coords : sequence of tuple of int
-        Of the shard of each item.
-    batch : sequence of Item
-    shard_shape : tuple of int
-    out_shape : tuple of int
-        All of it must be filled.
-    drop_axes : tuple of int
-        Axes that zarr-python takes from each piece before it is placed.
+    `coords` are those of the shard of each item, and `drop_axes` what zarr-python takes from each piece before it is
+    placed. All of the output must be filled.
     """
     bounds = tuple([(max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True)])
     if isinstance(batch[0][3], tuple):
@@ -141,10 +135,6 @@ def _product(
     return OuterSelection(wanted=tuple(selectors), undo=tuple(undo)), dropped
 
 
-_Pieces = dict[int, tuple[Any, Any]]
-"""Along one axis, by the shard's coordinate: selection within the shard, and selection of the output."""
-
-
 def _axes(coords: Sequence[Coord], batch: Sequence[Item], out_axes: Sequence[int], ndim: int) -> list[_Pieces] | None:
     """Split the items of a product by axis; None if they are not a product."""
     axes: list[_Pieces] = [{} for _ in range(ndim)]
@@ -198,11 +188,6 @@ def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Col
     return _as_slice(index), None if in_order else back
 
 
-_NUMBERS = (int, np.integer)
-_SELECTORS = (slice, *_NUMBERS, np.ndarray)
-_PLACES = (slice, np.ndarray, type(None))
-
-
 def _are_inside(within: Column, length: int) -> bool:
     return not within.size or (int(within.min()) >= 0 and int(within.max()) < length)
 
@@ -253,13 +238,11 @@ def _points(
         return None
     points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)
     for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
-        if not _are_columns(inside, len(shard_shape)) or not all(map(_are_inside, inside, shard_shape)):
+        columns = [c for c in inside if isinstance(c, np.ndarray) and c.dtype.kind in "iu"]
+        if len(columns) != len(shard_shape) or any(column.ndim != 1 for column in columns):
+            return None
+        if not all(map(_are_inside, inside, shard_shape)):
             return None
         for column, at, within, length in zip(points, coord, inside, shard_shape, strict=True):
             column[place] = within + at * length
     return None if any((column < 0).any() for column in points) else points
-
-
-def _are_columns(inside: Iterable[Any], ndim: int) -> bool:
-    columns: list[npt.NDArray[Any]] = [c for c in inside if isinstance(c, np.ndarray) and c.dtype.kind in "iu"]
-    return len(columns) == ndim and all(column.ndim == 1 for column in columns)

@@ -73,7 +73,13 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
         stored = Unplanned(reason="opened without zarr_pipeline(): call it, then open the array again")
     else:
         stored = Unplanned(reason=f"zarr-python {zarr.__version__} is older than 3.2")
-    why = _why_not_read(stored, device, prototype.nd_buffer.__qualname__)
+    why = ""
+    if isinstance(stored, Unplanned):
+        why = stored.reason
+    elif device is None:
+        why = f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
+    elif missing := missing_for(device):
+        why = "missing: " + ", ".join(missing)
     if why or isinstance(stored, Unplanned):
         return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
     assert device is not None
@@ -86,13 +92,3 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
         encoder = encoder_for(array.metadata, stored.spec)
         writes = encoder if isinstance(encoder, str) else ""
     return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=writes)
-
-
-def _why_not_read(stored: StoredArray | Unplanned, device: str | None, buffer: str) -> str:
-    """Return why zarr-python reads an array into a kind of buffer; empty if this package does."""
-    if isinstance(stored, Unplanned):
-        return stored.reason
-    if device is None:
-        return f"results are to be {buffer}, which is neither NumPy nor CuPy"
-    missing = missing_for(device)
-    return "missing: " + ", ".join(missing) if missing else ""

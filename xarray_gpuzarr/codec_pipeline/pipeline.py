@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
-
+_BUFFER = "ndbuffer"
 _FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
 """Of zarr-python's own; before 3.3 it has one."""
 
@@ -201,16 +201,12 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     settings = ExitStack()
     settings.enter_context(zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"}))
     before = zarr.config.get(_BUFFER)
+
+    def put_back() -> None:
+        if zarr.config.get(_BUFFER) == SETTING:  # else `enable_gpu` was called meanwhile
+            zarr.config.set({_BUFFER: before})
+
     if get_ndbuffer_class() is cpu.NDBuffer:
         zarr.config.set({_BUFFER: SETTING})
-        settings.callback(_put_back, before)
+        settings.callback(put_back)
     return settings
-
-
-_BUFFER = "ndbuffer"
-
-
-def _put_back(before: str) -> None:
-    """Take the setting of the buffer back, unless `enable_gpu` was called meanwhile."""
-    if zarr.config.get(_BUFFER) == SETTING:
-        zarr.config.set({_BUFFER: before})

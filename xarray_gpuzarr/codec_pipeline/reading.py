@@ -45,11 +45,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import Metadata, native_dtype, parse_metadata
 
-_DEVICES = {
-    (cpu.Buffer, cpu.NDBuffer): "host",
-    (cpu.Buffer, OurNDBuffer): "host",
-    (gpu.Buffer, gpu.NDBuffer): "cuda",
-}
+_DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (cpu.Buffer, OurNDBuffer): "host", (gpu.Buffer, gpu.NDBuffer): "cuda"}
 """Where the results of zarr-python's own buffers, and of this package's, live; others may be anything."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
@@ -79,25 +75,10 @@ class ArrayReader:
         """Bytes that one thread decodes in `LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
-        """Read a batch into `out` if this package can.
+        """Read a batch of at least one item into `out` if this package can; return whether it was read.
 
-        Parameters
-        ----------
-        batch : sequence of Item, one at least
-        out : zarr buffer
-        drop_axes : tuple of int
-        own : zarr.abc.codec.CodecPipeline
-            zarr-python's, which has ``read_sync`` where its stores have ``get_sync``.
-
-        Returns
-        -------
-        bool
-            Whether it was read.
-
-        Raises
-        ------
-        MissingChunkError
-            Chunks or shards are not there, and the setting ``array.read_missing_chunks`` of the array is off.
+        `own` is zarr-python's pipeline, which has ``read_sync`` where its stores have ``get_sync``. Chunks or shards
+        that are not there are a `MissingChunkError` if the array's setting ``array.read_missing_chunks`` is off.
         """
         getter, chunk_spec = batch[0][:2]
         if not isinstance(getter, StorePath) or getter.store is not self._store:
@@ -107,11 +88,12 @@ class ArrayReader:
             return False
         device = device_of(chunk_spec.prototype.buffer, type(out))
         decoder = None if device is None else self._decoder(device)
-        if decoder is None or not self._may_be_read_here(stored):
+        source, is_of_any_loop = stored.source, type(self._store) in _ANY_LOOP
+        # Other stores get their requests from zarr-python's event loop alone.
+        if decoder is None or source is None or (source.is_remote and not (is_of_any_loop or _is_on_zarrs_loop())):
             return False
-        assert stored.source is not None
         if refuses_missing(chunk_spec.config):
-            stored = replace(stored, source=StrictSource(stored.source))
+            stored = replace(stored, source=StrictSource(source))
         read = PipelineRead(stored, batch, out, drop_axes)
         if device == "host" and read.is_short_copy(self._little_nbytes):
             own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
@@ -151,11 +133,6 @@ class ArrayReader:
                 )
             self._decoders[device] = None if missing else decoder_for(device)
         return self._decoders[device]
-
-    def _may_be_read_here(self, stored: StoredArray) -> bool:
-        """Whether this package may send the store's requests from zarr-python's event loop."""
-        is_local = stored.source is not None and not stored.source.is_remote
-        return is_local or _is_on_zarrs_loop() or type(self._store) in _ANY_LOOP
 
 
 def _is_on_zarrs_loop() -> bool:
@@ -200,11 +177,9 @@ class PipelineRead:
 
     def __init__(self, stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> None:
         assert isinstance(stored.spec, ArraySpec)
-        assert stored.source is not None
         self._stored, self._spec = stored, stored.spec
         self._batch, self._drop_axes = batch, drop_axes
         self._data = cast("Any", out.as_ndarray_like())
-        self.is_remote = stored.source.is_remote
 
     def is_short_copy(self, one_thread: float) -> bool:
         """Whether zarr-python copies the chunks faster than a plan is made: few raw chunks in memory."""
@@ -214,12 +189,10 @@ class PipelineRead:
     def is_little(self, one_thread: float) -> bool:
         """Whether reading takes not much longer than handing it to a thread, and all cores are free.
 
-        Parameters
-        ----------
-        one_thread : float
-            Bytes that one thread decodes in `LITTLE_S`.
+        `one_thread` are the bytes that one thread decodes in `LITTLE_S`.
         """
-        if self.is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
+        is_remote = self._stored.source is not None and self._stored.source.is_remote
+        if is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
             return False
         n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
         nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
@@ -247,12 +220,12 @@ class PipelineRead:
         if coords is None:
             return None
         requested_chunks = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
-        return None if requested_chunks is None else (requested_chunks, _target(requested_chunks, spec))
-
-
-def _target(requested_chunks: Requested, spec: ArraySpec) -> Target:
-    # Since the pipeline was made, the array may have been resized.
-    if requested_chunks.outer is not None:
-        return box_target(requested_chunks.outer, spec.grid, requested_chunks.bounds)
-    assert requested_chunks.points is not None
-    return PointTarget(groups=group_points(requested_chunks.points, replace(spec.grid, shape=requested_chunks.bounds)))
+        if requested_chunks is None:
+            return None
+        # Since the pipeline was made, the array may have been resized: its shape here is the selection's.
+        bounds = requested_chunks.bounds
+        if requested_chunks.outer is not None:
+            return requested_chunks, box_target(requested_chunks.outer, spec.grid, bounds)
+        assert requested_chunks.points is not None
+        groups = group_points(requested_chunks.points, replace(spec.grid, shape=bounds))
+        return requested_chunks, PointTarget(groups=groups)

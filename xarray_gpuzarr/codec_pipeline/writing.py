@@ -22,7 +22,7 @@ from zarr.codecs import ShardingCodec
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 from zarr.core.buffer import NDBuffer
 from zarr.core.metadata import ArrayV3Metadata
-from zarr.storage import StorePath
+from zarr.storage import ObjectStore, StorePath
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
@@ -76,12 +76,7 @@ class ArrayWriter:
         """Threads of the last write."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
-        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot.
-
-        Raises
-        ------
-        StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
-        """
+        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot."""
         other_items = await self.by_loops(batch, value, drop_axes)
         if other_items:
             keys = [getattr(item[0], "path", "") for item in other_items]
@@ -147,7 +142,9 @@ class ArrayWriter:
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)]))
+        # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
+        may_share = isinstance(self._store, ObjectStore) and type(self._store.store).__name__ != "MemoryStore"
+        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
         await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
@@ -209,16 +206,22 @@ def _planned(
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
     array: Any = value.as_ndarray_like()
+    native = spec.numpy_dtype.newbyteorder("=")
     # Masked arrays, matrices and others have assignments of their own.
-    data = _native(np.asarray(array), spec) if type(array) in (np.ndarray, np.memmap) else None
+    is_usual = type(array) in (np.ndarray, np.memmap) and array.dtype.newbyteorder("=") == native
     coords = coords_of(batch, spec)
-    if data is None or coords is None:
+    if not is_usual or coords is None:
         return None
+    data = np.asarray(array).astype(native, copy=False)
     shape = data.shape or _shape_of(batch)
     if shape is None:
         return None
     selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    if selection is None or selection.outer is None or any(map(_repeats, selection.outer.wanted)):
+    if selection is None or selection.outer is None:
+        return None
+    # Which value has an element that is written more than once, zarr-python decides.
+    columns = [each for each in selection.outer.wanted if not isinstance(each, slice)]
+    if any((column[1:] == column[:-1]).any() for column in columns):
         return None
     placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
     if placed is None:  # which would need a copy
@@ -226,17 +229,6 @@ def _planned(
     target = box_target(selection.outer, spec.grid, selection.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
     return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
-
-
-def _repeats(selector: slice | npt.NDArray[np.int64]) -> bool:
-    """Whether an element is written more than once; zarr-python decides which value it has then."""
-    return not isinstance(selector, slice) and bool((selector[1:] == selector[:-1]).any())
-
-
-def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
-    """Return elements in native byte order; None if they are not of the array's dtype."""
-    native = spec.numpy_dtype.newbyteorder("=")
-    return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
 
 
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:

@@ -217,7 +217,7 @@ class DeviceApi(Protocol):
         """Compile kernels that have not been launched yet, so that no read has to wait for that."""
 
     def share(self, install: Install) -> Undo:
-        """Let the array library allocate from the pool of reads, process-wide; see `sharing.share_memory`."""
+        """Let the array library allocate from the pool of reads, process-wide; see `rmm_memory.share_memory`."""
 
     def trim(self) -> None:
         """Give back device memory that pools of the array library keep unused."""

@@ -15,6 +15,9 @@ from xarray_gpuzarr.process.records import Column
 
 MAX_AXES = 8
 N_THREADS = 256
+"""Of a block."""
+MAX_BLOCKS = 2**31 - 1
+"""Of threads, in one launch."""
 MAX_TILE, MAX_LINES = 8192, 256
 """Elements and lines of a tile; ``scatter.cu`` says why."""
 STAGE_NBYTES = 17408
@@ -101,69 +104,59 @@ class Tiling:
 def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bool) -> Walk:
     """Bring the axes of a target into the form that the kernel walks over fastest.
 
-    Parameters
-    ----------
-    axes : sequence of AxisColumns
-        In the order of the output, the last one contiguous.
-    itemsize : int
-        Bytes of a stored element.
-    out : int
-        Address of the output.
-    widen : bool
-        Whether several elements may be handled as one, because they are only copied.
+    They stand in the order of the output, at the address `out`, the last one contiguous; `itemsize` is the bytes of a
+    stored element. `widen`: several elements may be handled as one, because they are only copied.
     """
     walk = _merge(_drop(axes))
-    if widen:
-        walk = _widen(walk, itemsize, out)
+    last, others = walk.axes[-1], walk.axes[:-1]
+    if widen and last.is_run and last.in_stride == 1 and last.out_stride == 1:
+        # As many elements are one as all starts, counts and strides are divisible by.
+        bits = walk.in_first | (out // itemsize) | (16 // itemsize)
+        for column in (last.in_start, last.count, last.out_start):
+            bits |= int(np.bitwise_or.reduce(column, initial=0))
+        for axis in others:
+            bits |= axis.in_stride | axis.out_stride
+        k = bits & -bits
+        narrow = [replace(a, in_stride=a.in_stride // k, out_stride=a.out_stride // k) for a in others]
+        narrow.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
+        walk = replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, factor=k)
     if walk.n_elements >= MAX_BOX:
         raise ValueError(f"a box of {walk.n_elements} elements: kernels place fewer than {MAX_BOX} at once")
-    return _order(walk)
+    # The axis along which the chunk is contiguous stands next to the one along which the output is.
+    n = len(walk.axes)
+    fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
+    if fastest >= n - 2:
+        return walk
+    order = [*(i for i in range(n - 1) if i != fastest), fastest, n - 1]
+    return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))
 
 
 def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
-    """Cut the largest box into tiles as equal as can be.
-
-    Parameters
-    ----------
-    walk : Walk
-    itemsize : int
-        Bytes of what is handled as one element.
-    """
-    length = walk.axes[-1].max_count
-    rest = math.prod(a.max_count for a in walk.axes[:-1])
+    """Cut the largest box into tiles as equal as can be; `itemsize` is the bytes of what is handled as one element."""
+    last = walk.axes[-1]
+    length, rest = last.max_count, math.prod(a.max_count for a in walk.axes[:-1])
     if not length * rest:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    last = walk.axes[-1]
+    each_bank = max(1, 4 // itemsize)
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:
         width, tallest = 1, MAX_LINES
     elif walk.is_transposed:
         tallest = min(TALL, rest)
-        widest = _widest(STAGE_NBYTES // itemsize // tallest, itemsize)
+        widest = ((STAGE_NBYTES // itemsize // tallest // each_bank - 1) | 1) * each_bank  # whose pitch fits
         width = _even(length, min(widest, MAX_TILE // tallest))
     else:
         width = _even(length, MAX_TILE)
         tallest = min(MAX_LINES, MAX_TILE // width)
     n_lines = _even(rest, tallest)
     across, down = -(-length // width), -(-rest // n_lines)
-    pitch = _pitch(width, itemsize) if walk.is_transposed and width > 1 else 0
+    # The fewest elements, `width` or more, that bring neighbouring lines into different banks.
+    pitch = (-(-width // each_bank) | 1) * each_bank if walk.is_transposed and width > 1 else 0
     return Tiling(width=width, n_lines=n_lines, tiles_across=across, n_tiles=across * down, pitch=pitch)
 
 
 def _even(length: int, most: int) -> int:
     """Return the longest of as few, as equal parts as there can be."""
     return -(-length // -(-length // most))
-
-
-def _pitch(width: int, itemsize: int) -> int:
-    """Return the least number of elements, `width` or more, that brings neighbouring lines into different banks."""
-    each_bank = max(1, 4 // itemsize)
-    return (-(-width // each_bank) | 1) * each_bank
-
-
-def _widest(room: int, itemsize: int) -> int:
-    """Return the largest width whose pitch is at most `room`."""
-    each_bank = max(1, 4 // itemsize)
-    return ((room // each_bank - 1) | 1) * each_bank
 
 
 def _drop(axes: Sequence[AxisColumns]) -> Walk:
@@ -202,29 +195,3 @@ def _merge(walk: Walk) -> Walk:
             axes.append(inner)
             columns.append(column)
     return replace(walk, axes=tuple(axes), columns=tuple(columns))
-
-
-def _widen(walk: Walk, itemsize: int, out: int) -> Walk:
-    """Handle as many elements as one as all starts, counts and strides are divisible by."""
-    last, others = walk.axes[-1], walk.axes[:-1]
-    if not last.is_run or last.in_stride != 1 or last.out_stride != 1:
-        return walk
-    bits = walk.in_first | (out // itemsize) | (16 // itemsize)
-    for column in (last.in_start, last.count, last.out_start):
-        bits |= int(np.bitwise_or.reduce(column, initial=0))
-    for axis in others:
-        bits |= axis.in_stride | axis.out_stride
-    k = bits & -bits
-    narrow = [replace(a, in_stride=a.in_stride // k, out_stride=a.out_stride // k) for a in others]
-    narrow.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
-    return replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, factor=k)
-
-
-def _order(walk: Walk) -> Walk:
-    """Put the axis along which the chunk is contiguous next to the one along which the output is."""
-    n = len(walk.axes)
-    fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
-    if fastest >= n - 2:
-        return walk
-    order = [*(i for i in range(n - 1) if i != fastest), fastest, n - 1]
-    return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))

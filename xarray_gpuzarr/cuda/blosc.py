@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
-from xarray_gpuzarr.cuda.axes import N_THREADS
+from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 
 MAX_NBYTES = 2**31 - 1
 """Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
@@ -17,7 +17,6 @@ _TILE_NBYTES = 1 << 15
 _WARPS, _LANES = 2, 32
 _ENOUGH_WARPS = 1024
 """Two for each scheduler of 132 multiprocessors, about."""
-_MAX_BLOCKS = 2**31 - 1
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
 BLOSCLZ_TOGETHER = (32, 16, 8, 4)
 """How many streams may share the instructions of a warp; there is a kernel for each."""
@@ -37,20 +36,11 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
 
     Parameters
     ----------
-    api : DeviceApi
-    stream : Stream
     table : Address of uint64, shape (5, n)
         Addresses of the blocks, of any alignment; addresses for the results, likewise; lengths in bytes, up to
         `MAX_NBYTES`; typesizes, from 1 to 255; filters: 0 none, 1 shuffle, 2 bitshuffle.
-    n : int
-        Number of blocks.
     max_nbytes : int
-        Length of the longest block.
-
-    Raises
-    ------
-    ValueError
-        A block is too long, or there are too many for one launch.
+        Length of the longest block. One that is too long is a `ValueError`, and so are too many for one launch.
 
     Notes
     -----
@@ -65,7 +55,7 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
         raise ValueError(f"a Blosc block of {max_nbytes} bytes: it may have at most {MAX_NBYTES}")
     n_tiles = -(-max_nbytes // _TILE_NBYTES)
     n_blocks = n * n_tiles
-    if n_blocks > _MAX_BLOCKS:
+    if n_blocks > MAX_BLOCKS:
         raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer Blosc blocks at a time are needed")
     if n_blocks:
         api.launch(_UNSHUFFLE, n_blocks, N_THREADS, (table, n, n_tiles), stream)
@@ -85,13 +75,9 @@ def blosclz(  # noqa: PLR0913
 
     Parameters
     ----------
-    api : DeviceApi
-    stream : Stream
     table : Address of uint64, shape (4, n)
         Addresses of the streams, of any alignment; their lengths in bytes, up to `MAX_NBYTES`; addresses for the
         results, likewise; their lengths, likewise.
-    n : int
-        Number of streams.
     actual : Address of uint64, shape (n,)
         Written: bytes of each result.
     status : Address of int32, shape (n,)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
-from xarray_gpuzarr.cuda.axes import N_THREADS
+from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 
 Kind = Literal["crc32", "crc32c", "adler32"]
 
@@ -22,7 +22,6 @@ TILE_NBYTES = 1 << 16
 
 _WORD_NBYTES = 16
 MAX_NBYTES = 2**32 - _WORD_NBYTES
-_MAX_BLOCKS = 2**31 - 1
 _ADLER_MODULUS = 65521
 _KERNELS = {kind: Kernel(file="checksum.cu", name="checksum", defines=(("KIND", kind),)) for kind in get_args(Kind)}
 
@@ -39,45 +38,27 @@ def checksum(  # noqa: PLR0913
 
     Parameters
     ----------
-    api : DeviceApi
-    stream : Stream
-    kind : {"crc32", "crc32c", "adler32"}
     table : Address of uint64, shape (2, n)
         Addresses of the messages, of any alignment; their lengths in bytes, which may be 0.
-    n : int
-        Number of messages.
     max_nbytes : int
-        Length of the longest message.
+        Length of the longest message, up to `MAX_NBYTES`; else, or with too many for one launch, `ValueError`.
     result : Address of uint64, shape (n,)
         Must hold zeros: the caller uploads them, best as a third row of the table.
-
-    Raises
-    ------
-    ValueError
-        A message of more than 2**32 - 16 bytes, or too many messages for one launch.
     """
     if max_nbytes > MAX_NBYTES:
         raise ValueError(f"{kind} of {max_nbytes} bytes: a message may have at most {MAX_NBYTES}")
     n_tiles = -(-(max_nbytes + _WORD_NBYTES - 1) // TILE_NBYTES) if max_nbytes else 0
     n_blocks = n * n_tiles
-    if n_blocks > _MAX_BLOCKS:
+    if n_blocks > MAX_BLOCKS:
         raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer messages at a time are needed")
     if n_blocks:
         api.launch(_KERNELS[kind], n_blocks, N_THREADS, (table, n, n_tiles, result), stream)
 
 
 def finish(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    """Return the checksums that `checksum` has left in its column of results.
+    """Return the checksums, in host memory, that `checksum` has left in its column of results.
 
-    Parameters
-    ----------
-    kind : {"crc32", "crc32c", "adler32"}
-    column : uint64, shape (n,), host memory
-        CRC in the lower half; or both sums of Adler-32 in a half each, not yet reduced.
-
-    Returns
-    -------
-    uint32, shape (n,)
+    That has a CRC in the lower half, or both sums of Adler-32 in a half each, not yet reduced.
     """
     if kind != "adler32":
         return column.astype(np.uint32)

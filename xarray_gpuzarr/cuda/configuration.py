@@ -14,26 +14,10 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
 from xarray_gpuzarr.process.settings import InForce
 
-_RESOURCES = frozenset(f.name for f in fields(ResourceOptions))
-_FETCHING = frozenset(f.name for f in fields(FetchOptions))
 _RECORDS: tuple[tuple[InForce[Any], frozenset[str]], ...] = (
-    (fetching.in_force, _FETCHING),
-    (decoding.in_force, _RESOURCES),
+    (fetching.in_force, frozenset(f.name for f in fields(FetchOptions))),
+    (decoding.in_force, frozenset(f.name for f in fields(ResourceOptions))),
 )
-
-
-def choose_options(options: Mapping[str, object]) -> None:
-    """Put options in force, from the next read on; those left out go back to the environment's value or the default.
-
-    Raises
-    ------
-    OptionError
-        An unknown name or an unusable value. Nothing has changed then.
-    """
-    check_options(options)
-    options = decoding.with_engine(options)
-    for in_force, names in _RECORDS:
-        in_force.choose({name: options[name] for name in options if name in names})
 
 
 def options_in_force() -> dict[str, Any]:
@@ -44,7 +28,7 @@ def options_in_force() -> dict[str, Any]:
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
     options = decoding.with_engine(options)
-    known = sorted({"engine"} | _FETCHING | _RESOURCES)
+    known = sorted({"engine"}.union(*(names for _, names in _RECORDS)))
     if unknown := sorted(options.keys() - known):
         raise OptionError(
             "unknown option",
@@ -90,7 +74,10 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     >>> xarray_gpuzarr.configure()["index_cache_nbytes"]  # the default again
     67108864
     """
-    choose_options(options)
+    check_options(options)
+    chosen = decoding.with_engine(options)
+    for in_force, names in _RECORDS:
+        in_force.choose({name: chosen[name] for name in chosen if name in names})
     if share:
         native_device().share("always")
     return options_in_force()

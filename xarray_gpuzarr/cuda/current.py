@@ -7,13 +7,7 @@ from xarray_gpuzarr.errors import DeviceUnavailableError
 
 
 def native_device(index: int | None = None) -> DeviceApi:
-    """Return the GPU of that number, the calling thread's current one if None.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        CuPy or RMM cannot be imported.
-    """
+    """Return the GPU of that number, the calling thread's current one if None."""
     try:
         from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
     except ImportError as error:

@@ -94,17 +94,11 @@ class NativeDevice:
     """One GPU through CuPy and RMM; `native_device` keeps one for each.
 
     All members but `activate`, `index` and `identity` are to be called inside `activate`.
-
-    Parameters
-    ----------
-    index : int
-        Number of the device in this process.
-    options : ResourceOptions
-        Only `memory` matters here.
     """
 
     def __init__(self, index: int, options: ResourceOptions) -> None:
         self.index = index
+        """Number of the device in this process."""
         self.memory = RmmMemory(index, options.memory)
         self._lock = threading.Lock()
         self._kernels: dict[Kernel, Any] = {}
@@ -158,13 +152,10 @@ class NativeDevice:
         return NativeStream(cupy.cuda.get_current_stream())
 
     def consumer_stream(self) -> NativeStream:
-        """Return CuPy's current stream of the calling thread.
+        """Return CuPy's current stream of the calling thread, unless that is the per-thread default stream.
 
-        Raises
-        ------
-        DeviceUnavailableError
-            It is the per-thread default stream, whose handle means another stream on every thread: memory that is
-            freed on another one would be used again too early.
+        The handle of that one means another stream on every thread: memory that is freed on another one would be used
+        again too early.
         """
         stream = self.current_stream()
         if stream.handle == _PER_THREAD_DEFAULT:
@@ -193,7 +184,7 @@ class NativeDevice:
     @cuda_call("cudaEventRecord")
     def record(self, event: Event, stream: Stream) -> None:
         """Move `event` to the end of what `stream` has been given so far."""
-        _cupy_event(event).record(_native(stream).for_cupy)
+        cast("Any", event).record(_native(stream).for_cupy)
 
     @cuda_call("cudaStreamWaitEvent")
     def wait(self, stream: Stream, event: Event) -> None:
@@ -208,26 +199,14 @@ class NativeDevice:
     @cuda_call("cudaEventSynchronize")
     def synchronize_event(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
-        _cupy_event(event).synchronize()
+        cast("Any", event).synchronize()
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.
-
-        Raises
-        ------
-        DeviceMemoryError
-            There is not so much left.
-        """
+        """Return uninitialised device memory, to be used on `stream` or on streams ordered after it."""
         return self.memory.allocate(nbytes, _native(stream))
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
-        """Return page-locked host memory.
-
-        Raises
-        ------
-        DeviceMemoryError
-            The system refuses to lock so much.
-        """
+        """Return page-locked host memory."""
         call = f"cudaHostAlloc of {nbytes} bytes"
         try:
             return NativePinned(nbytes)
@@ -242,13 +221,7 @@ class NativeDevice:
             ) from error
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
-        """Return an uninitialised C-ordered `cupy.ndarray` whose memory belongs to `stream`.
-
-        Raises
-        ------
-        DeviceMemoryError
-            There is not so much left.
-        """
+        """Return an uninitialised C-ordered `cupy.ndarray` whose memory belongs to `stream`."""
         memory = self.memory.allocate(math.prod(shape) * dtype.itemsize, _native(stream))
         return self.array_in(memory, shape, dtype, memory)
 
@@ -325,23 +298,19 @@ class NativeDevice:
         return cast("AbstractContextManager[object]", nvtx.annotate(name, domain="xarray_gpuzarr"))
 
     def _compile(self, kernel: Kernel) -> Any:
-        """Return a kernel's function, built once however many threads ask."""
-        with self._lock:
-            if kernel not in self._kernels:
-                self._kernels[kernel] = self._build(kernel)
-            return self._kernels[kernel]
-
-    def _build(self, kernel: Kernel) -> Any:
-        """Compile a kernel through CuPy, for its cache on disk.
+        """Return a kernel's function, built once however many threads ask, through CuPy, for its cache on disk.
 
         CuPy appends ``-ftz=true``, and the last such option wins: denormals survive because the arithmetic of the
         kernels is PTX that does not flush them.
         """
-        try:
-            module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
-            return module.get_function(kernel.name).kernel
-        except FAILURES as error:
-            raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
+        with self._lock:
+            if kernel not in self._kernels:
+                try:
+                    module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
+                    self._kernels[kernel] = module.get_function(kernel.name).kernel
+                except FAILURES as error:
+                    raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
+            return self._kernels[kernel]
 
 
 @cuda_call("cudaSetDevice")
@@ -365,10 +334,6 @@ def _native(stream: Stream) -> NativeStream:
     return stream
 
 
-def _cupy_event(event: Event) -> Any:
-    return event
-
-
 _devices: dict[int, NativeDevice] = {}
 _devices_lock = threading.Lock()
 
@@ -381,17 +346,9 @@ def forget_devices() -> None:
 
 @cuda_call("cudaGetDevice, cudaSetDevice")
 def native_device(index: int | None = None) -> DeviceApi:
-    """Return this process's device of that number, made for the resource options in force.
+    """Return this process's device of that number, the calling thread's if None, made for the options in force.
 
-    Parameters
-    ----------
-    index : int, optional
-        None: the current device of the calling thread.
-
-    Raises
-    ------
-    CudaError
-        No usable GPU, or this process is a fork of one that had used it.
+    Without a usable GPU, or in a fork of a process that had used it, this is a `CudaError`.
     """
     if index is None:
         index = int(cupy.cuda.runtime.getDevice())

@@ -64,37 +64,21 @@ class ElementCast:
         """Return the macros that compile a kernel for this cast; `unit_nbytes` counts for copies only."""
         if self.is_copy:
             return _copy_defines(unit_nbytes)
-        return _cast_defines(dtype_name(self.stored), dtype_name(self.result))
+        return (("STORED", dtype_name(self.stored)), ("RESULT", dtype_name(self.result)))
 
     def mask_words(self) -> Words:
         """Return the mask values as elements of the result, padded to whole words."""
-        values = np.array(self.mask, self.result) if self.mask else np.zeros(0, self.result)
-        return pad_words(values)
+        return pad_words(np.array(self.mask, self.result))
 
     def words(self, mask_at: int) -> list[int]:
         """Return the fields of ``struct Cast``; `mask_at` is the place of `mask_words`."""
-        constants = [
-            0 if c is None else int(pad_words(np.array([c], self.result))[0]) for c in (self.scale, self.offset)
-        ]
-        return [
-            self.swap_nbytes,
-            len(self.mask),
-            mask_at,
-            self.scale is not None,
-            self.offset is not None,
-            *constants,
-        ]
+        scale, offset = self.scale, self.offset
+        constants = [0 if c is None else int(pad_words(np.array([c], self.result))[0]) for c in (scale, offset)]
+        return [self.swap_nbytes, len(self.mask), mask_at, scale is not None, offset is not None, *constants]
 
 
 def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bool) -> str | None:
-    """Return why no kernel can do a cast, in words, or None if one can.
-
-    Parameters
-    ----------
-    stored, result : numpy.dtype
-    has_arithmetic : bool
-        Whether values are masked, scaled or offset.
-    """
+    """Return why no kernel can do a cast, in words, or None; `has_arithmetic`: values are masked, scaled or offset."""
     if not result.isnative:
         return f"results are written in the byte order of the machine, not as {result.str}"
     if not has_arithmetic and _same_bytes(stored, result):
@@ -112,13 +96,13 @@ def cast_kernels() -> list[Defines]:
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     pairs = [(s, r) for s in REAL_DTYPES for r in REAL_DTYPES]
     casts = [(s, r) for s, r in pairs if r[0] == "f" or not _same_bytes(np.dtype(s), np.dtype(r))]
-    return copies + [_cast_defines(s, r) for s, r in casts]
+    return copies + [(("STORED", s), ("RESULT", r)) for s, r in casts]
 
 
 def usual_casts() -> list[Defines]:
     """Return the macros of the elements that most stores have: copied, masked, or packed in small integers."""
     pairs = [("f4", "f4"), ("f8", "f8"), *((s, r) for s in ("i2", "u1") for r in ("f4", "f8"))]
-    return [_copy_defines(n) for n in UNIT_NBYTES] + [_cast_defines(s, r) for s, r in pairs]
+    return [_copy_defines(n) for n in UNIT_NBYTES] + [(("STORED", s), ("RESULT", r)) for s, r in pairs]
 
 
 def pad_words(values: npt.NDArray[Any]) -> Words:
@@ -141,7 +125,3 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 def _copy_defines(unit_nbytes: int) -> Defines:
     return (("STORED", f"u{unit_nbytes}"), ("RESULT", f"u{unit_nbytes}"), ("COPY", "1"))
-
-
-def _cast_defines(stored: str, result: str) -> Defines:
-    return (("STORED", stored), ("RESULT", result))

@@ -34,17 +34,14 @@ _REMEDIES = {
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
     "compatnotsupportedondevice": "take the folder of cuda-compat out of LD_LIBRARY_PATH: it is not for this GPU",
 }
+_NO_GPU = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
+_FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
+_CUDA_12, _CUDA_13 = 12000, 13000
 _OUT_OF_MEMORY = {"memoryallocation", "outofmemory"}
 
 
 def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function that does nothing but call CUDA, so that what fails there is a `CudaError`.
-
-    Parameters
-    ----------
-    call : str
-        What the function calls, for the message.
-    """
+    """Decorate a function that does nothing but make a CUDA call, so that what fails there is a `CudaError`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -62,15 +59,7 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
-    """Return the error to raise for a CUDA failure: any call may lack memory.
-
-    Parameters
-    ----------
-    call : str
-        What was called.
-    error : Exception
-        What CuPy or RMM raised.
-    """
+    """Return the error to raise for what CuPy or RMM raised in a call: any may lack memory."""
     name = _name(error)
     if is_out_of_memory(error):
         return DeviceMemoryError("not enough device memory", tried=call, found=str(error), do=_FREE_MEMORY)
@@ -81,36 +70,25 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
             'CUDA_LAUNCH_BLOCKING=1 finds; device="host" reads without the GPU'
         )
     elif name in _NO_DEVICE:
-        state = "no usable GPU"
-        do = f'{_remedy(name)}; device="host" reads without the GPU'
+        state, remedy = "no usable GPU", _REMEDIES.get(name, _NO_GPU)
+        if name == "insufficientdriver":
+            version = cuda_version() or 0
+            remedy = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
+            if _CUDA_12 <= version < _CUDA_13:
+                remedy += ": pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
+            else:
+                remedy += ", older than these packages want: update it"
+        do = f'{remedy}; device="host" reads without the GPU'
     else:
         state = "the process can go on"
         do = 'read again, or with device="host"; if it fails again, report these lines'
     return CudaError("a CUDA call failed", tried=call, found=f"{error}; {state}", do=do)
 
 
-_FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
-_CUDA_12, _CUDA_13 = 12000, 13000
-
-
-def _remedy(name: str | None) -> str:
-    """Say what makes a GPU usable that CUDA cannot start on."""
-    if name == "insufficientdriver":
-        version = cuda_version() or 0
-        has = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
-        if _CUDA_12 <= version < _CUDA_13:
-            return f"{has}: pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
-        return f"{has}, older than these packages want: update it"
-    return _REMEDIES.get(name or "", 'see what nvidia-smi lists, and start workers with "spawn" rather than fork')
-
-
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an allocation failed for want of memory rather than of a working device.
 
-    Parameters
-    ----------
-    error : Exception
-        What CuPy or RMM raised. RMM says MemoryError whatever the reason, and names the CUDA error in its text.
+    RMM says MemoryError whatever the reason, and names the CUDA error in its text.
     """
     name = _name(error)
     return name in _OUT_OF_MEMORY or (name is None and isinstance(error, MemoryError))

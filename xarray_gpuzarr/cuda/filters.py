@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
-from xarray_gpuzarr.cuda.axes import N_THREADS
+from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, dtype_name, pad_words
 
 Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
 
 _ELEMENTS_PER_TILE, _BOOLEANS_PER_TILE = 16 * N_THREADS, 32 * N_THREADS
-_MAX_BLOCKS = 2**31 - 1
 _LANES = 32
 _DELTA = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
@@ -42,13 +41,9 @@ def filter_kernels() -> list[Kernel]:
     pairs = [(encoded, decoded) for encoded in REAL_DTYPES for decoded in REAL_DTYPES]
     cast = [pair for pair in pairs if not {"b1", "f2"} & set(pair)]
     integers = [(name, name) for name in REAL_DTYPES if name[0] in "iu"]
-    of_rule: dict[Rule, list[tuple[str, str]]] = {
-        "astype": pairs,
-        "scaled": pairs,
-        "scaled_integer": integers,
-        "cast_value": cast,
-    }
-    elements = [_elements_kernel(*pair, rule) for rule, pairs in of_rule.items() for pair in pairs]
+    rules: tuple[Rule, ...] = ("astype", "scaled", "scaled_integer", "cast_value")
+    of_rules = zip(rules, (pairs, pairs, integers, cast), strict=True)
+    elements = [_elements_kernel(*pair, rule) for rule, pairs_of_rule in of_rules for pair in pairs_of_rule]
     return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *elements]
 
 
@@ -82,13 +77,7 @@ class Filter(Protocol):
         """What the kernel reads besides."""
 
     def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
-        """Decode chunks.
-
-        Raises
-        ------
-        ValueError
-            So many chunks do not fit one launch.
-        """
+        """Decode chunks; `ValueError` if so many do not fit one launch."""
 
 
 def why_no_filter(*dtypes: np.dtype[Any]) -> str | None:
@@ -119,19 +108,15 @@ class Elements:
     @cached_property
     def words(self) -> Words:
         """Fields of ``struct Codec``, and the pairs of numbers behind them."""
-        rounding = get_args(Rounding).index(self.rounding)
+        rounding, native = get_args(Rounding).index(self.rounding), self.decoded.newbyteorder("=")
         with np.errstate(all="ignore"):
             scale, offset = (_word(np.array([number]).astype(self.inner)) for number in (self.scale, self.offset))
             pairs = [
-                (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(self._native)))
+                (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(native)))
                 for key, value in self.mapped
             ]
         head = [_swap_nbytes(self.encoded), _swap_nbytes(self.decoded), rounding, scale, offset, len(pairs)]
         return np.array([*head, *(word for pair in pairs for word in pair)], np.uint64)
-
-    @property
-    def _native(self) -> np.dtype[Any]:
-        return self.decoded.newbyteorder("=")
 
     def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks; see `Filter.launch`."""
@@ -147,11 +132,7 @@ class Delta:
 
     encoded: np.dtype[Any]
     decoded: np.dtype[Any]
-
-    @property
-    def words(self) -> Words:
-        """None."""
-        return np.zeros(0, np.uint64)
+    words: ClassVar[Words] = np.zeros(0, np.uint64)
 
     @property
     def inner(self) -> np.dtype[Any]:
@@ -164,42 +145,30 @@ class Delta:
         args = (places.table, places.n, places.n_elements, *dtypes)
         if self.inner.kind == "f":
             _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=2 * _LANES)
-        else:
-            kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
-            for step, n_segments, length, n_blocks in _delta_steps(places.n, places.n_elements):
-                _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, length))
+            return
+        # A block decodes a chunk. Where there are too few for a device, several share each, and read it twice.
+        blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(places.n, 1))
+        n_tiles = max(_LEAST_TILES, -(-places.n_elements // (blocks_per_chunk * _DELTA_TILE)))
+        n_segments, length = places.n_elements // (n_tiles * _DELTA_TILE), n_tiles * _DELTA_TILE
+        steps = [(1, places.n * n_segments), (2, places.n), (3, places.n * n_segments)]
+        if n_segments <= 1 or blocks_per_chunk == 1:
+            steps, n_segments, length = [(0, places.n)], 1, places.n_elements
+        kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
+        for step, n_blocks in steps:
+            _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackBits:
     """Eight booleans a byte."""
 
-    @property
-    def words(self) -> Words:
-        """None."""
-        return np.zeros(0, np.uint64)
+    words: ClassVar[Words] = np.zeros(0, np.uint64)
 
     def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks, of any alignment; see `Filter.launch`."""
         n_tiles = -(-places.n_elements // _BOOLEANS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.flags)
         _launch(api, stream, _PACKBITS, places.n * n_tiles, args)
-
-
-def _delta_steps(n: int, n_elements: int) -> list[tuple[int, int, int, int]]:
-    """Return the launches that decode integers: step, segments of a chunk, elements of one, blocks of threads.
-
-    A block decodes a chunk. Where there are too few for a device, several share each, and read it twice.
-    """
-    blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(n, 1))
-    n_tiles = max(_LEAST_TILES, -(-n_elements // (blocks_per_chunk * _DELTA_TILE)))
-    n_segments = n_elements // (n_tiles * _DELTA_TILE)
-    if n_segments <= 1 or blocks_per_chunk == 1:
-        return [(0, 1, n_elements, n)]
-    return [
-        (step, n_segments, n_tiles * _DELTA_TILE, n_blocks)
-        for step, n_blocks in ((1, n * n_segments), (2, n), (3, n * n_segments))
-    ]
 
 
 def _swap_nbytes(dtype: np.dtype[Any]) -> int:
@@ -220,15 +189,9 @@ def _word(number: npt.NDArray[Any]) -> int:
 
 
 def _launch(
-    api: DeviceApi,
-    stream: Stream,
-    kernel: Kernel,
-    n_blocks: int,
-    args: tuple[int, ...],
-    *,
-    n_threads: int = N_THREADS,
+    api: DeviceApi, stream: Stream, kernel: Kernel, n_blocks: int, args: tuple[int, ...], *, n_threads: int = N_THREADS
 ) -> None:
-    if n_blocks > _MAX_BLOCKS:
+    if n_blocks > MAX_BLOCKS:
         raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer chunks at a time are needed")
     if n_blocks:
         api.launch(kernel, n_blocks, n_threads, args, stream)

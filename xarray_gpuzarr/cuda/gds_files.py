@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import FileRead, Stream
@@ -37,14 +37,7 @@ def why_no_files() -> str | None:
 
 
 class NativeFile:
-    """One file, open for reads into device memory.
-
-    Parameters
-    ----------
-    path : str
-    synchronize : callable
-        Blocks until a stream has done its work.
-    """
+    """One file, open for reads into device memory; `synchronize` blocks until a stream has done its work."""
 
     def __init__(self, path: str, synchronize: Callable[[Stream], None]) -> None:
         self._path = path
@@ -56,7 +49,8 @@ class NativeFile:
 
     def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
         """Start reading a range of the file; see `DeviceFile.read`."""
-        buffer = _DeviceBuffer(to, nbytes)
+        described = {"shape": (nbytes,), "typestr": "|u1", "data": (int(to), False), "version": 3}
+        buffer = SimpleNamespace(__cuda_array_interface__=described)
         try:
             self._synchronize(stream)  # kvikio's threads know nothing of it
             future = self._file.pread(buffer, nbytes, file_offset=offset)
@@ -72,7 +66,7 @@ class NativeFile:
 class NativeRead:
     """A read that was started; keeps what it writes to described until it is finished."""
 
-    def __init__(self, wait: Callable[[], int], path: str, buffer: _DeviceBuffer) -> None:
+    def __init__(self, wait: Callable[[], int], path: str, buffer: object) -> None:
         self._wait: Callable[[], int] | None = wait
         self._path = path
         self._buffer = buffer
@@ -87,18 +81,6 @@ class NativeRead:
             except (RuntimeError, OSError) as err:
                 raise _failed(self._path, "wait for a read into device memory", err) from err
         return self._n_read
-
-
-class _DeviceBuffer:
-    """Device memory as kvikio takes it."""
-
-    def __init__(self, address: Address, nbytes: int) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (int(address), False),
-            "version": 3,
-        }
 
 
 def _failed(path: str, action: str, err: Exception) -> StoreReadError:

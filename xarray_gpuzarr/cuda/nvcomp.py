@@ -124,16 +124,11 @@ class _Alignments(ctypes.Structure):
 
 _POINTER, _NBYTES = ctypes.c_void_p, ctypes.c_size_t
 _TEMP_SIZE = (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES)
-
-
-def _parameters(version: int) -> dict[str, tuple[type, ...]]:
-    """Return the parameters of a format's functions by what follows ``nvcompBatched<Format>Decompress``."""
-    asks_with_stream = version >= _ASKS_WITH_STREAM
-    return {
-        "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
-        "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
-        **({"GetTempSize": (*_TEMP_SIZE, _POINTER)} if asks_with_stream else {"GetTempSizeAsync": _TEMP_SIZE}),
-    }
+_PARAMETERS: dict[str, tuple[type, ...]] = {
+    "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
+    "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
+}
+"""Of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
 
 
 def status_name(code: int) -> str:
@@ -149,34 +144,15 @@ def quickest(fmt: Format, max_nbytes: int) -> Format:
 def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
     """Return the bytes of scratch memory that decoding a zstd batch takes, without asking the library.
 
-    Parameters
-    ----------
-    n_chunks : int
-        Below 2**24.
-    total_nbytes : int
-        Decompressed bytes of all chunks together.
-
-    Returns
-    -------
-    int
-        What ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 answers, to the byte. For planning: the call itself
-        is to be given what `Nvcomp.temp_nbytes` says.
-
-    Notes
-    -----
-    Fitted to 980 000 answers of that function up to 4 TiB (November 2026). It has no other source.
+    What ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 answers for fewer than 2**24 chunks, to the byte: fitted to
+    980 000 of its answers up to 4 TiB (November 2026), it has no other source. For planning: the call itself is to be
+    given what `Nvcomp.temp_nbytes` says.
     """
     return 3 * total_nbytes + 3468 * max(2 * n_chunks, total_nbytes // 65536)
 
 
 def find_nvcomp() -> ctypes.CDLL:
-    """Load nvCOMP from the ``nvidia-libnvcomp`` package. Needs no driver and no GPU.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        The package is absent, its library does not load, or its version does not fit.
-    """
+    """Load nvCOMP from the ``nvidia-libnvcomp`` package. Needs no driver and no GPU."""
     try:
         libnvcomp = importlib.import_module("nvidia.libnvcomp")
     except ImportError as error:
@@ -233,14 +209,8 @@ def _check(code: int, call: str) -> None:
 class Nvcomp:
     """The C functions of nvCOMP that decoding takes, for all formats. Safe to use from several threads.
 
-    Parameters
-    ----------
-    functions : object
-        Has the C functions as attributes: the library of `find_nvcomp`, or ctypes callbacks of the same types.
-
-    Notes
-    -----
-    Every call asks for the CUDA kernels, never for the hardware engine of newer GPUs.
+    `functions` has them as attributes: the library of `find_nvcomp`, or ctypes callbacks of the same types. Every call
+    asks for the CUDA kernels, never for the hardware engine of newer GPUs.
 
     References
     ----------
@@ -251,31 +221,21 @@ class Nvcomp:
         version = _version(functions)
         self.version = _version_text(version)
         """Version of the library, such as ``"6.0.0"``."""
+        self._asks_with_stream = version >= _ASKS_WITH_STREAM
+        asks = {"GetTempSize": (*_TEMP_SIZE, _POINTER)} if self._asks_with_stream else {"GetTempSizeAsync": _TEMP_SIZE}
         self._functions = {
             name: _function(functions, name, parameters)
             for c_name in _C_NAMES.values()
-            for suffix, parameters in _parameters(version).items()
+            for suffix, parameters in {**_PARAMETERS, **asks}.items()
             for name in [f"nvcompBatched{c_name}Decompress{suffix}"]
         }
-        self._asks_with_stream = version >= _ASKS_WITH_STREAM
         self._alignments: dict[Format, Alignment] = {}
 
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
         """Return the bytes of scratch memory that `decompress` needs; takes about 3 us, and a GPU only to look ahead.
 
-        Parameters
-        ----------
-        fmt : Format
-        n_chunks : int
-        max_nbytes : int
-            Decompressed bytes of the largest chunk.
-        total_nbytes : int
-            Decompressed bytes of all chunks together.
-
-        Raises
-        ------
-        CudaError
-            A chunk is larger than `MAX_CHUNK_NBYTES`.
+        `max_nbytes` are the decompressed bytes of the largest chunk, `total_nbytes` of all together. A chunk that is
+        larger than `MAX_CHUNK_NBYTES` is a `CudaError`.
         """
         answer = ctypes.c_size_t()
         said = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
@@ -299,19 +259,8 @@ class Nvcomp:
     ) -> None:
         """Decode a batch on a stream; returns before it is done, and does nothing for no chunks.
 
-        Parameters
-        ----------
-        fmt : Format
-        batch : Batch
-            Columns in device memory, which like all memory they point to must live until the stream has passed here.
-        n_chunks : int
-            Entries in each column.
-        temp : int
-            Address of scratch memory, overwritten; 0 if `temp_nbytes` is 0.
-        temp_nbytes : int
-            Its length in bytes.
-        stream : int
-            Handle of the stream.
+        The columns of the batch, and all memory they point to, must live until the stream has passed here; so must the
+        scratch memory at the address `temp`, which is overwritten.
 
         Raises
         ------

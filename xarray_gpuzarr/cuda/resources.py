@@ -37,12 +37,7 @@ class _Read:
 class SharedLock:
     """Lets reads of several threads run together, or one alone; those that wait begin in the order in which they came.
 
-    Signals may interrupt whoever holds it or waits for it.
-
-    Parameters
-    ----------
-    n_together : int
-        Threads that may read at once.
+    Signals may interrupt whoever holds it or waits for it. `n_together` threads may read at once.
     """
 
     def __init__(self, n_together: int = sys.maxsize) -> None:
@@ -69,11 +64,13 @@ class SharedLock:
         mine = _Read(get_ident())
         try:
             self._reads[mine] = None
-            self._changed.wait_until(lambda: self._begins(mine))
+            if not self._begins(mine):
+                self._changed.wait_until(lambda: self._begins(mine))
             return read(*arguments)
         finally:
             self._reads.pop(mine, None)
-            self._changed.ring_for_all()
+            if self._changed.waiting:
+                self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until nobody else reads, and let nobody else begin."""
@@ -92,7 +89,7 @@ class SharedLock:
         with self._lock:
             reads = list(self._reads)
             earlier = reads[: reads.index(mine)]
-            is_inside = any(read.thread == me and read.is_under_way for read in earlier)
+            is_inside = me in [read.thread for read in earlier if read.is_under_way]
             may_begin = self._alone is None and len({read.thread for read in earlier}) < self._n_together
             if not (is_inside or may_begin or self._alone == me):  # whoever is alone comes before all that wait
                 return False
@@ -128,12 +125,7 @@ def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
 class Workspace:
     """Streams and memory of one read at a time on one device.
 
-    Parameters
-    ----------
-    api : DeviceApi
-    options : ResourceOptions
-    keeps_results : bool
-        Whether nobody but this workspace's `copy` stream looks at results: the array library may work on any stream.
+    Where it `keeps_results`, nobody but its `copy` stream looks at results: the array library may work on any stream.
     """
 
     def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
@@ -170,8 +162,6 @@ class Workspace:
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to; the consumer, once the host has waited.
 
-        Notes
-        -----
         `streams` do not wait for what the consumer has been given: the memory comes back behind that, and not here.
         """
         consumer = self._consumer or self.api.consumer_stream()
@@ -350,8 +340,6 @@ class WorkerResources:
     def close(self) -> None:
         """Close all workspaces, once the reads that are under way have ended.
 
-        Notes
-        -----
         Streams are idle before memory goes, and both are gone before whoever calls this takes the pool away.
         """
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import cupy
@@ -68,15 +69,7 @@ class NativeMemory:
 
 
 class RmmMemory:
-    """Device memory of one device.
-
-    Parameters
-    ----------
-    index : int
-        Number of the device in this process.
-    choice : str
-        See `ResourceOptions.memory`.
-    """
+    """Device memory of one device; `choice` is `ResourceOptions.memory`."""
 
     def __init__(self, index: int, choice: MemoryChoice) -> None:
         self._index = index
@@ -86,13 +79,7 @@ class RmmMemory:
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
-        """Return uninitialised memory, which goes back in the order of `stream` when it is dropped.
-
-        Raises
-        ------
-        DeviceMemoryError
-            There is not so much left.
-        """
+        """Return uninitialised memory, which goes back in the order of `stream` when it is dropped."""
         resource = self.resource()
         try:
             address = resource.allocate(nbytes, stream.for_rmm) if nbytes else 0
@@ -141,30 +128,19 @@ def is_plain(resource: object) -> bool:
 
 
 def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
-    """Let reads, RMM and CuPy use one pool.
+    """Let reads, RMM and CuPy use one pool; return what takes back what was changed here and not since.
 
-    Parameters
-    ----------
-    index : int
-        Number of the device.
-    memory : RmmMemory
-        Where reads get their memory from.
-    install : "always", "if plain" or "never"
-        When to make that RMM's current resource. CuPy is made to allocate through RMM unless RMM's current resource
-        is then a plain one, which is slower than CuPy's own pool.
-
-    Returns
-    -------
-    callable
-        Takes back what was changed here and not since; arrays that live keep their memory.
+    `install` says when to make the resource of `memory` RMM's current one. CuPy is made to allocate through RMM unless
+    that is then a plain one, which is slower than CuPy's own pool. Arrays that live keep their memory.
     """
     undone: list[Callable[[], None]] = []
     current = rmm.mr.get_per_device_resource(index)
     if install == "always" or (install == "if plain" and is_plain(current)):
-        undone += _install(index, current, memory.resource())
+        get, put = rmm.mr.get_per_device_resource, rmm.mr.set_per_device_resource
+        undone += _exchanged(partial(get, index), partial(put, index), memory.resource())
         current = rmm.mr.get_per_device_resource(index)
     if install == "always" or not is_plain(current):
-        undone += _allocate_through_rmm()
+        undone += _exchanged(cupy.cuda.get_allocator, cupy.cuda.set_allocator, rmm_cupy_allocator)
 
     def undo() -> None:
         while undone:
@@ -173,26 +149,15 @@ def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
     return undo
 
 
-def _install(index: int, current: object, resource: object) -> list[Callable[[], None]]:
-    if resource is current:
+def _exchanged(get: Callable[[], object], put: Callable[[object], object], wanted: object) -> list[Callable[[], None]]:
+    """Put something in place of what is in force; return what takes that back, unless somebody else did meanwhile."""
+    before = get()
+    if before is wanted:
         return []
-    rmm.mr.set_per_device_resource(index, resource)
+    put(wanted)
 
     def take_back() -> None:
-        if rmm.mr.get_per_device_resource(index) is resource:
-            rmm.mr.set_per_device_resource(index, current)
-
-    return [take_back]
-
-
-def _allocate_through_rmm() -> list[Callable[[], None]]:
-    before = cupy.cuda.get_allocator()
-    if before is rmm_cupy_allocator:
-        return []
-    cupy.cuda.set_allocator(rmm_cupy_allocator)
-
-    def take_back() -> None:
-        if cupy.cuda.get_allocator() is rmm_cupy_allocator:
-            cupy.cuda.set_allocator(before)
+        if get() is wanted:
+            put(before)
 
     return [take_back]

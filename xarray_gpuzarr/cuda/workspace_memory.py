@@ -18,40 +18,29 @@ _ROUNDED_NBYTES = 16 * 1024**2
 
 
 class WorkspaceMemory:
-    """Device memory for one purpose.
-
-    Parameters
-    ----------
-    api : DeviceApi
-    quiet : Stream
-        Runs nothing: memory that the device is done with is freed on it, so that whoever takes it waits for nothing.
-    kept_nbytes : int
-        Bytes that stay with the workspace when nothing is read.
-    """
+    """Device memory for one purpose."""
 
     def __init__(self, api: DeviceApi, quiet: Stream, kept_nbytes: int = 0) -> None:
         self._api = api
         self._quiet = quiet
+        """Runs nothing: memory that the device is done with is freed on it: whoever takes it waits for nothing."""
         self.kept_nbytes = kept_nbytes
+        """Bytes that stay with the workspace when nothing is read."""
         self._lent: dict[int, DeviceMemory] = {}
         self._idle: list[DeviceMemory] = []
         """The shortest first."""
 
     def lend(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return memory for `stream`, to be given back by `give_back`.
-
-        Raises
-        ------
-        DeviceMemoryError
-            There is not so much left.
-        """
+        """Return memory for `stream`, to be given back by `give_back`; raises as `DeviceApi.allocate`."""
         for memory in self._idle:
             if memory.nbytes >= nbytes:
                 self._idle.remove(memory)
                 break
         else:
             self.free_idle()  # all too short: outgrown
-            memory = self._api.allocate(_rounded(max(1, nbytes)), stream)
+            # Up to a sixteenth of the power of two below.
+            step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
+            memory = self._api.allocate(max(1, -(-nbytes // step) * step), stream)
         self._lent[memory.address] = memory
         return memory
 
@@ -101,14 +90,6 @@ def most_taken(nbytes: int) -> int:
     return nbytes if nbytes < _ROUNDED_NBYTES else nbytes + nbytes // 16
 
 
-def _rounded(nbytes: int) -> int:
-    """Round up to a sixteenth of the power of two below."""
-    if nbytes < _ROUNDED_NBYTES:
-        return nbytes
-    step = 1 << (nbytes.bit_length() - 5)
-    return -(-nbytes // step) * step
-
-
 class Slot:
     """Pinned memory that is lent out and comes back."""
 
@@ -129,19 +110,11 @@ class Slot:
 
 
 class PinnedRing:
-    """A fixed number of slots, lent out in turn.
+    """A fixed number of slots, lent out in turn, each of `nbytes` at first.
 
-    Parameters
-    ----------
-    api : DeviceApi
-    n_slots : int
-    nbytes : int
-        Length of a slot at first, in bytes. One that is asked to be longer is replaced, by one that is half as long
-        again at least: pinning memory takes milliseconds, and what is asked for may grow by a little each time.
-    full_nbytes : int or None
-        Length that slots grow to; only a longer request makes one longer.
-    kept_nbytes : int or None
-        Slots that have become longer are given back by `rewind`; None: none are.
+    One that is asked to be longer is replaced, by one that is half as long again at least: pinning memory takes
+    milliseconds, and what is asked for may grow by a little each time. Slots grow to `full_nbytes`; only a longer
+    request makes one longer. Those that are longer than `kept_nbytes` are given back by `rewind`; None: none are.
     """
 
     def __init__(

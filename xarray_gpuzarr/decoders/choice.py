@@ -26,11 +26,7 @@ from xarray_gpuzarr.process.advice import advise
 if TYPE_CHECKING:
     from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
-_CUDA_NEEDS = {
-    "cupy": "CuPy",
-    "rmm": "RMM",
-    "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
-}
+_CUDA_NEEDS = {"cupy": "CuPy", "rmm": "RMM", "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)"}
 _DEVICES = ("auto", "cuda", "host", "workers")
 _ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
 """What other packages call a device -> what it is called here."""
@@ -45,12 +41,13 @@ def missing_for_cuda() -> list[str]:
     asks NVML for GPUs, and looks for installed modules.
     """
     missing = [] if driver.has_driver() else ["the NVIDIA driver (libcuda)"]
-    missing += [] if missing or _sees_gpu() else ["a GPU that this process may use"]
-    return missing + [label for module, label in _CUDA_NEEDS.items() if not _installed(module)]
-
-
-def _sees_gpu() -> bool:
-    return _n_visible() != 0
+    missing += ["a GPU that this process may use"] if not missing and _n_visible() == 0 else []
+    for module, label in _CUDA_NEEDS.items():
+        try:
+            missing += [] if importlib.util.find_spec(module) is not None else [label]
+        except (ModuleNotFoundError, ValueError):  # the parent of a dotted name is absent; a module without a spec
+            missing.append(label)
+    return missing
 
 
 def _n_visible() -> int | None:
@@ -63,13 +60,6 @@ def _n_visible() -> int | None:
     return len(seen) if count is None else min(count, len(seen))
 
 
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # the parent package of a dotted name is absent; a module without a spec
-        return False
-
-
 def resolve_storage(storage: str, device: str) -> Storage:
     """Check how local files are to reach a device.
 
@@ -80,22 +70,14 @@ def resolve_storage(storage: str, device: str) -> Storage:
     DeviceUnavailableError
         ``"gds"`` was asked for, and this machine lacks something for it.
     """
-    for known in get_args(Storage):
-        if storage != known:
-            continue
-        if storage == "gds":
-            _require_direct_files(device)
-        return cast("Storage", known)
-    raise OptionError(
-        "unknown storage",
-        tried=f"storage={storage!r}",
-        found="valid options: " + ", ".join(map(repr, get_args(Storage))),
-        do="leave storage out, or choose one of these",
-    )
-
-
-def _require_direct_files(device: str) -> None:
-    resolved = resolve_device(device)
+    if storage not in get_args(Storage):
+        raise OptionError(
+            "unknown storage",
+            tried=f"storage={storage!r}",
+            found="valid options: " + ", ".join(map(repr, get_args(Storage))),
+            do="leave storage out, or choose one of these",
+        )
+    resolved = resolve_device(device) if storage == "gds" else None
     if resolved == "host":
         raise OptionError(
             'storage="gds" cannot be used here',
@@ -104,11 +86,11 @@ def _require_direct_files(device: str) -> None:
             do="leave storage out"
             + (": this machine has no usable GPU" if resolve_device("auto") == "host" else ', or say device="cuda"'),
         )
-    if resolved != "workers":
-        decoder = decoder_for(resolved)
-        why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
-        if why is not None:
-            raise no_direct_files(why)
+    decoder = None if resolved in (None, "workers") else decoder_for(resolved)
+    why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
+    if why is not None:
+        raise no_direct_files(why)
+    return cast("Storage", storage)
 
 
 def resolve_device(device: str) -> Device:
@@ -132,17 +114,31 @@ def resolve_device(device: str) -> Device:
         return device
     missing = missing_for_cuda()
     if not missing:
-        _require_gpu(_number(device))
+        number, count = _number(device), _n_visible()
+        if number is not None and count is not None and number >= count:
+            raise DeviceUnavailableError(
+                f"device='cuda:{number}' cannot be used here",
+                tried="the GPUs that this process may use, counted from 0",
+                found=f"{count}, the last of them 'cuda:{count - 1}'",
+                do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
+            )
         return "cuda" if device == "auto" else device
+    lacks_packages_only = set(missing) <= set(_CUDA_NEEDS.values())
     if device != "auto":
-        where = "" if set(missing) <= set(_CUDA_NEEDS.values()) else "on a machine with an NVIDIA GPU and its driver: "
+        where = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
         raise DeviceUnavailableError(
             f"device={device!r} cannot be used here",
             tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
             do=f"{where}{INSTALL_FOR_CUDA}; or read on the host with device='auto' or device='host'",
         )
-    _advise_packages(missing)
+    if lacks_packages_only:
+        advise(
+            "packages",
+            "this machine has a GPU, and device='auto' reads to the host",
+            found="missing: " + ", ".join(missing),
+            do=f"{INSTALL_FOR_CUDA}; device='host' if that is meant",
+        )
     return "host"
 
 
@@ -163,38 +159,9 @@ def _number(device: str) -> int | None:
     return None if named is None else int(named[1])
 
 
-def _require_gpu(number: int | None) -> None:
-    """Raise if it is known that this process may not use a GPU of that number."""
-    count = _n_visible()
-    if number is not None and count is not None and number >= count:
-        raise DeviceUnavailableError(
-            f"device='cuda:{number}' cannot be used here",
-            tried="the GPUs that this process may use, counted from 0",
-            found=f"{count}, the last of them 'cuda:{count - 1}'",
-            do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
-        )
-
-
-def _advise_packages(missing: list[str]) -> None:
-    """Say so if only packages keep ``"auto"`` from the GPU that is here."""
-    if set(missing) <= set(_CUDA_NEEDS.values()):
-        advise(
-            "packages",
-            "this machine has a GPU, and device='auto' reads to the host",
-            found="missing: " + ", ".join(missing),
-            do=f"{INSTALL_FOR_CUDA}; device='host' if that is meant",
-        )
-
-
 @cache
 def decoder_for(device: str) -> Decoder:
-    """Return the decoder of a device, one per process.
-
-    Raises
-    ------
-    OptionError, DeviceUnavailableError
-        See `resolve_device`.
-    """
+    """Return the decoder of a device, one per process; raises as `resolve_device`."""
     resolved = resolve_device(device)
     if resolved != device:
         return decoder_for(resolved)
@@ -212,10 +179,7 @@ def decoder_for(device: str) -> Decoder:
 def usable_device(device: str) -> Device:
     """Turn ``"auto"`` into the device that reads can use here, as `resolve_device`, and ask it: that starts CUDA."""
     resolved = resolve_device(device)
-    decoder = decoder_for(resolved)
-    if device == "auto" and isinstance(decoder, SelfChecking) and decoder.why_unusable() is not None:
-        return "host"
-    return resolved
+    return "host" if device == "auto" and not is_usable(decoder_for(resolved)) else resolved
 
 
 def is_usable(decoder: Decoder) -> bool:
@@ -224,15 +188,9 @@ def is_usable(decoder: Decoder) -> bool:
 
 
 def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
-    """Return what `read` does with a decoder, or with the host's if its device cannot even copy.
+    """Return what `read` does with a decoder; with the host's if its device cannot even copy, or breaks meanwhile.
 
-    Parameters
-    ----------
-    decoder : Decoder
-    read : callable
-        Called again with the host's decoder if the device breaks meanwhile.
-    or_host : bool
-        Whether the host will do, as with ``"auto"``. Asking the device starts it.
+    `or_host` says whether the host will do, as with ``"auto"``. Asking the device starts it.
     """
     if not or_host:
         return read(decoder)

@@ -74,10 +74,6 @@ class Decoder(Protocol):
         ----------
         plans : iterator of ReadPlan
             Drawn lazily and from one thread at a time; drawing one may read a shard index.
-        source : ByteSource
-        spec : ArraySpec
-        target : BoxTarget, PointTarget or StackTarget
-        cast : Cast
         out : array of this decoder's library, or None
             Where the result goes if shape, dtype and layout fit: any strides on the host, C order on a device.
 
@@ -121,12 +117,7 @@ class Decoder(Protocol):
         """
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Bring a block that zarr-python decoded to `device` and cast it.
-
-        Returns
-        -------
-        array of the same shape and dtype `cast.dtype`, on `device`
-        """
+        """Return a block that zarr-python decoded, brought to `device` and cast."""
 
 
 @runtime_checkable
@@ -141,13 +132,7 @@ class PreparedDecoder(Decoder, Protocol):
     """A decoder that can do beforehand what its first reads would do, and let go of it."""
 
     def prepare(self, install: Install) -> Undo:
-        """Check what the device needs, share its memory as `install` says, and build kernels.
-
-        Returns
-        -------
-        callable
-            Takes the sharing back.
-        """
+        """Check what the device needs, build kernels, share memory as `install` says; return what undoes the latter."""
 
     def prepare_threads(self, n_threads: int) -> None:
         """Take what reads of so many more threads will use."""

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
@@ -83,7 +83,7 @@ class LocalSource:
         most_nbytes: int = NO_LIMIT,
     ) -> LocalSource:
         """Return this source, with a bound on files that are chunks."""
-        return self if most_nbytes == self.most_nbytes else replace(self, most_nbytes=most_nbytes)
+        return LocalSource(root=self.root, storage=self.storage, most_nbytes=most_nbytes)
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Return where a file lies, and the version that it must be of."""

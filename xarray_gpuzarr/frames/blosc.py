@@ -20,16 +20,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.frames.device_ready import device_ready
+from xarray_gpuzarr.frames.device_ready import Bytes, Flags, device_ready
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
-
-Bytes = npt.NDArray[np.uint8]
-Flags = npt.NDArray[np.bool_]
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
 _CODES = {"blosclz": BLOSCLZ, "lz4": LZ4, "lz4hc": LZ4, "snappy": SNAPPY, "zlib": ZLIB, "zstd": ZSTD}
 """Codecs of streams, by their number in a frame's header; lz4hc is lz4."""
+_SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
 RAW = 255
 """In place of a codec: the stream is the decoded bytes."""
 UNFILTERED, SHUFFLE, BITSHUFFLE = range(3)
@@ -83,18 +81,10 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
 
     Parameters
     ----------
-    data : ndarray of uint8, shape (m,), C order, host memory
-        Encoded chunks, not modified.
-    start, nbytes : ndarray of int64, shape (n,), host memory
-        The bytes of a chunk are ``data[start : start + nbytes]``; chunks may overlap.
-    expected : int
-        Decoded length of every chunk, in bytes.
+    data, start, nbytes, expected
+        As for `device_ready`.
     cname : str, optional
         Inner codec that frames should have, as the metadata say; frames of any other are left out. None: any.
-
-    Returns
-    -------
-    BloscStreams
 
     Raises
     ------
@@ -114,9 +104,14 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     frames = _sound_frames(data, start, nbytes, expected)
     if cname is not None:
-        frames = _of_codec(frames, _CODES.get(cname))
+        is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & _STORED != 0)
+        if not is_of_codec.all():
+            frames = _Frames._make(column[is_of_codec] for column in frames)
     blocks = _cut_blocks(data, frames, expected)
-    stored = _stored_streams(frames, expected)
+    # Each frame that is not compressed is one stream.
+    at = np.flatnonzero(frames.flags & _STORED)
+    source = frames.start[at] + _HEADER_NBYTES
+    stored = np.stack(np.broadcast_arrays(frames.chunk[at], source, expected, 0, expected, RAW))
     streams = np.concatenate([stored, *_walk_splits(data, frames, blocks)], axis=1)  # rows as in BloscStreams
     ready = np.zeros(len(start), np.bool_)
     ready[frames.chunk] = True
@@ -181,12 +176,6 @@ def _words(data: Bytes) -> npt.NDArray[np.uint32]:
     return np.ndarray((max(data.size - 3, 0),), "<u4", data, strides=(1,))
 
 
-def _headers(data: Bytes, start: Column) -> Column:
-    """Read four integers at each place, once from memory: shape (4, n)."""
-    whole = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))
-    return whole[start].view("<u4").reshape(-1, 4).T.astype(np.int64, order="C")
-
-
 def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> _Frames:
     """Return the frames whose headers are sound and leave room for their table and streams.
 
@@ -194,7 +183,9 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
     """
     chunk = np.flatnonzero(nbytes > _HEADER_NBYTES)
     start, nbytes = start[chunk], nbytes[chunk]
-    head, declared, blocksize, stored_nbytes = _headers(data, start)
+    # Four integers of each, read once from memory.
+    headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
+    head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
     flags, typesize = head >> 16 & 0xFF, head >> 24
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= ZSTD) & (typesize > 0)
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
@@ -202,16 +193,6 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
     sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
     sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= expected) | (flags & _STORED != 0)
     frames = _Frames._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
-    return _Frames._make(column[_has_room(frames, expected)] for column in frames)
-
-
-def _of_codec(frames: _Frames, codec: int | None) -> _Frames:
-    """Return the frames of an inner codec, and those that are stored as they are."""
-    is_of_codec = (frames.flags >> 5 == codec) | (frames.flags & _STORED != 0)
-    return frames if is_of_codec.all() else _Frames._make(column[is_of_codec] for column in frames)
-
-
-def _has_room(frames: _Frames, expected: int) -> Flags:
     n_splits = frames.n_splits()
     whole, leftover = np.divmod(expected, frames.blocksize)
     # An entry of the table for each block, and for each stream its length and a byte.
@@ -220,7 +201,7 @@ def _has_room(frames: _Frames, expected: int) -> Flags:
     fits = np.where(frames.flags & _STORED, payload == expected, payload >= least)
     # c-blosc would leave the end of such a block undefined.
     fits &= frames.blocksize % n_splits == 0
-    return fits
+    return _Frames._make(column[fits] for column in frames)
 
 
 def _cut_blocks(data: Bytes, frames: _Frames, expected: int) -> _Blocks:
@@ -241,12 +222,9 @@ def _cut_blocks(data: Bytes, frames: _Frames, expected: int) -> _Blocks:
 
 
 def _walk_splits(data: Bytes, frames: _Frames, blocks: _Blocks) -> Iterator[Column]:
-    """Follow the lengths of the splits of all blocks at once.
+    """Follow the lengths of the splits of all blocks at once; yield columns of `BloscStreams`, shape (6, n_streams).
 
-    Yields
-    ------
-    ndarray of int64, shape (6, n_streams)
-        The columns of `BloscStreams`. A stream that does not lie inside its frame has no bytes.
+    A stream that does not lie inside its frame has no bytes.
     """
     words = _words(data)
     chunk, codec = frames.chunk[blocks.frame], frames.flags[blocks.frame] >> 5
@@ -265,13 +243,6 @@ def _walk_splits(data: Bytes, frames: _Frames, blocks: _Blocks) -> Iterator[Colu
         at[block] = here + length
 
 
-def _stored_streams(frames: _Frames, expected: int) -> Column:
-    """Return each frame that is not compressed as one stream."""
-    at = np.flatnonzero(frames.flags & _STORED)
-    source = frames.start[at] + _HEADER_NBYTES
-    return np.stack(np.broadcast_arrays(frames.chunk[at], source, expected, 0, expected, RAW))
-
-
 def _sound_streams(data: Bytes, streams: Column) -> Flags:
     """Return which streams are inside their frame and have a sound header."""
     _, source, source_nbytes, _, target_nbytes, kind = streams
@@ -279,34 +250,22 @@ def _sound_streams(data: Bytes, streams: Column) -> Flags:
     for codec, spec in _SPECS.items():
         at = np.flatnonzero(sound & (kind == codec))
         sound[at] = False
-        for rows in _by_value(at, target_nbytes[at])[:_MAX_LENGTHS]:
+        # In parts of one decoded length each, the longest first.
+        in_order = at[np.argsort(target_nbytes[at], kind="stable")]
+        parts = np.split(in_order, np.flatnonzero(np.diff(target_nbytes[in_order])) + 1)
+        for rows in sorted((part for part in parts if part.size), key=len, reverse=True)[:_MAX_LENGTHS]:
             sound[rows] = device_ready(spec, data, source[rows], source_nbytes[rows], int(target_nbytes[rows[0]]))
     at = np.flatnonzero(sound & (kind == SNAPPY))
-    sound[at] = _snappy_nbytes(data, source[at], source_nbytes[at]) == target_nbytes[at]
-    return sound
-
-
-_SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
-
-
-def _by_value(at: Column, values: Column) -> list[Column]:
-    """Cut `at` into parts of one value each, the longest first."""
-    order = np.argsort(values, kind="stable")
-    cuts = np.flatnonzero(np.diff(values[order])) + 1
-    parts = [part for part in np.split(at[order], cuts) if part.size]
-    return sorted(parts, key=len, reverse=True)
-
-
-def _snappy_nbytes(data: Bytes, start: Column, nbytes: Column) -> Column:
-    """Read the decoded length that snappy streams begin with; -1 where it has no end."""
-    length = np.zeros(start.size, np.int64)
-    unread = np.ones(start.size, np.bool_)
-    for at in range(5):
+    # Of snappy, read the decoded length that a stream begins with.
+    first, last = source[at], source_nbytes[at] - 1
+    length, unread = np.zeros(at.size, np.int64), np.ones(at.size, np.bool_)
+    for number in range(5):
         # In a stream that ends before its length does, the last byte is read again: it goes on, too.
-        byte = data[start + np.minimum(at, nbytes - 1)]
-        length += np.where(unread, byte & 0x7F, 0).astype(np.int64) << 7 * at
+        byte = data[first + np.minimum(number, last)]
+        length += np.where(unread, byte & 0x7F, 0).astype(np.int64) << 7 * number
         unread &= byte >= 0x80
-    return np.where(unread, -1, length)
+    sound[at] = ~unread & (length == target_nbytes[at])
+    return sound
 
 
 def _filters(frames: _Frames, blocks: _Blocks) -> npt.NDArray[np.uint8]:

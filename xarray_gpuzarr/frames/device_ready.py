@@ -23,6 +23,9 @@ from xarray_gpuzarr.stored.codecs import BytesBytesSpec, GzipSpec, Lz4Spec, Zlib
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
+_ZSTD_MAGIC = 0xFD2FB528
+LEAST_ZSTD_NBYTES = 10
+"""Of a frame that decodes to one byte."""
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 
 
@@ -54,7 +57,7 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     A decision rests on the chunk's own bytes only.
 
     zstd: a frame that declares `expected` bytes. Refused are a content checksum, which no device decoder verifies, and
-    a dictionary. Where its blocks end is left to the device (`cuda.zstd`).
+    a dictionary. Where its blocks end is left to the device (`cuda.launch.check_zstd`).
 
     gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
     empty, or by such a coincidence.
@@ -100,11 +103,6 @@ def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # n
 def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
     ready: Flags = _words(data, _U4)[start] == expected
     return ready
-
-
-_ZSTD_MAGIC = 0xFD2FB528
-LEAST_ZSTD_NBYTES = 10
-"""Of a frame that decodes to one byte."""
 
 
 def _descriptor_fields() -> Column:

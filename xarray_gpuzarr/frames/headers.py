@@ -25,6 +25,9 @@ from xarray_gpuzarr.stored.codecs import (
     of_each,
 )
 
+_BLOSC_LENGTHS = struct.Struct("<BxxxIII")
+_BLOSC_VERSION = 2
+
 
 class FrameError(Exception):
     """A frame is not what its codec says; the text completes "found: ..."."""
@@ -34,17 +37,10 @@ class CodecFailure(FrameError):  # noqa: N818  # no damage, which other errors o
     """A codec could not run, which says nothing of the frame; ``__cause__`` is what it raised."""
 
 
-_BLOSC_LENGTHS = struct.Struct("<BxxxIII")
-_BLOSC_VERSION = 2
-
-
 def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
-    """Return the lengths that the header of a blosc frame declares; raise FrameError if it is none, or is cut short.
+    """Return the decoded and encoded bytes that a blosc header declares; `FrameError` if it is none, or cut short.
 
-    Returns
-    -------
-    decoded, encoded : int
-        Bytes. Some writers leave bytes behind the frame, as z5 does, and readers pass over them.
+    Some writers leave bytes behind the frame, as z5 does, and readers pass over them.
     """
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
@@ -110,17 +106,9 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
 
 
 def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
-    """Return the decoded length that a frame's header declares.
+    """Return the decoded length in bytes that a frame's header declares; None if it does not say.
 
-    Returns
-    -------
-    int or None
-        Bytes; None if the format, or this frame, does not say before it is decoded.
-
-    Raises
-    ------
-    FrameError
-        The bytes do not begin a frame of this codec.
+    Bytes that do not begin a frame of this codec are a `FrameError`.
     """
     parse = _NBYTES.get(type(spec))
     return None if parse is None else parse(frame)

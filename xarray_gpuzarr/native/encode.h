@@ -35,7 +35,7 @@ typedef struct {
     const char *path;     /* of its file; NULL: it is written to `memory` */
     const int64_t *at;    /* along each axis: its number */
     int64_t is_whole;     /* whether what is not written to is fill value, whatever is stored */
-    char *memory;
+    char *memory;         /* NULL: what is written is a chunk of the caller's array as it lies there, and becomes `memory` */
     int64_t memory_nbytes;
     const char *old;      /* what is stored, if that is not a file; NULL: nothing */
     int64_t old_nbytes;
@@ -402,10 +402,10 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     const job_t *job = encoder->job;
     rows_t rows = {.boxes = box};
     int is_raw = job->codec == RAW, is_caller = !encoder->swap && is_all(job, &rows) && is_direct(job, &rows, 0);
-    int is_copied = !is_caller || !is_raw || job->n_checksums;
+    int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && object->memory && !encoder->index_nbytes;
     char *chunk = is_caller ? destination(job, &rows, 0) : NULL;
     if (is_caller && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
-    char *to = is_copied ? room_in_unit(writer->unit, encoder->most_nbytes) : chunk;
+    char *to = !is_copied ? chunk : stays ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
     if (!to || !(is_caller || is_raw || has_scratch(writer))) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!is_caller) {
         chunk = is_raw ? to : writer->scratch + HEAD_NBYTES;
@@ -416,7 +416,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     if (!nbytes) return fail(writer->writing, object, NOT_ENCODED, entry);
     if (is_raw && chunk != to) memcpy(to, chunk, (size_t)nbytes);
     for (int64_t i = 0; i < job->n_checksums; i++, nbytes += CRC_NBYTES) put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
-    add_part(writer->unit, is_copied ? NULL : chunk, nbytes);
+    add_part(writer->unit, is_copied && !stays ? NULL : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -455,7 +455,7 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
 {
     if (!object->path) {
         if (offset + nbytes > object->memory_nbytes) return errno = ENOBUFS, 0;
-        return memcpy(object->memory + offset, at, (size_t)nbytes) != NULL;
+        return at == object->memory + offset || memcpy(object->memory + offset, at, (size_t)nbytes) != NULL;
     }
     if (progress->file < 0 && !open_partial(object, progress)) return 0;
     for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
@@ -472,6 +472,8 @@ static int put_unit(writing_t *writing, object_t *object, progress_t *progress, 
 {
     const encoder_t *encoder = writing->encoder;
     int64_t end = progress->end, behind = (number + 1) * encoder->step;
+    if (!object->path && !object->memory && unit->n_parts && unit->part->at)
+        object->memory = unit->part->at, object->memory_nbytes = unit->part->nbytes;
     for (const part_t *part = unit->part; part < unit->part + unit->n_parts; end += part++->nbytes)
         if (!put(object, progress, part->at ? part->at : unit->room + part->first, part->nbytes, end))
             return fail(writing, object, REFUSED, encoder->order[number * encoder->step]);

@@ -207,9 +207,12 @@ def crc32c(data: memoryview | bytes) -> int:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return where an array lies in host memory; `ndarray.ctypes` takes three times as long."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+    """Return where an array lies in host memory."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # in a quarter of the time of what follows
+    except (BufferError, TypeError, ValueError):  # it may not be written, has gaps, or is empty
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]:
@@ -233,13 +236,11 @@ def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]
 def empty_columns(**lengths: int) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
     """Return columns of int64, one after another in host memory, contents undefined, and the address of each."""
     memory = np.empty(sum(lengths.values()), np.int64)
-    # Twice as quick as `address`.
-    at = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else 0
-    addresses: dict[str, int] = {}
+    at = address(memory)
     for name, length in lengths.items():
-        addresses[name] = at
+        lengths[name] = at
         at += _INT64_NBYTES * length
-    return memory, addresses
+    return memory, lengths
 
 
 def address_of(memory: memoryview) -> int:

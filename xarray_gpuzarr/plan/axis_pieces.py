@@ -214,6 +214,9 @@ def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int,
 
 def runs_of_pieces(n_pieces: Sequence[int], most: int) -> Iterator[tuple[range, ...]]:
     """Cut the product of all axes' pieces into boxes of at most so many: one range of pieces per axis."""
+    if 0 < math.prod(n_pieces) <= most:
+        yield tuple(map(range, n_pieces))
+        return
     per_axis, room = [], most
     for n in reversed(n_pieces):
         length = max(1, min(n, room))

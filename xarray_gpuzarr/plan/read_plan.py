@@ -10,6 +10,7 @@ Rows stand object by object, in the order in which their bytes lie there, so a p
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native import empty_columns, int64_columns
+from xarray_gpuzarr.native import empty_columns
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
     intersect_axis,
@@ -68,8 +69,8 @@ class BoxTarget:
         else:
             lengths, pieces = [along.n_elements for along in spans], [along.n_pieces for along in spans]
             numbers = [n for along, count in zip(spans, per_shard, strict=True) for n in (*along, count)]
-            self._numbers, at = int64_columns(axes=numbers)
-            self.spans_at = at["axes"]
+            self._numbers = array("q", numbers)
+            self.spans_at = self._numbers.buffer_info()[0]
             """Address of `spans` and the chunks of a shard, as the compiled loops take them."""
         self.shape = tuple(lengths)
         """Shape of the output."""

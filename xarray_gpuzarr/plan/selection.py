@@ -80,6 +80,8 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
 def _expand(selection: Any, ndim: int) -> list[Any]:
     keys = list(selection) if isinstance(selection, tuple) else [selection]
     dots = [i for i, key in enumerate(keys) if key is Ellipsis]
+    if len(keys) == ndim and not dots:
+        return keys
     if len(dots) > 1 or len(keys) - len(dots) > ndim:
         raise SelectionError(
             "the selection does not fit the array",

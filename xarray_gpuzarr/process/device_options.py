@@ -157,4 +157,4 @@ in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
 
 def resource_options() -> ResourceOptions:
     """Return the options in force."""
-    return in_force.get()
+    return in_force.options or in_force.get()

@@ -37,13 +37,7 @@ class KeyEncoding:
         return self.prefix + (self.separator.join(names) or "0")
 
     def coord(self, key: str, ndim: int) -> tuple[int, ...]:
-        """Return the coordinate of the shard whose store key is `key`, of an array of `ndim` axes.
-
-        Raises
-        ------
-        ValueError
-            It is no shard of this array.
-        """
+        """Return the coordinate of the shard whose store key is `key`; `ValueError` if it is none of this array."""
         names = key.removeprefix(self.prefix).split(self.separator)
         coord = tuple(map(int, names[self.style == "default" :][:ndim]))
         if self.key(coord) != key:
@@ -94,18 +88,12 @@ class ArraySpec:
         """Bytes of one decoded inner chunk."""
         return math.prod(self.grid.chunk_shape) * self.numpy_dtype.itemsize
 
-    @property
-    def encoded_nbytes(self) -> int:
-        """Bytes of one inner chunk as filters have encoded it, and no compressor yet."""
-        nbytes = self.chunk_nbytes
-        for stage in reversed(self.codecs.stages):
-            nbytes = encoded_nbytes(stage, nbytes) or nbytes
-        return nbytes
-
     @cached_property
     def expected_nbytes(self) -> int:
         """Bytes that have room for a stored inner chunk: usual writers lengthen it by no more than 1/128 and 4 KiB."""
-        nbytes = self.encoded_nbytes
+        nbytes = self.chunk_nbytes
+        for stage in reversed(self.codecs.stages):  # as filters have encoded it, and no compressor yet
+            nbytes = encoded_nbytes(stage, nbytes) or nbytes
         return nbytes + nbytes // 128 + 4096
 
     @cached_property

@@ -64,23 +64,13 @@ class Cast:
 
 
 def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:
-    """Read the CF attributes of a numeric variable.
+    """Read the CF attributes, as stored, of a numeric variable; `decoded` is the dtype that xarray gives it.
 
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes as stored, before xarray decoded anything.
-    stored : numpy.dtype
-        Dtype of the stored elements.
-    decoded : numpy.dtype
-        Dtype that xarray gives the variable when it decodes it.
-
-    Returns
-    -------
-    Cast or None
-        None if the attributes ask for something that a cast cannot express; xarray decodes such a variable itself.
+    None if they ask for something that a cast cannot express; xarray decodes such a variable itself.
     """
-    view = _unsigned_view(attrs.get("_Unsigned"), stored)
+    view = None
+    if (stored.kind, attrs.get("_Unsigned")) in (("i", "true"), ("u", "false")):
+        view = f"{'u' if stored.kind == 'i' else 'i'}{stored.itemsize}"
     is_swapped = view is not None and not stored.isnative  # xarray compares such data with a byte-swapped _FillValue
     is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns of what is lost, whenever it is read
     if is_swapped or is_lossy:
@@ -101,29 +91,17 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)
 
 
-def _unsigned_view(unsigned: object, stored: np.dtype[Any]) -> str | None:
-    if stored.kind == "i" and unsigned == "true":
-        return f"u{stored.itemsize}"
-    if stored.kind == "u" and unsigned == "false":
-        return f"i{stored.itemsize}"
-    return None
-
-
 @np.errstate(all="ignore")
 def _mask_values(
     attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
 ) -> tuple[Number, ...]:
     """Collect the values that mean "missing" and that an element of the result can have."""
-    values, fill = (_not_nan(attrs[name]) if name in attrs else [] for name in ("missing_value", "_FillValue"))
+    arrays = (np.ravel(attrs.get(name, [])) for name in ("missing_value", "_FillValue"))
+    values, fill = (list(array[~np.isnan(array)]) for array in arrays)
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
         fill = list(np.asarray(fill).astype(stored).view(view))
     return tuple(sorted({v.item() for v in (*values, *fill) if _is_exact(v, decoded)}, key=repr))
-
-
-def _not_nan(value: Any) -> list[Any]:
-    array = np.ravel(value)
-    return list(array[~np.isnan(array)])
 
 
 def _is_exact(value: np.generic, decoded: np.dtype[Any]) -> bool:

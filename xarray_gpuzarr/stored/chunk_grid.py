@@ -17,14 +17,8 @@ class TooLargeError(ValueError):
 class ChunkGrid:
     """A regular grid of shards, each a regular grid of chunks.
 
-    An array that is not sharded has shards of one chunk.
-
-    Raises
-    ------
-    TooLargeError
-        An axis that is longer than `_MAX_LENGTH`.
-    ValueError
-        Shapes of other numbers of axes; an axis that has elements and no chunks.
+    An array that is not sharded has shards of one chunk. An axis that is longer than `_MAX_LENGTH` is a
+    `TooLargeError`; shapes of other numbers of axes, and an axis that has elements and no chunks, are a `ValueError`.
     """
 
     shape: tuple[int, ...]

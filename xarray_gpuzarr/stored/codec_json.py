@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -42,19 +42,10 @@ _PREFIX = "numcodecs."
 
 
 def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
-    """Read a v3 ``codecs`` list.
+    """Read a v3 ``codecs`` list: ``{"name": ..., "configuration": {...}}`` objects or plain names.
 
-    Parameters
-    ----------
-    codecs : sequence of JSON
-        ``{"name": ..., "configuration": {...}}`` objects or plain names.
-    dtype : numpy.dtype or None
-        Native dtype of the array; without it, codecs of elements are left to zarr-python.
-
-    Raises
-    ------
-    MetadataError
-        An entry has no name, or a known codec lacks a value that it needs.
+    Without the native `dtype` of the array, codecs of elements are left to zarr-python. An entry that has no name, or
+    lacks a value that it needs, is a `MetadataError`.
     """
     before: list[ArrayArraySpec] = []
     serializer: ArrayBytesSpec | None = None
@@ -66,7 +57,8 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
             serializer = spec
         elif serializer is None and isinstance(spec, ArrayArraySpec):
             before.append(spec)
-            dtype = _encoded_dtype(spec, dtype)
+            if isinstance(spec, OtherSpec | ElementSpec):
+                dtype = np.dtype(spec.encoded) if isinstance(spec, ElementSpec) else None
         else:
             after.append(spec)  # type: ignore[arg-type]  # whatever stands here works on bytes
     if serializer is None:
@@ -75,8 +67,13 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
             raise _bad_codec(codecs, "no codec turns the array into bytes")
         serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
         before.pop()
-    array_to_array = _in_byte_order(before, serializer)
-    return PipelineSpec(array_to_array=array_to_array, array_to_bytes=serializer, bytes_to_bytes=tuple(after))
+    last = next((at for at in reversed(range(len(before))) if isinstance(before[at], ElementSpec)), None)
+    # The last of those that change elements encodes them in the byte order of the bytes.
+    if last is not None and isinstance(serializer, BytesSpec):
+        elements = cast("ElementSpec", before[last])
+        stored = np.dtype(elements.encoded).newbyteorder(">" if serializer.endian == "big" else "<")
+        before[last] = replace(elements, encoded=stored.str)
+    return PipelineSpec(array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after))
 
 
 def _name(entry: Json) -> Json:
@@ -185,28 +182,7 @@ _CORE: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
     "scale_offset": _scale_offset,
     "cast_value": _cast_value,
 }
-_BYTES_TO_BYTES: dict[str, Callable[[], BytesBytesSpec]] = {
-    **COMPRESSORS,
-    "crc32c": ChecksumSpec,
-}
-
-
-def _encoded_dtype(spec: ArrayArraySpec, dtype: DType) -> DType:
-    if isinstance(spec, OtherSpec):
-        return None
-    return np.dtype(spec.encoded) if isinstance(spec, ElementSpec) else dtype
-
-
-def _in_byte_order(specs: Sequence[ArrayArraySpec], serializer: ArrayBytesSpec) -> tuple[ArrayArraySpec, ...]:
-    """Return array codecs of which the last one that changes elements encodes them in the byte order of the bytes."""
-    in_order = list(specs)
-    for at in reversed(range(len(in_order))):
-        spec = in_order[at]
-        if isinstance(spec, ElementSpec) and isinstance(serializer, BytesSpec):
-            stored = np.dtype(spec.encoded).newbyteorder(">" if serializer.endian == "big" else "<")
-            in_order[at] = replace(spec, encoded=stored.str)
-            break
-    return tuple(in_order)
+_BYTES_TO_BYTES: dict[str, Callable[[], BytesBytesSpec]] = {**COMPRESSORS, "crc32c": ChecksumSpec}
 
 
 def parse_v2_codecs(
@@ -217,38 +193,24 @@ def parse_v2_codecs(
     endian: Endian | None,
     ndim: int,
 ) -> PipelineSpec:
-    """Read the codec part of a v2 ``.zarray``.
+    """Read the codec part of a v2 ``.zarray``; `endian` is that of its ``dtype``, `ndim` the number of its axes.
 
-    Parameters
-    ----------
-    compressor : JSON object or None
-    filters : sequence of JSON objects or None
-    order : "C" or "F"
-        Memory layout of a chunk; "F" is a transpose that reverses the axes.
-    endian : "little", "big" or None
-        Byte order named by the v2 ``dtype``.
-    ndim : int
-        Number of axes of the array.
-
-    Notes
-    -----
-    Every codec takes the bytes that the one before gave, whatever their dtype: all are bytes-to-bytes.
+    The order "F" is a transpose that reverses the axes. Every codec takes the bytes that the one before gave, whatever
+    their dtype: all are bytes-to-bytes.
     """
     transposed = order == "F" and ndim > 1
     before = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if transposed else ()
-    after = tuple(_v2_codec(conf) for conf in (*(filters or ()), *([] if compressor is None else [compressor])))
-    return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=after)
-
-
-def _v2_codec(conf: Json) -> BytesBytesSpec:
-    if not isinstance(conf, Mapping) or not isinstance(conf.get("id"), str):
-        raise _bad_codec(conf, "a v2 codec without an id")
-    codec_id, rest = conf["id"], {k: v for k, v in conf.items() if k != "id"}
-    try:
-        spec = parse_numcodec(codec_id, rest, None)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
-        raise _bad_codec(conf, f"{type(err).__name__}: {err}") from err
-    return spec or OtherSpec(name=codec_id, configuration=_text(rest))
+    after: list[BytesBytesSpec] = []
+    for conf in (*(filters or ()), *([] if compressor is None else [compressor])):
+        if not isinstance(conf, Mapping) or not isinstance(conf.get("id"), str):
+            raise _bad_codec(conf, "a v2 codec without an id")
+        codec_id, rest = conf["id"], {k: v for k, v in conf.items() if k != "id"}
+        try:
+            spec = parse_numcodec(codec_id, rest, None)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
+            raise _bad_codec(conf, f"{type(err).__name__}: {err}") from err
+        after.append(spec or OtherSpec(name=codec_id, configuration=_text(rest)))
+    return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
 
 
 def _text(conf: Conf) -> str:

@@ -159,8 +159,8 @@ class DeltaSpec(ElementSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedScaleOffsetSpec(ElementSpec):
-    """Decoded as ``encoded / scale + offset``, in NumPy's arithmetic with Python numbers (numcodecs)."""
+class ScaledSpec(ElementSpec):
+    """Decoded as ``encoded / scale + offset``; the base of two."""
 
     scale: float
     """An int stays one."""
@@ -170,6 +170,11 @@ class FixedScaleOffsetSpec(ElementSpec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedScaleOffsetSpec(ScaledSpec):
+    """In NumPy's arithmetic with Python numbers (numcodecs)."""
 
     def __str__(self) -> str:
         return self._named("fixedscaleoffset")
@@ -184,17 +189,8 @@ class PackBitsSpec(ElementSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleOffsetSpec(ElementSpec):
-    """Decoded as ``encoded / scale + offset`` within one dtype; integers divide without a rest (Zarr extension)."""
-
-    scale: float
-    """Exactly a number of the dtype."""
-    offset: float
-    _written: str = field(init=False, repr=False)
-    """The numbers as text; see `Cast`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
+class ScaleOffsetSpec(ScaledSpec):
+    """Within one dtype, of which the numbers are exactly; integers divide without a rest (Zarr extension)."""
 
     def __str__(self) -> str:
         return f"scale_offset(scale={self.scale}, offset={self.offset})"
@@ -262,15 +258,7 @@ CodecSpec = ArrayArraySpec | ArrayBytesSpec | BytesBytesSpec
 
 
 def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
-    """Return a table that says something of each kind of codec: one that is left out is an error at import.
-
-    Parameters
-    ----------
-    kinds : union of types
-        `CompressorSpec`, `DeviceCompressorSpec` or `AnyElementSpec`.
-    rows : dict
-        By type of codec.
-    """
+    """Return a table that says something of each kind of codec in a union: one left out is an error at import."""
     if odd := sorted(kind.__name__ for kind in set(get_args(kinds)) ^ set(rows)):
         raise TypeError(f"a table of codecs lacks a row, or has one too many: {', '.join(odd)}")
     return rows
@@ -311,13 +299,7 @@ class PipelineSpec:
         return tuple(c for c in reversed((*self.array_to_array, *self.bytes_to_bytes)) if isinstance(c, StageSpec))
 
     def most_nbytes(self, chunk_nbytes: int) -> int:
-        """Return how many bytes a chunk has at most, stored or between two codecs: more than writers make of it.
-
-        Parameters
-        ----------
-        chunk_nbytes : int
-            Bytes of the decoded chunk.
-        """
+        """Return how many bytes a chunk has at most, stored or between two codecs: more than writers make of it."""
         if self.other is not None:
             return _UNKNOWN_TIMES * chunk_nbytes + _UNKNOWN_SLACK_NBYTES
         longest = nbytes = chunk_nbytes
@@ -329,13 +311,7 @@ class PipelineSpec:
 
 
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
-    """Return how long what decodes to `nbytes` bytes is.
-
-    Returns
-    -------
-    int or None
-        Bytes; None if that depends on what they hold, or if nothing decodes to so many.
-    """
+    """Return how many bytes decode to `nbytes` bytes; None if that depends on them, or nothing decodes to so many."""
     if isinstance(spec, ChecksumSpec):
         return nbytes + 4
     if isinstance(spec, PackBitsSpec):

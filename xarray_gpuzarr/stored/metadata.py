@@ -56,15 +56,14 @@ ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
 """Of an array, of either format."""
+parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
+"""What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What arithmetic and lookups raise where a document holds something else than it should."""
 
 
 def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     """Describe a stored array, or say why it cannot be planned.
-
-    Parameters
-    ----------
-    array : zarr.Array
-        Format 2 or 3.
 
     Raises
     ------
@@ -87,27 +86,15 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except MetadataError:
         raise
     except _MALFORMED as err:
-        raise _malformed(path, err) from err
+        raise MetadataError(
+            f"invalid metadata for array '/{path}'",
+            tried="its shapes, dtype, fill value and codecs",
+            found=f"{type(err).__name__}: {err}",
+            do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
+        ) from err
     # A resize gives an array another metadata object.
     parsed[number] = weakref.ref(metadata, lambda _: parsed.pop(number, None)), path, spec
     return spec
-
-
-parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
-"""What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
-
-
-_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What arithmetic and lookups raise where a document holds something else than it should."""
-
-
-def _malformed(path: str, err: Exception) -> MetadataError:
-    return MetadataError(
-        f"invalid metadata for array '/{path}'",
-        tried="its shapes, dtype, fill value and codecs",
-        found=f"{type(err).__name__}: {err}",
-        do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
-    )
 
 
 def native_dtype(metadata: Metadata) -> np.dtype[Any]:
@@ -144,7 +131,19 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
 def _parse_document(text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     """Describe all arrays that have the same metadata; path and fill value, which JSON may round, are left empty."""
     document = json.loads(text)
-    return _parse_v2(document, text, dtype) if document["zarr_format"] == 2 else _parse_v3(document, text, dtype)
+    if document["zarr_format"] != 2:
+        return _parse_v3(document, text, dtype)
+    shape = tuple(document["shape"])
+    return ArraySpec(
+        path="",
+        dtype=dtype.str,
+        grid=ChunkGrid(shape=shape, chunk_shape=tuple(document["chunks"]), chunks_per_shard=(1,) * len(shape)),
+        codecs=_v2_codecs(document, dtype),
+        index=None,
+        fill=b"",
+        keys=KeyEncoding(prefix="", style="v2", separator=document["dimension_separator"]),
+        metadata=text,
+    )
 
 
 def _require_right_elements(path: str, codecs: PipelineSpec) -> None:
@@ -175,26 +174,13 @@ def array_codecs(metadata: Metadata) -> PipelineSpec:
 
 
 def _v2_codecs(document: Mapping[str, Any], dtype: np.dtype[Any]) -> PipelineSpec:
+    endian: Endian | None = "big" if dtype.newbyteorder("=") != dtype else "little"
     return parse_v2_codecs(
         compressor=document["compressor"],
         filters=document["filters"],
         order=document["order"],
-        endian=_endian(dtype),
+        endian=None if dtype.itemsize == 1 else endian,
         ndim=len(document["shape"]),
-    )
-
-
-def _parse_v2(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> ArraySpec:
-    shape = tuple(document["shape"])
-    return ArraySpec(
-        path="",
-        dtype=dtype.str,
-        grid=ChunkGrid(shape=shape, chunk_shape=tuple(document["chunks"]), chunks_per_shard=(1,) * len(shape)),
-        codecs=_v2_codecs(document, dtype),
-        index=None,
-        fill=b"",
-        keys=KeyEncoding(prefix="", style="v2", separator=document["dimension_separator"]),
-        metadata=text,
     )
 
 
@@ -243,17 +229,8 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
         return None
     endian: Endian | None = codecs.array_to_bytes.endian  # type: ignore[union-attr]
     return ShardIndexSpec(
-        n_chunks=n_chunks,
-        location=sharding.index_location,
-        endian=endian or "little",
-        checksum=bool(after),
+        n_chunks=n_chunks, location=sharding.index_location, endian=endian or "little", checksum=bool(after)
     )
-
-
-def _endian(dtype: np.dtype[Any]) -> Endian | None:
-    if dtype.itemsize == 1:
-        return None
-    return "big" if dtype.newbyteorder("=") != dtype else "little"
 
 
 def to_json(document: Mapping[str, Any]) -> str:
@@ -268,11 +245,8 @@ def to_json(document: Mapping[str, Any]) -> str:
 def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[memoryview], npt.NDArray[Any]]:
     """Return a function that decodes one inner chunk with zarr-python's own codecs.
 
-    Returns
-    -------
-    callable
-        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory,
-        perhaps of these bytes. Safe to call from several threads. Raises whatever the codec raises.
+    It returns an ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype` in host memory, perhaps of the encoded
+    bytes, and raises whatever the codec raises. It is safe to call from several threads.
     """
     dtype = spec.numpy_dtype
     classes = _codec_classes(spec.metadata)
@@ -337,11 +311,7 @@ def _zarr_pipeline(
         return create_codec_pipeline(v2), spec
     v3 = ArrayV3Metadata.from_dict(data)
     spec = ZarrChunkSpec(
-        shape=v3.chunks,
-        dtype=v3.data_type,
-        fill_value=v3.fill_value,
-        config=config,
-        prototype=prototype,
+        shape=v3.chunks, dtype=v3.data_type, fill_value=v3.fill_value, config=config, prototype=prototype
     )
     pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
     # Before 3.3, a pipeline loses its codecs when it is fitted to an array; but those of metadata fit already.
@@ -349,12 +319,7 @@ def _zarr_pipeline(
 
 
 def require_array(array: object, asked: str = "read_array") -> None:
-    """Refuse what is no zarr array, and say how to get one from it.
-
-    Raises
-    ------
-    ArrayTypeError
-    """
+    """Refuse what is no zarr array with an `ArrayTypeError`, and say how to get one from it."""
     if isinstance(array, zarr.Array):
         return
     kind = type(array)

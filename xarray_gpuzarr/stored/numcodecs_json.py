@@ -46,40 +46,19 @@ _SHUFFLES = {-1: "auto", 0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 
 
 def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | IdentitySpec | None:
-    """Read one codec.
+    """Read one codec; `conf` is without its id, and `dtype` that of what it encodes, in format 3.
 
-    Parameters
-    ----------
-    codec_id : str
-    conf : JSON object
-        Without the id.
-    dtype : numpy.dtype or None
-        Dtype of what the codec encodes, in format 3.
-
-    Returns
-    -------
-    spec or None
-        None if this package leaves the codec, or this configuration of it, to zarr-python.
-
-    Raises
-    ------
-    AttributeError, KeyError, OverflowError, TypeError, ValueError
-        The configuration is malformed.
+    None if this package leaves the codec, or this configuration of it, to zarr-python. A malformed configuration raises
+    AttributeError, KeyError, OverflowError, TypeError or ValueError.
     """
     parse = _NUMCODECS.get(codec_id)
     return None if parse is None else parse(codec_id, conf, dtype)
 
 
-def _compressor(codec_id: str, _conf: Conf, _dtype: DType) -> CompressorSpec:
-    return COMPRESSORS[codec_id]()
-
-
 def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
     shuffle = conf.get("shuffle", 1)
     return BloscSpec(
-        cname=str(conf.get("cname", "lz4")),
-        shuffle=_SHUFFLES.get(shuffle, str(shuffle)),
-        typesize=conf.get("typesize"),
+        cname=str(conf.get("cname", "lz4")), shuffle=_SHUFFLES.get(shuffle, str(shuffle)), typesize=conf.get("typesize")
     )
 
 
@@ -136,12 +115,8 @@ def _bitround(codec_id: str, _conf: Conf, dtype: DType) -> IdentitySpec | None:
     return IdentitySpec(name=codec_id) if dtype is None or dtype.kind == "f" else None
 
 
-def _packbits(_id: str, _conf: Conf, _: DType) -> PackBitsSpec:
-    return PackBitsSpec(decoded="|b1", encoded="|u1")
-
-
 _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | None]] = {
-    **dict.fromkeys(COMPRESSORS, _compressor),
+    **dict.fromkeys(COMPRESSORS, lambda codec_id, _conf, _dtype: COMPRESSORS[codec_id]()),
     "blosc": _numcodecs_blosc,
     "shuffle": _shuffle,
     "crc32": _checksum("crc32", at_start=True),
@@ -154,7 +129,7 @@ _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | No
     "astype": _astype,
     "quantize": _quantize,
     "bitround": _bitround,
-    "packbits": _packbits,
+    "packbits": lambda _id, _conf, _dtype: PackBitsSpec(decoded="|b1", encoded="|u1"),
 }
 
 

@@ -10,7 +10,6 @@ Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field
 from typing import Literal, NamedTuple
 
@@ -67,17 +66,10 @@ class ShardIndex:
 def decode_shard_index(
     encoded: memoryview | bytes, spec: ShardIndexSpec, *, shard_nbytes: int | None, where: str
 ) -> ShardIndex:
-    """Decode and check a shard index.
+    """Decode and check a shard index, which lies in host memory as it is stored.
 
-    Parameters
-    ----------
-    encoded : bytes-like, host memory
-        The index as stored.
-    spec : ShardIndexSpec
-    shard_nbytes : int or None
-        Length of the whole shard in bytes, where the store tells it.
-    where : str
-        Array path and shard key, for error messages.
+    `shard_nbytes` is the length of the whole shard in bytes, where the store tells it, and `where` names array and
+    shard in errors.
 
     Raises
     ------
@@ -88,32 +80,35 @@ def decode_shard_index(
         found = f"{len(encoded) or shard_nbytes or 0} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
         raise _error(where, spec, found)
     if spec.checksum:
-        _check_crc(encoded, spec, where)
+        stored, actual = int.from_bytes(encoded[-_CRC_NBYTES:], "little"), crc32c(memoryview(encoded)[:-_CRC_NBYTES])
+        if stored != actual:
+            raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
     dtype = "<u8" if spec.endian == "little" else ">u8"
     columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
     offset, nbytes = columns.view(np.int64)
-    floor, limit = _bounds(spec, shard_nbytes)
+    # The first byte that chunks may have, and the end of the last.
+    floor = spec.nbytes if spec.location == "start" else 0
+    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - spec.nbytes + floor
     if _in_order(columns, floor, limit):
         return ShardIndex(offset=offset, nbytes=nbytes)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
-    _check_ranges(*columns[:, ~is_missing], floor=floor, limit=limit, error=lambda found: _error(where, spec, found))
+    first, length = columns[:, ~is_missing]
+    end = first + length
+    outside = (first < floor) | (length > limit) | (first > limit) | (end > limit)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        found = f"a chunk of {length[at]} bytes at {first[at]}, outside [{floor}, {limit})"
+        raise _error(where, spec, found)
+    # Chunks may be the same bytes, but not share some.
+    order = np.lexsort((length, first))
+    start, end = first[order], end[order]
+    overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
+    if overlap.any():
+        at = int(np.flatnonzero(overlap)[0])
+        found = f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap"
+        raise _error(where, spec, found)
     offset[is_missing] = 0
     return ShardIndex(offset=offset, nbytes=nbytes)
-
-
-def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
-    stored = int.from_bytes(encoded[-_CRC_NBYTES:], "little")
-    actual = crc32c(memoryview(encoded)[:-_CRC_NBYTES])
-    if stored != actual:
-        raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
-
-
-def _bounds(spec: ShardIndexSpec, shard_nbytes: int | None) -> tuple[int, int]:
-    """Return the first byte that chunks may have, and the end of the last."""
-    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
-    if spec.location == "start":
-        return spec.nbytes, limit
-    return 0, limit if shard_nbytes is None else limit - spec.nbytes
 
 
 def _in_order(columns: Unsigned, floor: int, limit: int) -> bool:
@@ -124,23 +119,6 @@ def _in_order(columns: Unsigned, floor: int, limit: int) -> bool:
         return False
     end = offset + nbytes
     return bool(offset[0] >= floor and end[-1] <= limit and (offset[1:] >= end[:-1]).all())
-
-
-def _check_ranges(
-    offset: Unsigned, nbytes: Unsigned, *, floor: int, limit: int, error: Callable[[str], ShardIndexError]
-) -> None:
-    """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
-    end = offset + nbytes
-    outside = (offset < floor) | (nbytes > limit) | (offset > limit) | (end > limit)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
-        raise error(f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})")
-    order = np.lexsort((nbytes, offset))
-    start, end = offset[order], end[order]
-    overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
-    if overlap.any():
-        at = int(np.flatnonzero(overlap)[0])
-        raise error(f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap")
 
 
 def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:

@@ -47,21 +47,10 @@ class TaskMemory:
 def task_memory(
     stored: StoredArray, block_shape: tuple[int, ...], *, options: ResourceOptions, gpu_nbytes: int
 ) -> TaskMemory:
-    """Return the memory that reading one block to a GPU takes.
+    """Return the memory that reading one block to a GPU takes; the block's first element is the first one of a chunk.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    block_shape : tuple of int
-        The first element of the block is the first one of a chunk.
-    options : ResourceOptions
-        If `scratch_nbytes` is not set, a read takes three quarters of the GPU's memory divided by `n_reads`.
-    gpu_nbytes : int
-
-    Raises
-    ------
-    DeviceMemoryError
-        The scratch memory of a thread is too small for one chunk.
+    If `options` do not set `scratch_nbytes`, a read takes three quarters of the GPU's memory divided by `n_reads`. If
+    that is too small for one chunk, that is a `DeviceMemoryError`.
     """
     result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
     spec = stored.spec

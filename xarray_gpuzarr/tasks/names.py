@@ -102,21 +102,15 @@ def _keys(stored: StoredArray) -> Iterator[str]:
         yield from (f"{folder}/{name}".lstrip("/") for name in (_METADATA_V3 if is_v3 else _METADATA))
     yield f"{path}/c"
     if isinstance(spec, ArraySpec):
-        for coord in _spread(spec.grid.n_shards):
-            key = spec.keys.key(coord)
+        total = prod(spec.grid.n_shards)  # with Python's integers: it may exceed 64 bits
+        for n in range(min(total, _N_SHARDS)):
+            place, coord = n * (total - 1) // (min(total, _N_SHARDS) - 1 or 1), list[int]()
+            for count in reversed(spec.grid.n_shards):
+                place, at = divmod(place, count)
+                coord.insert(0, at)
+            key = spec.keys.key(tuple(coord))
             yield key.rpartition("/")[0]
             yield key
-
-
-def _spread(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield evenly spaced coordinates of a grid, with Python's integers: its size may exceed 64 bits."""
-    total = prod(counts)
-    for n in range(min(total, _N_SHARDS)):
-        place, coord = n * (total - 1) // (min(total, _N_SHARDS) - 1 or 1), []
-        for count in reversed(counts):
-            place, at = divmod(place, count)
-            coord.append(at)
-        yield tuple(reversed(coord))
 
 
 def _mark(path: str) -> Mark:

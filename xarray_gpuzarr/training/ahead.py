@@ -114,14 +114,9 @@ class Ahead:
         return self._shared.stopped
 
     def result(self, number: int) -> Any:
-        """Wait for the result of a read; None if it is closed meanwhile.
+        """Wait for the result of a read, or raise what it raised; None if it is closed meanwhile.
 
-        Raises
-        ------
-        BaseException
-            What the read raised.
-        GpuZarrError
-            This is another process than the one that has begun.
+        In another process than the one that has begun, raises a `GpuZarrError`.
         """
         shared = self._shared
         if shared.process != os.getpid():

@@ -26,31 +26,26 @@ from xarray_gpuzarr.training.rows import IN_TURNS, BlockRow, cut_rows, join_rows
 def find_parts(variable: Variable) -> Parts:
     """Return the selections of stored arrays that a variable is made of. No I/O.
 
-    Raises
-    ------
-    UnresolvedError
-        It is in memory, is computed, or was not opened by this engine.
+    An `UnresolvedError` says that it is in memory, is computed, or was not opened by this engine.
     """
     data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
-    return _of_blocks(data) if isinstance(data, da.Array) else Parts.of(Part.of(data))
-
-
-def _of_blocks(array: da.Array) -> Parts:
-    chunked = _chunked_reader(array)
+    if not isinstance(data, da.Array):
+        return Parts.of(Part.of(data))
+    chunked = _chunked_reader(data)
     if chunked is not None:
         return Parts.of(Part.of(chunked.array))
-    grid = np.empty(array.numblocks, object)
-    traced = _Traced(ensure_dict(array.dask))
+    grid = np.empty(data.numblocks, object)
+    traced = _Traced(ensure_dict(data.dask))
     for block in product(*map(range, grid.shape)):
-        row = grid[block] = traced.row((array.name, *block))
-        if row.shape != tuple(axis[i] for axis, i in zip(array.chunks, block, strict=True)):
+        row = grid[block] = traced.row((data.name, *block))
+        if row.shape != tuple(axis[i] for axis, i in zip(data.chunks, block, strict=True)):
             raise UnresolvedError("dask does not know the lengths of its chunks")
         for part in row.parts:
-            if part.lazy.dtype != array.dtype or part.lazy.device != grid.flat[0].parts[0].lazy.device:
+            if part.lazy.dtype != data.dtype or part.lazy.device != grid.flat[0].parts[0].lazy.device:
                 raise UnresolvedError("its blocks have several dtypes, or live on several devices")
-    parts = cut_rows(grid, array.chunks).merged()
+    parts = cut_rows(grid, data.chunks).merged()
     if len({id(part.lazy) for part in parts.grid.flat}) < parts.grid.size:  # a chunk could be read for several parts
         raise UnresolvedError(IN_TURNS)
     return parts
@@ -63,11 +58,8 @@ def _chunked_reader(array: da.Array) -> BlockReader | None:
         return None
     reader = dict(graph.layers[original]).get(original)
     reader = getattr(reader, "value", reader)
-    return (
-        reader
-        if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (array.shape, array.dtype)
-        else None
-    )
+    is_whole = isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (array.shape, array.dtype)
+    return reader if is_whole else None
 
 
 class _Traced:
@@ -111,14 +103,11 @@ class _Traced:
             return [self._of_old(each) for each in node]
         if isinstance(node, tuple) and node and callable(node[0]):
             return _result(node[0], node[1:], {}, self._of_old)
-        return self._of_key(node) if isinstance(node, str | tuple) and _is_in(self._graph, node) else node
-
-
-def _is_in(graph: Mapping[Any, Any], key: Any) -> bool:
-    try:
-        return key in graph
-    except TypeError:  # some of it has no hash, so it is no key
-        return False
+        try:
+            is_key = isinstance(node, str | tuple) and node in self._graph
+        except TypeError:  # some of it has no hash
+            is_key = False
+        return self._of_key(node) if is_key else node
 
 
 def _result(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: Callable[[Any], Any]) -> Any:
@@ -152,11 +141,6 @@ def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> 
     return row
 
 
-def _shuffled(arrays: Sequence[Any], sorter: Any, axis: int) -> BlockRow:
-    """Do what `dask.array._shuffle.concatenate_arrays` does."""
-    return join_rows(list(map(_as_row, arrays)), axis).taking(axis, np.argsort(sorter[1]))
-
-
 def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> BlockRow:
     """Do what `dask.array.core.concatenate_shaped` does."""
     rows = list(map(_as_row, arrays))
@@ -170,7 +154,9 @@ _KNOWN: Mapping[tuple[str, str], Callable[..., BlockRow]] = {
     **{("dask", name): _sliced for name in ("getter", "getter_inline", "getter_nofancy", "getitem")},
     ("operator", "getitem"): _sliced,
     ("dask", "_getitem"): lambda array, index: _sliced(array, index[1]),
-    ("dask", "concatenate_arrays"): _shuffled,
+    ("dask", "concatenate_arrays"): lambda arrays, sorter, axis: join_rows(list(map(_as_row, arrays)), axis).taking(
+        axis, np.argsort(sorter[1])
+    ),
     ("dask", "concatenate_shaped"): _rechunked,
 }
 """Package and name of functions whose results are selections -> what does the same to rows of parts."""

@@ -25,10 +25,7 @@ class Budget:
     def n_ahead(self, template: Template, order: Order, samples: Samples) -> int:
         """Return how many results may be there at once in one process of a rank; 0 if nothing is read ahead.
 
-        Raises
-        ------
-        OptionError
-            Not even one fits.
+        If not even one fits, that is an `OptionError`.
         """
         nbytes = max(1, template.nbytes * min(order.per_read, order.n_of_rank(samples.n_samples)))
         is_consumed_slowly = order.per_read > order.batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from xarray import Dataset
@@ -35,14 +34,7 @@ class BatchIterator:
     """
 
     def __init__(
-        self,
-        epoch: Epoch,
-        template: Template,
-        n_ahead: int,
-        progress: Progress,
-        *,
-        n_batches: int,
-        as_caller: AsCaller,
+        self, epoch: Epoch, template: Template, n_ahead: int, progress: Progress, *, n_batches: int, as_caller: AsCaller
     ) -> None:
         self._template = template
         self._progress = progress
@@ -91,9 +83,7 @@ class BatchIterator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

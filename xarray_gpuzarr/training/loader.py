@@ -21,6 +21,8 @@ from xarray_gpuzarr.training.template import Template
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+_TITLES = ("variable", "read")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesRow:
@@ -51,9 +53,6 @@ class BatchesExplanation(TableText):
 
     def _repr_html_(self) -> str:
         return html_table(_TITLES, map(_cells, self.rows))
-
-
-_TITLES = ("variable", "read")
 
 
 def _cells(row: BatchesRow) -> list[list[str]]:
@@ -90,21 +89,11 @@ class Batches:
         return self.begin(self.next_epoch, self.next_batch)
 
     def begin(self, epoch: int, batch: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
-        """Begin an epoch, or go on in it.
+        """Begin an epoch, or go on in it, after `batch` of its batches.
 
-        Parameters
-        ----------
-        epoch : int
-        batch : int
-            Batches of it to leave out.
-        stream_of : callable, optional
-            Given a GPU's number, returns the handle of the stream on which batches are used there; CuPy's current one
-            if left out.
-
-        Raises
-        ------
-        OptionError
-            A state was loaded, and this process has become another rank since; or its rank has no batch.
+        Given a GPU's number, `stream_of` returns the handle of the stream on which batches are used there; CuPy's
+        current one if left out. An `OptionError` says that a state was loaded, and that this process has become another
+        rank since; or that its rank has no batch.
         """
         order, before = self.order, self._progress.order
         if batch and order != before:
@@ -131,11 +120,12 @@ class Batches:
     @property
     def order(self) -> Order:
         """What the order of samples depends on: as the rank that this process has now, if none was given."""
-        ranks = _ranks_of_process_group() if self._follows_ranks else None
-        if ranks is not None and ranks != (self._order.rank, self._order.world_size):
-            order = replace(self._order, rank=ranks[0], world_size=ranks[1])
-            require_batches(order, self._samples)
-            self._order = order
+        distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
+        if self._follows_ranks and distributed and distributed.is_available() and distributed.is_initialized():
+            order = replace(self._order, rank=distributed.get_rank(), world_size=distributed.get_world_size())
+            if order != self._order:
+                require_batches(order, self._samples)
+                self._order = order
         return self._order
 
     @property
@@ -152,10 +142,7 @@ class Batches:
     def part(self, number: int, n_parts: int) -> Self:
         """Return the batches that one of several processes of this rank is to read, from the first epoch on.
 
-        Parameters
-        ----------
-        number, n_parts : int
-            Every `n_parts`-th read, from this one on: a batch or, with a window, the batches of one.
+        Those are of every `n_parts`-th read, from `number` on: a batch or, with a window, the batches of one.
         """
         order = replace(self.order, part=number, n_parts=n_parts)
         return type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
@@ -197,11 +184,7 @@ class Batches:
     def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:
         """Return the state of an epoch of which so many batches were handed over; that may be all.
 
-        Parameters
-        ----------
-        epoch, batch : int
-        order : Order, optional
-            Of that epoch, if it is not what an epoch that begins now has.
+        `order` is that of the epoch, if it is not what an epoch that begins now has.
         """
         return {"epoch": epoch, "batch": batch, "of": self._fingerprint(epoch, order or self.order)}
 
@@ -218,7 +201,18 @@ class Batches:
         OptionError
             `state` is invalid, or of different batches; the message lists the differences.
         """
-        epoch, batch, saved = _parse_state(state)
+        try:
+            epoch, batch, saved = state["epoch"], state["batch"], dict(state["of"])
+            is_valid = type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0
+        except (KeyError, TypeError, ValueError):
+            is_valid = False
+        if not is_valid:
+            raise OptionError(
+                "not a state of batches",
+                tried=f"{state!r}"[:200],
+                found='not a mapping with "epoch", "batch" and "of"',
+                do="give what state_dict() has returned",
+            )
         own = self._fingerprint(epoch, self.order)
         different = [name for name in own | saved if own.get(name) != saved.get(name)]
         if different or batch > len(self):
@@ -246,26 +240,3 @@ class Batches:
         if self._drawn is None or self._drawn[0] != number or self._drawn[1].order != order:
             self._drawn = number, draw_epoch(self._samples, order, number, self._template.shards)
         return self._drawn[1]
-
-
-def _ranks_of_process_group() -> tuple[int, int] | None:
-    """Return the rank of this process and the number of ranks; None if torch.distributed is not set up here."""
-    distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
-    try:
-        epoch, batch, saved = state["epoch"], state["batch"], dict(state["of"])
-        if type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0:
-            return epoch, batch, saved
-    except (KeyError, TypeError, ValueError):
-        pass
-    raise OptionError(
-        "not a state of batches",
-        tried=f"{state!r}"[:200],
-        found='not a mapping with "epoch", "batch" and "of"',
-        do="give what state_dict() has returned",
-    )

@@ -101,7 +101,20 @@ def batches(  # noqa: PLR0913
     samples = choose_samples(lengths, lengths_of_sample, stride=stride, random=random, positions=positions)
     template = Template.of(ds, lengths_of_sample)
     batch = require_whole("batch", batch, 1)
-    own_rank, of_ranks = _ranks(rank, world_size)
+    follows_ranks = rank is None and world_size is None
+    if (rank is None or world_size is None) and not follows_ranks:
+        raise OptionError(
+            "rank= and world_size= belong together",
+            tried=f"rank={rank!r}, world_size={world_size!r}"[:200],
+            found="only one of them",
+            do="give both, or neither: torch.distributed is asked then",
+        )
+    of_ranks = 1 if follows_ranks else require_whole("world_size", world_size, 1)
+    own_rank = 0 if follows_ranks else require_whole("rank", rank, 0)
+    if own_rank >= of_ranks:
+        raise OptionError(
+            "unusable rank=", tried=f"rank={own_rank}", found=f"world_size={of_ranks}", do="count ranks from 0"
+        )
     order = Order(
         batch=batch,
         shuffle=_require_bool("shuffle", shuffle),
@@ -115,28 +128,24 @@ def batches(  # noqa: PLR0913
     budget = Budget(
         prefetch=require_whole("prefetch", prefetch, 0), memory=None if memory is None else _nbytes("memory", memory)
     )
-    loader = Batches(template, samples, order, budget, follows_ranks=rank is None and world_size is None)
+    loader = Batches(template, samples, order, budget, follows_ranks=follows_ranks)
     budget.n_ahead(template, loader.order, samples)
     return loader
-
-
-def _how_to_get_a_dataset(source: object) -> str:
-    if isinstance(source, DataArray):
-        return "make one: array.to_dataset(name=...)"
-    if isinstance(source, DataTree):
-        return "choose a group: tree[path].to_dataset()"
-    store = repr(os.fspath(source)) if isinstance(source, str | os.PathLike) else "store"
-    return f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
 
 
 def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
     """Return the lengths of the dimensions that are cut."""
     if not isinstance(ds, Dataset):
+        store = repr(os.fspath(ds)) if isinstance(ds, str | os.PathLike) else "store"
+        do = f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
+        if isinstance(ds, DataArray | DataTree):
+            is_array = isinstance(ds, DataArray)
+            do = "make one: array.to_dataset(name=...)" if is_array else "choose a group: tree[path].to_dataset()"
         raise ArrayTypeError(
             "batches takes an xarray.Dataset",
             tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
             found="not an xarray.Dataset",
-            do=_how_to_get_a_dataset(ds),
+            do=do,
         )
     require_mapping("sizes", sizes, ds.sizes)
     lengths = {dim: ds.sizes[dim] for dim in sizes}
@@ -178,22 +187,3 @@ def _nbytes(name: str, value: Any) -> int:
     if isinstance(value, str):
         value = parse_nbytes(value, f"unusable {name}=", tried=f"{name}={value!r}", do=f"give {name}= such a size")
     return require_whole(name, value, 1)
-
-
-def _ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    if rank is None and world_size is None:
-        return 0, 1
-    if rank is None or world_size is None:
-        raise OptionError(
-            "rank= and world_size= belong together",
-            tried=f"rank={rank!r}, world_size={world_size!r}"[:200],
-            found="only one of them",
-            do="give both, or neither: torch.distributed is asked then",
-        )
-    world_size = require_whole("world_size", world_size, 1)
-    rank = require_whole("rank", rank, 0)
-    if rank >= world_size:
-        raise OptionError(
-            "unusable rank=", tried=f"rank={rank}", found=f"world_size={world_size}", do="count ranks from 0"
-        )
-    return rank, world_size

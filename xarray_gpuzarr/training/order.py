@@ -103,31 +103,16 @@ def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> E
     starts = samples.starts(rng(_BOXES))
     if order.shuffle and order.window is not None:
         runs = (np.arange(i, min(i + AT_ONCE, n_samples)) for i in range(0, n_samples, AT_ONCE))
-        by_shard = _by_shard(np.concatenate([shards(starts.of(run)) for run in runs]), rng(_ORDER))
-        sample = _shuffled_in_windows(_piece(by_shard, order, n_own), order, rng(_WITHIN))
+        # Those of a shard side by side, shards in random order.
+        names, which = np.unique(np.concatenate([shards(starts.of(run)) for run in runs]), return_inverse=True)
+        by_shard = np.argsort(rng(_ORDER).permutation(len(names))[which], kind="stable")
+        # A rank has a run of them, which meets few shards of other ranks.
+        per_rank, rest = divmod(n_samples, order.world_size)
+        first = order.rank * per_rank + min(order.rank, 0 if order.drop_last else rest)
+        sample, within = by_shard[first : first + n_own].copy(), rng(_WITHIN)
+        for start in range(0, n_own, order.per_read):
+            sample[start : start + order.per_read] = within.permutation(sample[start : start + order.per_read])
     else:
         all_samples = rng(_ORDER).permutation(n_samples) if order.shuffle else np.arange(n_samples)
         sample = all_samples[order.rank :: order.world_size][:n_own]
     return Epoch(starts=starts, sample=np.ascontiguousarray(sample, np.int64), order=order)
-
-
-def _by_shard(shard: Column, rng: np.random.Generator) -> Column:
-    """Return all samples, those of a shard side by side, shards in random order."""
-    names, which = np.unique(shard, return_inverse=True)
-    return np.argsort(rng.permutation(len(names))[which], kind="stable")
-
-
-def _piece(sample: Column, order: Order, n_own: int) -> Column:
-    """Return the samples of a rank: a run, which meets few shards of other ranks."""
-    per_rank, rest = divmod(len(sample), order.world_size)
-    if order.drop_last:
-        rest = 0
-    first = order.rank * per_rank + min(order.rank, rest)
-    return sample[first : first + n_own]
-
-
-def _shuffled_in_windows(sample: Column, order: Order, rng: np.random.Generator) -> Column:
-    """Return samples in random order within each window, the windows where they are."""
-    windows = range(0, len(sample), order.per_read)
-    shuffled = [rng.permutation(sample[first : first + order.per_read]) for first in windows]
-    return np.concatenate(shuffled) if shuffled else sample

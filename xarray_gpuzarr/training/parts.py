@@ -66,7 +66,10 @@ class Part:
         if self.lazy is not other.lazy or self.axes != other.axes:
             return False
         at = self.axes[axis]
-        return all(n == at or _equal(a, b) for n, (a, b) in enumerate(zip(self.key, other.key, strict=True)))
+        return all(
+            n == at or (np.array_equal(a, b) if np.ndarray in (type(a), type(b)) else a == b)
+            for n, (a, b) in enumerate(zip(self.key, other.key, strict=True))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +108,6 @@ class Parts:
             grid = np.concatenate([_joined(planes[lo:hi], axis) for lo, hi in pairwise(cuts)], axis)
             bounds[axis] = bounds[axis][cuts]
         return type(self)(bounds=tuple(bounds), grid=grid)
-
-
-def _equal(first: Along, second: Along) -> bool:
-    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
-        return np.array_equal(first, second)
-    return first == second
 
 
 def joined(parts: Sequence[Part], axis: int) -> Part:

@@ -20,6 +20,12 @@ from weakref import finalize
 
 Position = tuple[int, int]
 """An epoch, and how many of its batches are left out."""
+_ENTRY = struct.Struct("<8q")
+"""A `Pass`, the epoch if one is given, and the batches to leave out."""
+_MOVE = -1
+"""In place of a pass's number: the consumer's next pass begins elsewhere."""
+_NEXT = -1
+"""In place of an epoch: whichever is next."""
 
 
 class Pass(NamedTuple):
@@ -49,23 +55,10 @@ class Pass(NamedTuple):
         return abs(self.first_child - other.first_child) < max(1, self.n_workers)
 
 
-_ENTRY = struct.Struct("<8q")
-"""A `Pass`, the epoch if one is given, and the batches to leave out."""
-_MOVE = -1
-"""In place of a pass's number: the consumer's next pass begins elsewhere."""
-_NEXT = -1
-"""In place of an epoch: whichever is next."""
-
-
 class Passes:
     """Passes that have begun. Child processes inherit them; a pickle for others goes on by itself.
 
-    Parameters
-    ----------
-    epoch, batch : int
-        Where the first pass begins.
-    n_workers : int
-        How many workers the pass before had.
+    The first begins at `batch` of `epoch`; the pass before had `n_workers` workers.
     """
 
     def __init__(self, epoch: int, batch: int, n_workers: int = 0) -> None:
@@ -87,20 +80,13 @@ class Passes:
     def begin(self, which: Pass, epoch: int | None = None) -> Position:
         """Return where a pass begins: where the first of its processes did, else where the consumer's next one is to.
 
-        Parameters
-        ----------
-        which : Pass
-        epoch : int, optional
-            What it turned out to go on with, if that is another epoch.
-
-        Returns
-        -------
-        epoch, batch : int
-            Workers cannot begin in the middle of an epoch. To them a `batch` says that nothing has begun.
+        `epoch` is what it turned out to go on with, if that is another one. Workers cannot begin in the middle of an
+        epoch: to them a batch other than 0 says that nothing has begun.
         """
         self._write(which, _NEXT if epoch is None else epoch, 0)
         passes = self._told()
-        return passes.find(which) or passes.next_for(which)
+        known, moves = passes.find(which), passes.moves(which.consumer)
+        return known or moves[_move_before(which, moves)]
 
     def move(self, epoch: int, batch: int = 0) -> None:
         """Let the next pass that this process starts, whoever carries it out, begin elsewhere."""
@@ -135,7 +121,7 @@ class _Told:
 
     def note(self, which: Pass, epoch: int, batch: int) -> None:
         """Take an entry into account."""
-        moves = self._moves(which.consumer)
+        moves = self.moves(which.consumer)
         if which.number == _MOVE:
             moves[which.first_child] = epoch, batch
         else:
@@ -153,16 +139,11 @@ class _Told:
         """Return where a pass has begun, if one of its processes has."""
         return next((at for other, at in self._begun.get(which[:4], ()) if other.is_same(which)), None)
 
-    def next_for(self, which: Pass) -> Position:
-        """Return where a pass begins that none of its processes has begun."""
-        moves = self._moves(which.consumer)
-        return moves[_move_before(which, moves)]
-
     def next_of(self, consumer: int) -> Position:
         """Return where the next pass of a consumer begins."""
-        return [*self._moves(consumer).values()][-1]
+        return [*self.moves(consumer).values()][-1]
 
-    def _moves(self, consumer: int) -> dict[int, Position]:
+    def moves(self, consumer: int) -> dict[int, Position]:
         """Return the moves of a consumer: at first, to where the process stands that has made the batches."""
         if consumer not in self._next:
             maker = next(iter(self._next), None)

@@ -39,13 +39,7 @@ class BlockRow:
         return np.cumsum([part.shape[self.axis] for part in self.parts])
 
     def taking(self, axis: int, key: Any) -> Self:
-        """Return what an integer, a slice or an array of integers takes along an axis.
-
-        Raises
-        ------
-        UnresolvedError
-            Parts would take turns.
-        """
+        """Return what an integer, a slice or an array takes along an axis; parts that take turns are an error."""
         if len(self.parts) == 1 or axis != self.axis:
             taken = tuple(p.taking(axis, _taken(p.along(axis), key)) for p in self.parts)
             return type(self)(parts=taken, axis=self.axis - (isinstance(key, int | np.integer) and axis < self.axis))
@@ -78,10 +72,7 @@ def _taken(along: range | Column, key: Any) -> Along:
 def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
     """Return several rows, one behind another along an axis, as one.
 
-    Raises
-    ------
-    UnresolvedError
-        They are of other arrays along another axis.
+    If they are of other arrays along another axis, that is an `UnresolvedError`.
     """
     if all(len(row.parts) == 1 or row.axis == axis for row in rows):
         return BlockRow(parts=_merged([part for row in rows for part in row.parts], axis), axis=axis)

@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +18,6 @@ from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
 """Of an epoch: an order of so many takes 2 GiB."""
-
-
-class Samples(Protocol):
-    """The boxes of an epoch."""
-
-    @property
-    def n_samples(self) -> int:
-        """Their number."""
-
-    def starts(self, rng: np.random.Generator) -> Starts:
-        """Return where the samples of one epoch begin; only random boxes are drawn from `rng`."""
-
-    def describe(self) -> str:
-        """Return a short text that is the same where the boxes are."""
-
-
-class Starts(Protocol):
-    """Where the samples of one epoch begin."""
-
-    def of(self, sample: Column) -> Column:
-        """Return the first element of samples, shape (n, number of dimensions)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +90,18 @@ class Random:
         return f"{self.n_samples} random boxes among {self.spans}"
 
 
+Samples = Lattice | Table | Random
+"""The boxes of an epoch; `describe` returns a short text that is the same where the boxes are."""
+Starts = Lattice | Table
+"""Where the samples of one epoch begin."""
+
+
 def choose_samples(
     lengths: Mapping[Hashable, int], sizes: Mapping[Hashable, int], *, stride: Any, random: Any, positions: Any
 ) -> Samples:
-    """Return the samples that a caller asks for.
+    """Return the samples that a caller asks for, of datasets of such lengths along the dimensions of `sizes`.
 
-    `lengths` are the elements of the dataset along the dimensions of `sizes`, in the same order. The other arguments
-    are as in `batches`, and not checked yet.
-
-    Raises
-    ------
-    OptionError
-        More than one of the three, a bad value, or no sample at all.
+    The other arguments are as in `batches`, and not checked yet: an `OptionError` says what is wrong with them.
     """
     ways = {"stride": stride, "random": random, "positions": positions}
     named = [name for name, value in ways.items() if value is not None]
@@ -138,7 +117,17 @@ def choose_samples(
         n_samples = require_whole("random", random, 1)
         samples: Samples = Random(n_samples=n_samples, spans=tuple(spans.values()))
     elif positions is not None:
-        samples = _placed(positions, spans)
+        of_dims = require_mapping("positions", positions, spans)
+        columns = {dim: _column(dim, of_dims.get(dim), span) for dim, span in spans.items()}
+        n_starts = {dim: len(column) for dim, column in columns.items()}
+        if len(set(n_starts.values())) > 1 or not min(n_starts.values()):
+            raise OptionError(
+                "unusable positions=",
+                tried=", ".join(f"{n} along {dim!r}" for dim, n in n_starts.items()),
+                found="the lengths differ" if min(n_starts.values()) else "no sample at all",
+                do="give one start for each sample along every dimension",
+            )
+        samples = Table(start=np.stack(list(columns.values()), axis=1))
     else:
         of_dims = {} if stride is None else require_mapping("stride", stride, sizes)
         strides = {dim: require_whole(f"stride[{dim!r}]", of_dims.get(dim, n), 1) for dim, n in sizes.items()}
@@ -186,20 +175,6 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             do=do + perhaps(str(unknown[0]), known),
         )
     return value
-
-
-def _placed(positions: Any, spans: Mapping[Hashable, int]) -> Table:
-    of_dims = require_mapping("positions", positions, spans)
-    columns = {dim: _column(dim, of_dims.get(dim), span) for dim, span in spans.items()}
-    lengths = {dim: len(column) for dim, column in columns.items()}
-    if len(set(lengths.values())) > 1 or not min(lengths.values()):
-        raise OptionError(
-            "unusable positions=",
-            tried=", ".join(f"{n} along {dim!r}" for dim, n in lengths.items()),
-            found="the lengths differ" if min(lengths.values()) else "no sample at all",
-            do="give one start for each sample along every dimension",
-        )
-    return Table(start=np.stack(list(columns.values()), axis=1))
 
 
 def _column(dim: Hashable, starts: Any, span: int) -> Column:

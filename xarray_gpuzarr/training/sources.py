@@ -14,7 +14,7 @@ from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.explain import array_in_memory
-from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of
+from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
@@ -32,11 +32,6 @@ class Stored:
     """A variable that this engine reads."""
 
     parts: Parts
-
-    @property
-    def lazy(self) -> LazyArray:
-        """A stored array that it is made of."""
-        return self.parts.lazy
 
     @property
     def way(self) -> Way:
@@ -59,7 +54,8 @@ class Stored:
         shards, n_shards = [], 0
         for part in parts:
             spec = part.lazy.stored.spec
-            length = _zarr_chunks(part) if isinstance(spec, Unplanned) else spec.grid.shard_shape
+            array: Any = part.lazy.stored.zarr_array
+            length = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
             shard = np.asarray(part.along(axis), np.int64) // max(1, length[part.axes[axis]])
             shards.append(shard + n_shards)
             n_shards += int(shard.max(initial=0)) + 1
@@ -67,12 +63,8 @@ class Stored:
 
     def read(self, boxes: Boxes, stop: Stop) -> Any:
         """Read with the decoder of the device that the dataset was opened for."""
-        return self.lazy.by_decoder(lambda decoder: read_crops(self.parts, boxes, StoppableDecoder(decoder, stop)))
-
-
-def _zarr_chunks(part: Any) -> tuple[int, ...]:
-    array = part.lazy.stored.zarr_array
-    return tuple(array.shards or array.chunks)
+        parts = self.parts
+        return parts.lazy.by_decoder(lambda decoder: read_crops(parts, boxes, StoppableDecoder(decoder, stop)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +147,13 @@ def in_c_order(array: Any) -> Any:
 
 def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop) -> dict[Name, Any]:
     """Return boxes of several variables, in C order; what dask computes, it computes in one go."""
-    arrays = _read_side_by_side(sources, boxes, stop)
+    arrays: dict[Name, Any] = {}
+    # Those of slow stores at the same time, on the host: a batch waits once, not for each variable.
+    stored = {name: source for name, source in sources.items() if isinstance(source, Stored)}
+    slow = {n: s for n, s in stored.items() if s.parts.lazy.device == "host" and s.parts.lazy.takes_long}
+    if len(slow) > 1:
+        reads = [partial(source.read, boxes[name], stop) for name, source in slow.items()]
+        arrays |= zip(slow, side_by_side(reads), strict=True)
     asked: dict[Name, list[Any]] = {}
     for name, source in sources.items():
         stop.check()
@@ -167,26 +165,12 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
             arrays[name] = source.read(boxes[name], stop)
     if asked:
         (computed,) = dask.base.compute(asked)
-        arrays |= {name: _stacked(blocks, _as_loaded(blocks[0])) for name, blocks in computed.items()}
+        for name, blocks in computed.items():
+            # The dtype that xarray gives what dask has computed: it knows few units of time.
+            arrays[name] = _stacked(blocks, Variable(range(blocks[0].ndim), blocks[0]).dtype)
     return {name: in_c_order(array) for name, array in arrays.items()}
 
 
 def _stacked(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:
     """Stack blocks to a dtype: NumPy alone would give times the byte order of the machine."""
     return np.stack(blocks).astype(dtype, copy=False)
-
-
-def _as_loaded(block: Any) -> np.dtype[Any]:
-    """Return the dtype that xarray gives what dask has computed: it knows few units of time."""
-    dtype: np.dtype[Any] = Variable(range(block.ndim), block).dtype
-    return dtype
-
-
-def _read_side_by_side[Name](
-    sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop
-) -> dict[Name, Any]:
-    """Read variables of slow stores at the same time, on the host: a batch waits once, not for each variable."""
-    slow = {n: s for n, s in sources.items() if isinstance(s, Stored) and s.lazy.device == "host" and s.lazy.takes_long}
-    if len(slow) < 2:
-        return {}
-    return dict(zip(slow, side_by_side([partial(s.read, boxes[n], stop) for n, s in slow.items()]), strict=True))

@@ -5,18 +5,17 @@ Axes are read in increasing order, and put into the order asked for afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.decoders import Decoder
 from xarray_gpuzarr.plan.stack import Crops, StackAxis, stack_target
 from xarray_gpuzarr.process.records import Column
-from xarray_gpuzarr.read import StoredArray, read, read_target
+from xarray_gpuzarr.read import read, read_target
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.parts import Part, Parts
 
@@ -27,11 +26,8 @@ Back = slice | Column | None
 def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder) -> Any:
     """Read boxes of one shape of a part, with first elements `start`, shape (n, ndim).
 
-    What of a box lies outside the part becomes what is next to it inside: it is read anyway.
-
-    Returns
-    -------
-    array of shape (n, *shape), on the decoder's device
+    The result has shape (n, *shape), on the decoder's device. What of a box lies outside the part becomes what is next
+    to it inside: it is read anyway.
     """
     selected: list[StackAxis] = [slice(0)] * len(part.key)
     undo: list[tuple[int, slice | Column]] = []
@@ -42,7 +38,12 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     for at, along in enumerate(part.key):
         if isinstance(along, int):
             selected[at] = slice(along, along + 1)
-    stack = _stacked(part.lazy.stored, selected, len(start), decoder)
+    stored, n = part.lazy.stored, len(start)
+    if isinstance(stored.spec, Unplanned):
+        samples = [tuple(_of_sample(each, i) for each in selected) for i in range(n)]
+        stack = np.stack([read(stored, sample, decoder) for sample in samples])
+    else:
+        stack = read_target(stored, stored.spec, stack_target(selected, n, stored.spec.grid), decoder)
     stack = stack[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
     return _restored(stack, undo, decoder) if undo else stack
 
@@ -71,12 +72,6 @@ def _sorted(table: Column) -> tuple[Column, Column | None]:
         return table, None
     order = table.argsort(axis=-1, kind="stable")
     return np.take_along_axis(table, order, axis=-1), order.argsort(axis=-1)
-
-
-def _stacked(stored: StoredArray, axes: Sequence[StackAxis], n: int, decoder: Decoder) -> Any:
-    if not isinstance(stored.spec, Unplanned):
-        return read_target(stored, stored.spec, stack_target(axes, n, stored.spec.grid), decoder)
-    return np.stack([read(stored, tuple(_of_sample(axis, i) for axis in axes), decoder) for i in range(n)])
 
 
 def _of_sample(selected: StackAxis, sample: int) -> slice | Column:
@@ -113,61 +108,35 @@ class Boxes:
     shape: tuple[int, ...]
     """Shape of one, in elements."""
 
-    @property
-    def result_shape(self) -> tuple[int, ...]:
-        """Shape of all, one after another."""
-        return (len(self.start), *self.shape)
-
     def slices(self) -> list[tuple[slice, ...]]:
         """Return the slices that select each box."""
         return [tuple(slice(s, s + n) for s, n in zip(row, self.shape, strict=True)) for row in self.start.tolist()]
 
-    def fit(self, length: Column) -> bool:
-        """Whether all lie inside an array of a shape."""
-        return bool(((self.start >= 0) & (self.start + self.shape <= length)).all())
-
-    def inside(self, first: Column, length: Column) -> tuple[npt.NDArray[np.bool_], Self]:
-        """Return which boxes have elements in a part, and these, counted from the part's first element."""
-        local = self.start - first
-        touches = ((local < length) & (local + self.shape > 0)).all(axis=1)
-        return touches, type(self)(start=local[touches], shape=self.shape)
-
 
 def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
-    """Read boxes of a variable: at least one, all inside it.
-
-    Returns
-    -------
-    array of shape `boxes.result_shape`, on the decoder's device
-
-    Raises
-    ------
-    GpuZarrError
-        As `xarray_gpuzarr.read.read`.
-    """
-    if 0 in boxes.shape:
-        return decoder.empty(boxes.result_shape, parts.lazy.dtype)
-    result = None
+    """Read boxes of a variable, at least one, all inside it: shape (n, *boxes.shape), on the decoder's device."""
+    result, shape = None, (len(boxes.start), *boxes.shape)
+    if 0 in shape:
+        return decoder.empty(shape, parts.lazy.dtype)
     for at in product(*map(range, parts.grid.shape)):
         part: Part = parts.grid[at]
         first = np.array([bounds[i] for bounds, i in zip(parts.bounds, at, strict=True)], np.int64)
         length = np.array(part.shape, np.int64)
-        touches, local = boxes.inside(first, length)
+        start = boxes.start - first
+        touches = ((start < length) & (start + boxes.shape > 0)).all(axis=1)
         if not touches.any():
             continue
-        block = read_stack(part, local.start, local.shape, decoder)
-        if touches.all() and local.fit(length):
+        start = start[touches]
+        block = read_stack(part, start, boxes.shape, decoder)
+        if touches.all() and ((start >= 0) & (start + boxes.shape <= length)).all():
             return block
         if result is None:
-            result = decoder.empty(boxes.result_shape, parts.lazy.dtype)
-        for members, box in _alike(local, length):
+            result = decoder.empty(shape, parts.lazy.dtype)
+        # Boxes of which the same elements lie in the part are copied together.
+        lo, hi = np.maximum(-start, 0), np.minimum(length - start, boxes.shape)
+        ends, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
+        for number, row in enumerate(ends.tolist()):
+            members = np.flatnonzero(which.reshape(-1) == number)
+            box = tuple(map(slice, row[: lo.shape[1]], row[lo.shape[1] :]))
             result[(np.flatnonzero(touches)[members], *box)] = block[(members, *box)]
     return result
-
-
-def _alike(local: Boxes, length: Column) -> Iterator[tuple[Column, tuple[slice, ...]]]:
-    """Group boxes by which of their elements lie in a part; yield the numbers of the boxes, and these elements."""
-    lo, hi = np.maximum(-local.start, 0), np.minimum(length - local.start, local.shape)
-    bounds, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
-    for number, row in enumerate(bounds.tolist()):
-        yield np.flatnonzero(which.reshape(-1) == number), tuple(map(slice, row[: lo.shape[1]], row[lo.shape[1] :]))

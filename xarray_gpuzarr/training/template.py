@@ -74,15 +74,25 @@ class Template:
     @classmethod
     def of(cls, ds: Dataset, sizes: Mapping[Hashable, int]) -> Self:
         """Find out how each variable of a dataset is read. No I/O."""
-        dims = list(sizes)
-        cuts = {name: _cut(v, dims, sizes) for name, v in ds.variables.items() if not sizes.keys().isdisjoint(v.dims)}
+        dims, cuts = list(sizes), {}
+        for name, variable in ds.variables.items():
+            if not sizes.keys().isdisjoint(variable.dims):
+                cuts[name] = SampleCut(
+                    dims=variable.dims,
+                    shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
+                    column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
+                    itemsize=getattr(variable.dtype, "itemsize", 8),
+                    attrs=variable.attrs,
+                    encoding=variable.encoding,
+                    source=source_of(variable),
+                )
         whole = ds.drop_dims(dims)
         return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords))
 
     @property
     def lazies(self) -> list[LazyArray]:
         """What is read from stores."""
-        return [cut.source.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
+        return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
 
     @property
     def nbytes(self) -> int:
@@ -90,12 +100,7 @@ class Template:
         return sum(cut.nbytes for cut in self.cuts.values())
 
     def read(self, start: Column, stop: Stop) -> Arrays:
-        """Read the samples that begin at `start`, shape (n, n_dims).
-
-        Returns
-        -------
-        dict of arrays of shape (n, ...), each where its variable is opened for, in C order
-        """
+        """Read the samples that begin at `start`, shape (n, n_dims), to the devices of their variables, in C order."""
         sources = {name: cut.source for name, cut in self.cuts.items()}
         return read_sources(sources, {name: cut.boxes(start) for name, cut in self.cuts.items()}, stop)
 
@@ -128,15 +133,3 @@ class Template:
             if not isinstance(variable, IndexVariable):
                 variable.data = in_c_order(variable.data)
         return replace(self, whole=whole)
-
-
-def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]) -> SampleCut:
-    return SampleCut(
-        dims=variable.dims,
-        shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
-        column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
-        itemsize=getattr(variable.dtype, "itemsize", 8),
-        attrs=variable.attrs,
-        encoding=variable.encoding,
-        source=source_of(variable),
-    )

@@ -36,6 +36,7 @@ _MOST_CHUNKS = 64
 _UNITS_A_THREAD = 8
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
+_NOTHING = np.zeros(1, np.uint8)
 
 
 class DamagedObjectError(Exception):
@@ -66,19 +67,11 @@ class WrittenObject:
 
 
 class WriteCall:
-    """A write, as the compiled loops take it.
+    """A write to the elements `target` of an array, as the compiled loops take it.
 
-    Parameters
-    ----------
-    encoder : Encoder
-    target : BoxTarget
-        Which elements of the array are written.
-    value : ndarray of shape `target.shape`
-        In native byte order, of the array's dtype; any strides.
-    keeps_empty : bool
-        Whether chunks of nothing but the fill value are stored.
-    whole : mapping or None
-        Whether each chunk that is an object is written as a whole, by its coordinate.
+    `value` has the shape of `target`, the array's dtype in native byte order, and any strides. `keeps_empty` says
+    whether chunks of nothing but the fill value are stored, and `whole` whether each chunk that is an object is written
+    as a whole, by its coordinate.
     """
 
     def __init__(
@@ -91,6 +84,7 @@ class WriteCall:
         whole: Mapping[tuple[int, ...], bool] | None = None,
     ) -> None:
         self.encoder, self.spec = encoder, encoder.array.spec
+        self._target, self._value = target, value
         self._output = LoopOutput(encoder.array, target, value)
         self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
         grid = self.spec.grid
@@ -98,21 +92,13 @@ class WriteCall:
         piece_numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
         self._referenced = axes, piece_numbers
         struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
-        self.objects = self._objects([(coords, complete) for coords, _, complete in axes], whole)
-
-    def _objects(
-        self, axes: Sequence[tuple[list[int], list[bool]]], whole: Mapping[tuple[int, ...], bool] | None
-    ) -> list[WrittenObject]:
-        objects = []
-        for at in product(*(range(len(coords)) for coords, _ in axes)):
-            coord = tuple([coords[i] for (coords, _), i in zip(axes, at, strict=True)])
+        self.objects = []
+        for numbers in product(*(range(len(coords)) for coords, _, _ in axes)):
+            coord = tuple([coords[i] for (coords, _, _), i in zip(axes, numbers, strict=True)])
             is_whole = whole is not None and whole[coord]
-            is_complete = all(complete[i] for (_, complete), i in zip(axes, at, strict=True))
+            needs_old = not is_whole and not all(axis[2][i] for axis, i in zip(axes, numbers, strict=True))
             key = self.spec.keys.key(coord)
-            objects.append(
-                WrittenObject(key=key, coord=coord, at=at, is_whole=is_whole, needs_old=not (is_whole or is_complete))
-            )
-        return objects
+            self.objects.append(WrittenObject(key=key, coord=coord, at=numbers, is_whole=is_whole, needs_old=needs_old))
 
     @property
     def object_nbytes(self) -> int:
@@ -120,42 +106,27 @@ class WriteCall:
         return len(self.encoder.order) * self.spec.chunk_nbytes
 
     def to_files(self, objects: Sequence[WrittenObject], root: str) -> None:
-        """Write objects as files below a directory.
-
-        Raises
-        ------
-        StoreWriteError, HostMemoryError
-            Files that could not be written are as they were before.
-        DamagedObjectError, ChangedObjectError
-        """
+        """Write objects as files below a directory; those that could not be written are as they were before."""
         structs = (ObjectStruct * len(objects))()
         for struct, each in zip(structs, objects, strict=True):
             struct.path = os.fsencode(f"{root}/{each.key}")
         self._run(objects, structs)
 
     def to_memory(
-        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None]
+        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None], *, may_share: bool = False
     ) -> list[npt.NDArray[np.uint8] | None]:
-        """Assemble objects in host memory.
+        """Assemble objects in host memory, given what is stored of each as uint8, or None for nothing.
 
-        Parameters
-        ----------
-        objects : sequence of WrittenObject
-        old : sequence of memoryview of uint8, or None
-            What is stored of each; None for nothing.
-
-        Returns
-        -------
-        list of ndarray of uint8 or None
-            None for an object that is not to be there.
-
-        Raises
-        ------
-        HostMemoryError, DamagedObjectError
+        Returns uint8, and None for an object that is not to be there. If `may_share`, raw chunks may be parts of the
+        array that is written. Raises `HostMemoryError` or `DamagedObjectError`.
         """
         structs = (ObjectStruct * len(objects))()
         rooms = []
-        for struct, stored in zip(structs, old, strict=True):
+        for each, struct, stored in zip(objects, structs, old, strict=True):
+            shared = self._callers_chunk(each) if may_share else None
+            if shared is not None:
+                rooms.append(shared)
+                continue
             if stored is not None:
                 struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
@@ -169,8 +140,24 @@ class WriteCall:
             struct.memory, struct.memory_nbytes = address(room), length
         self._run(objects, structs)
         for room, struct in zip(rooms, structs, strict=True):
-            room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
+            if room.base is None:
+                room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
         return [room if struct.nbytes else None for room, struct in zip(rooms, structs, strict=True)]
+
+    def _callers_chunk(self, each: WrittenObject) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of an object that is a chunk of the caller's array, as it lies there; None if it is not."""
+        array = self.encoder.array
+        if self.spec.index is not None or not array.is_raw or self._struct.swap:
+            return None
+        box: list[Any] = []
+        for along, at, length in zip(self._target.pieces, each.at, array.chunk_shape, strict=True):
+            first = int(along.out_start[at])
+            if along.index is not None or along.step != 1 or along.count[at] != length:
+                return None
+            box.append(slice(first, first + length))
+        chunk = self._value[(*box, ...)]
+        is_in_order = chunk.flags.c_contiguous and chunk.strides == array.placed_strides
+        return chunk.reshape(-1).view(np.uint8) if is_in_order else None
 
     def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         compiled, budget = loops(), thread_budget()
@@ -245,9 +232,6 @@ class WriteCall:
         return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
 
 
-_NOTHING = np.zeros(1, np.uint8)
-
-
 def _entries_nbytes(shard: memoryview, spec: ShardIndexSpec, most_nbytes: int) -> int:
     """Return how long the chunks of a shard are together, of which several may be the same bytes.
 
@@ -263,14 +247,8 @@ def _entries_nbytes(shard: memoryview, spec: ShardIndexSpec, most_nbytes: int) -
 def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:
     """Return which objects and chunks are written along an axis.
 
-    Returns
-    -------
-    coords : list of int
-        Of objects that are written to.
-    piece : int64, shape (len(coords) * per_object,)
-        Which piece each of their chunks takes; -1: none.
-    complete : list of bool
-        Whether all elements of an object are written, along this axis.
+    Those are the coordinates of objects that are written to; int64 of shape (len(coordinates) * per_object,), which
+    piece each of their chunks takes, -1 for none; and whether all elements of an object are written, along this axis.
     """
     number = pieces.chunk // per_object
     first = first_of_each(number)

@@ -107,7 +107,11 @@ def _encoder(
     swap = None if stored.isnative else Steps(native, [], stored)
     per_object = np.array(spec.grid.chunks_per_shard, np.int64)
     places = _order(order, spec.grid.chunks_per_shard)
-    n_numbers = _numbers_compared(spec.fill_value)
+    # How many numbers of each element are compared with the fill value, 0 where their bits are. As zarr-python compares
+    # them: real zeros by their bits, so that -0.0 is not 0.0, all else by value, and any NaN with any other. By value
+    # and by bits is the same for what is neither zero nor NaN.
+    fill = spec.fill_value
+    n_numbers = 2 if fill.dtype.kind == "c" else int(fill.dtype.kind == "f" and bool(np.isnan(fill)))
     struct = EncoderStruct(
         swap=0 if swap is None else swap.address,
         **settings,
@@ -127,17 +131,6 @@ def _encoder(
         index_has_checksum=index is not None and index.checksum,
     )
     return Encoder(array=array, struct=struct, order=places, referenced=(swap, per_object, functions, settings))
-
-
-def _numbers_compared(fill: np.generic) -> int:
-    """Return how many numbers of each element are compared with the fill value; 0 where their bits are.
-
-    As zarr-python compares them: real zeros by their bits, so that -0.0 is not 0.0, all else by value, and any NaN with
-    any other. By value and by bits is the same for what is neither zero nor NaN.
-    """
-    if fill.dtype.kind == "c":
-        return 2
-    return 1 if fill.dtype.kind == "f" and bool(np.isnan(fill)) else 0
 
 
 def _order(order: str, shape: tuple[int, ...]) -> Column:
@@ -173,10 +166,6 @@ def _configuration(spec: ArraySpec, compressor: BytesBytesSpec) -> Mapping[str, 
     return {**entry.get("configuration", {})} if isinstance(entry, Mapping) else {}
 
 
-def _zstd(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
-    return {"level": int(conf.get("level", 0)), "checksum": bool(conf.get("checksum", False))}
-
-
 def _level(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
     level = int(conf.get("level", 1))
     return {"level": 6 if level < 0 else level} if level in _LEVELS else None
@@ -206,7 +195,7 @@ def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
 
 
 _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | None]] = {
-    ZstdSpec: _zstd,
+    ZstdSpec: lambda conf, _: {"level": int(conf.get("level", 0)), "checksum": bool(conf.get("checksum", False))},
     GzipSpec: _level,
     ZlibSpec: _level,
     Lz4Spec: _lz4,

@@ -15,7 +15,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError
-from xarray_gpuzarr.cuda.launch import MAX_BLOCKS
+from xarray_gpuzarr.cuda.axes import MAX_BLOCKS
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.plan.stack import Crops, stack_target

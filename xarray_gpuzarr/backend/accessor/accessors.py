@@ -326,39 +326,31 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return where variables of this engine live: on a GPU if any does, None if there are none."""
-    devices = {_device(v) for v in variables.values()} - {None}
+    devices = set[Device]()
+    for variable in variables.values():
+        lazy = lazy_array_of(variable)
+        if lazy is not None:
+            of_workers: Device = "cuda" if lazy.device == "workers" else lazy.device
+            devices.add("host" if isinstance(lazy, HostCopy) else of_workers)
+        elif hasattr(array_in_memory(variable), "__cuda_array_interface__"):
+            devices.add("cuda")
     on_device = devices - {"host"}
     return "cuda" if len(on_device) > 1 else next(iter(on_device or devices), None)
-
-
-def _device(variable: Variable) -> Device | None:
-    lazy = lazy_array_of(variable)
-    if isinstance(lazy, HostCopy):
-        return "host"
-    if lazy is not None:
-        return "cuda" if lazy.device == "workers" else lazy.device
-    return "cuda" if hasattr(array_in_memory(variable), "__cuda_array_interface__") else None
 
 
 def bring_to_host(variables: Iterable[Variable]) -> None:
     """Convert variables on a GPU to NumPy arrays, in place: arrays in memory now, others when they are read."""
     for variable in variables:
-        data = _host_data(variable)
-        if data is not None:
-            variable.data = data
-
-
-def _host_data(variable: Variable) -> Any:
-    """Return host data for a variable on a GPU; None for any other variable."""
-    data = data_of(variable)
-    lazy = find_lazy_array(data)
-    if lazy is not None:
-        return _host_copies(data) if hasattr(lazy.meta(), "get") else None
-    if hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
-        host_meta = np.empty((0,) * data.ndim, data.dtype)
-        return data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta)
-    in_memory = array_in_memory(variable)
-    return to_numpy(in_memory) if hasattr(in_memory, "get") else None
+        data = data_of(variable)
+        lazy = find_lazy_array(data)
+        if lazy is not None:
+            if hasattr(lazy.meta(), "get"):
+                variable.data = _host_copies(data)
+        elif hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
+            host_meta = np.empty((0,) * data.ndim, data.dtype)
+            variable.data = data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta)
+        elif hasattr(in_memory := array_in_memory(variable), "get"):
+            variable.data = to_numpy(in_memory)
 
 
 def _may_have_device_blocks(data: Any) -> bool:

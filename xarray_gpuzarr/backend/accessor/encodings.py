@@ -37,25 +37,19 @@ def encodings(
     if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # however short the axes are
         both = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
         _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
+    kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
     by_name = {}
     for name, variable in dataset.variables.items():
-        encoding = _packing(variable, zarr_format)
+        keys = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
+        encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
+        for key in _CODECS:
+            codecs = variable.encoding.get(key)
+            if isinstance(codecs, tuple | list) and all(isinstance(codec, kind) for codec in codecs):
+                encoding[key] = codecs
         if compressors is not None:
             encoding["compressors"] = compressors
         by_name[name] = encoding | _layout(name, variable, chunks, shards)
     return by_name
-
-
-def _packing(variable: Variable, zarr_format: int) -> dict[str, Any]:
-    """Return the encoding of a variable that does not depend on its chunks."""
-    names = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
-    encoding = {name: variable.encoding[name] for name in names if name in variable.encoding}
-    kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
-    for name in _CODECS:
-        codecs = variable.encoding.get(name)
-        if isinstance(codecs, tuple | list) and all(isinstance(codec, kind) for codec in codecs):
-            encoding[name] = codecs
-    return encoding
 
 
 def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
@@ -126,13 +120,11 @@ def _checked(size: Size, name: str, dims: Iterable[Any]) -> Size:
             do = f"name dimensions of the dataset{perhaps(str(unknown[0]), dims)}"
             raise OptionError(headline, tried=tried, found=f"no dimension {unknown[0]!r} among {names}", do=do)
     lengths = list(size.values()) if isinstance(size, Mapping) else [size]
-    if all(_is_length(n) or (n == -1 and isinstance(size, Mapping)) for n in lengths):
-        return size
-    raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_DO)
-
-
-def _is_length(n: object) -> bool:
-    return isinstance(n, int | np.integer) and not isinstance(n, bool) and bool(n >= 1)
+    for n in lengths:
+        is_whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
+        if not (is_whole and n >= 1) and not (n == -1 and isinstance(size, Mapping)):
+            raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_DO)
+    return size
 
 
 def _check_whole(which: str, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:

@@ -20,6 +20,11 @@ from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
 
+_KEPT_BUSY = 2 * N_AT_ONCE
+"""Chunks that keep a GPU busy: a task ends with its slowest one, while others must fill the gap."""
+_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
+_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -80,16 +85,36 @@ def array_in_memory(variable: Variable) -> Any:
     return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
 
 
-_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
-_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
-
-
 def _row(name: str, variable: Variable) -> Row:
     lazy = lazy_array_of(variable)
-    if lazy is not None:
-        return _engine_row(name, variable, lazy)
-    where, why = _elsewhere(variable)
-    return _bare_row(name, variable, variable.encoding.get("dtype"), where, why)
+    if lazy is None:
+        where, why = _elsewhere(variable)
+        return _bare_row(name, variable, variable.encoding.get("dtype"), where, why)
+    route, stored = lazy.route, lazy.stored
+    n_sources, derivation = sum(1 for _ in find_block_readers(data_of(variable))), ""
+    if n_sources > 1:
+        derivation = f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
+    elif variable.shape != lazy.shape or variable.dtype != lazy.dtype:
+        derivation = f"selected or computed from a stored array of shape {lazy.shape}"
+    why = "; ".join(filter(None, (route.why, derivation)))
+    if not isinstance(stored.spec, ArraySpec):
+        array = stored.zarr_array
+        assert array is not None
+        row = _bare_row(name, variable, array.dtype, route.where, why)
+        return replace(row, codecs=str(array_codecs(array.metadata)), cast=str(stored.cast))
+    spec, sharded = stored.spec, stored.spec.index is not None
+    row = _bare_row(name, variable, spec.numpy_dtype, route.where, why)
+    return replace(
+        row,
+        shard_shape=spec.grid.shard_shape if sharded else None,
+        n_shards=math.prod(spec.grid.n_shards) if sharded else None,
+        chunk_shape=spec.grid.chunk_shape,
+        n_chunks=math.prod(spec.grid.n_chunks),
+        codecs=str(spec.codecs),
+        cast=str(stored.cast),
+        storage=lazy.storage,
+        load=_load(variable, spec) if route.where == "cuda" else "",
+    )
 
 
 def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why: str) -> Row:
@@ -106,33 +131,6 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
         decompressed_nbytes=None if stored is None else n * stored.itemsize,
         decoded_nbytes=n * variable.dtype.itemsize,
     )
-
-
-def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
-    route, stored, storage = lazy.route, lazy.stored, lazy.storage
-    why = "; ".join(filter(None, (route.why, _derivation(variable, lazy))))
-    if not isinstance(stored.spec, ArraySpec):
-        array = stored.zarr_array
-        assert array is not None
-        row = _bare_row(name, variable, array.dtype, route.where, why)
-        return replace(row, codecs=str(array_codecs(array.metadata)), cast=str(stored.cast))
-    spec, sharded = stored.spec, stored.spec.index is not None
-    row = _bare_row(name, variable, spec.numpy_dtype, route.where, why)
-    return replace(
-        row,
-        shard_shape=spec.grid.shard_shape if sharded else None,
-        n_shards=math.prod(spec.grid.n_shards) if sharded else None,
-        chunk_shape=spec.grid.chunk_shape,
-        n_chunks=math.prod(spec.grid.n_chunks),
-        codecs=str(spec.codecs),
-        cast=str(stored.cast),
-        storage=storage,
-        load=_load(variable, spec) if route.where == "cuda" else "",
-    )
-
-
-_KEPT_BUSY = 2 * N_AT_ONCE
-"""Chunks that keep a GPU busy: a task ends with its slowest one, while others must fill the gap."""
 
 
 def _load(variable: Variable, spec: ArraySpec) -> str:
@@ -153,16 +151,6 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
         enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
     return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"
-
-
-def _derivation(variable: Variable, lazy: LazyArray) -> str:
-    """Return how the variable differs from the stored array; empty if it does not."""
-    n_sources = sum(1 for _ in find_block_readers(data_of(variable)))
-    if n_sources > 1:
-        return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
-    if variable.shape == lazy.shape and variable.dtype == lazy.dtype:
-        return ""
-    return f"selected or computed from a stored array of shape {lazy.shape}"
 
 
 def _on_dask(data: Any) -> tuple[str, str]:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 WIDE = 132
 """Terminal width, in columns, from which every property gets a column of its own."""
+_LANDING = {
+    "cuda": "this engine's are read to the GPU, as CuPy arrays",
+    "host": "this engine's are read to the host, as NumPy arrays",
+    "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
+    None: 'nothing left to read with engine="gpuzarr"',
+}
 
 
 class TableText(ABC):
@@ -134,16 +140,17 @@ _NAME_WIDTH = 16
 def html_table(titles: Iterable[str], rows: Iterable[Iterable[Cell]], note: str = "") -> str:
     """Render cells as HTML with a sentence below them, with the colours of the page."""
     head = "".join(f'<th style="text-align:left">{title}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(map(_html_cell, cells))}</tr>" for cells in rows)
+    body = ""
+    for cells in rows:
+        body += "<tr>"
+        for lines in cells:
+            first, *rest = [html.escape(visible(line)) for line in lines if line] or [""]
+            more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
+            body += f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
+        body += "</tr>"
     below = f'<p style="opacity:.7">{html.escape(visible(note))}</p>' if note else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div style="overflow-x:auto">{table}{below}</div>'
-
-
-def _html_cell(lines: Cell) -> str:
-    first, *rest = [html.escape(visible(line)) for line in lines if line] or [""]
-    more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
-    return f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
@@ -158,14 +165,6 @@ def format_nbytes(nbytes: int) -> str:
     while value >= 999.5 and unit != "PB":
         value, unit = value / 1000, next(units)
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.3g} {unit}"
-
-
-_LANDING = {
-    "cuda": "this engine's are read to the GPU, as CuPy arrays",
-    "host": "this engine's are read to the host, as NumPy arrays",
-    "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
-    None: 'nothing left to read with engine="gpuzarr"',
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

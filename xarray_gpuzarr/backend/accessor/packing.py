@@ -22,11 +22,6 @@ _PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value"
 _TIMES = ("units", "calendar")
 
 
-def is_packed_by_slabs(variable: Variable) -> bool:
-    """Whether the values of a variable are numbers or times in chunks of dask, which are packed one by one."""
-    return variable.chunks is not None and variable.dtype.kind in "biufcmM"
-
-
 def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
     """Return the blocks of a decoded variable packed as `stored`, which xarray opened with its times left as stored.
 
@@ -42,18 +37,15 @@ def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
     if variable.dtype.kind in "mM":
         encoding |= {key: stored.attrs[key] for key in _TIMES if key in stored.attrs}
     dtype = _encoded(np.zeros(1, variable.dtype), encoding).dtype
-    if dtype == variable.dtype and not _changes_values(encoding):
+    values = [encoding[key] for key in _PACKING[1:] if key in encoding]
+    # Missing values that are NaN are stored as they are.
+    changes = any(not isinstance(value, float | np.floating) or not np.isnan(value) for value in values)
+    if dtype == variable.dtype and not changes:
         return blocks
     pack = partial(_pack, name=name, dtype=dtype, encoding=encoding)
     meta = np.empty((0,) * variable.ndim, dtype)
     stored_blocks: da.Array = da.map_blocks(pack, blocks, dtype=dtype, meta=meta)
     return stored_blocks
-
-
-def _changes_values(encoding: Mapping[str, Any]) -> bool:
-    """Whether values of one dtype are stored as others; missing ones that are NaN are not."""
-    values = [encoding[key] for key in _PACKING[1:] if key in encoding]
-    return any(not isinstance(value, float | np.floating) or not np.isnan(value) for value in values)
 
 
 def _pack(block: npt.NDArray[Any], name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> npt.NDArray[Any]:

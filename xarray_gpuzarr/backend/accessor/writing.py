@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from xarray import Dataset, Variable, conventions
 from xarray.backends import ZarrStore
 
-from xarray_gpuzarr.backend.accessor.packing import is_packed_by_slabs, packed
+from xarray_gpuzarr.backend.accessor.packing import packed
 from xarray_gpuzarr.codec_pipeline import zarr_pipeline
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.progress_bar import client_of_dask
@@ -25,6 +25,7 @@ from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
 """Variables in memory of at most this size are written at once."""
+_SHOWN = 5
 
 
 @record
@@ -49,17 +50,8 @@ def write_dataset(
 ) -> Any:
     """Write a dataset, all of whose arrays are on the host; see `DatasetAccessor.to_zarr`.
 
-    Parameters
-    ----------
-    dataset : xarray.Dataset
-    store : str, path or zarr store
-    stored : mapping of name to zarr.Array
-        Those that are in the store and stay.
-    encoding : mapping
-        Of variables that are new.
-    rechunk, progress : bool
-    **options
-        Of `xarray.Dataset.to_zarr`.
+    `stored` are the arrays that are in the store and stay, `encoding` is that of new variables, and the options are
+    those of `xarray.Dataset.to_zarr`.
     """
     region, append_dim = _region(dataset, store, options), options.get("append_dim")
     dataset, places = _cut(dataset, stored, encoding, region, append_dim, rechunk=rechunk)
@@ -76,17 +68,31 @@ def write_dataset(
             storage_options=options.get("storage_options"),
         )
         blocks = {name: each for name, each in dataset.variables.items() if each.chunks is not None}
-        # Text in chunks is left to xarray, and all else with it.
-        if blocks and all(name in places and is_packed_by_slabs(each) for name, each in blocks.items()):
+        # Numbers and times are packed one by one. Text in chunks is left to xarray, and all else with it.
+        if blocks and all(name in places and each.dtype.kind in "biufcmM" for name, each in blocks.items()):
             if options.get("mode") == "a-":  # variables without `append_dim` stay as they are stored
                 blocks = {n: v for n, v in blocks.items() if n not in stored or append_dim in v.dims}
             writes = _writes(blocks, there, places, encoding, options)
     if is_later:
         return writes
     if progress and blocks:
-        n, nbytes = sum(prod(v.data.numblocks) for v in blocks.values()), _task_nbytes(blocks, there)
+        n = sum(prod(v.data.numblocks) for v in blocks.values())
+        nbytes = max(
+            prod(map(max, v.data.chunks)) * (v.dtype.itemsize + int(there.zarr_group[name].dtype.itemsize))
+            for name, v in blocks.items()
+        )
         print(f"{n} tasks, each of at most {decimal(nbytes)}: a block of dask, and the same as it is stored")  # noqa: T201  # above the bar of dask
-    _compute(writes, progress=progress)
+    if not progress:
+        writes.compute()
+    elif client_of_dask() is None:
+        with ProgressBar():
+            writes.compute()
+    else:
+        from distributed import progress as show  # noqa: PLC0415  # takes long
+
+        writes = writes.persist()
+        show(writes, notebook=False)  # type: ignore[no-untyped-call]
+        writes.compute()
     return there
 
 
@@ -139,30 +145,6 @@ def _writes(
 
 def _end(_: Any) -> None:
     """Return None after all tasks have run."""
-
-
-def _task_nbytes(blocks: Mapping[Any, Variable], there: ZarrStore) -> int:
-    """Return the bytes of the largest task: a decoded block and its packed copy."""
-    most: int = max(
-        prod(map(max, v.data.chunks)) * (v.dtype.itemsize + int(there.zarr_group[name].dtype.itemsize))
-        for name, v in blocks.items()
-    )
-    return most
-
-
-def _compute(writes: Any, *, progress: bool) -> None:
-    """Run the tasks, with a progress bar if wanted."""
-    if not progress:
-        writes.compute()
-    elif client_of_dask() is None:
-        with ProgressBar():
-            writes.compute()
-    else:
-        from distributed import progress as show  # noqa: PLC0415  # takes long
-
-        writes = writes.persist()
-        show(writes, notebook=False)  # type: ignore[no-untyped-call]
-        writes.compute()
 
 
 def stored_group(store: Any, options: Mapping[str, Any]) -> zarr.Group | None:
@@ -246,10 +228,7 @@ def _place(
 def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> tuple[Any, ...] | None:
     """Return chunks that end where shards end; None if the variable needs no other chunks, or is small.
 
-    Raises
-    ------
-    OptionError
-        Chunks of dask end inside of shards, and are not to be changed.
+    Without `rechunk`, chunks of dask that end inside of shards raise an `OptionError`.
     """
     if not variable.ndim or not all(variable.shape):
         return None
@@ -258,7 +237,8 @@ def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> t
         is_small = variable.size <= prod(place.shards) and variable.nbytes <= _SMALL_NBYTES
         is_left = variable.dtype.kind in "OmM"  # of which xarray finds the units, where it sees all values
         return None if is_small or is_left else tuple(borders)
-    within = [axis for axis, chunks in enumerate(variable.chunks) if not _are_borders(chunks, borders[axis])]
+    ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)
+    within = [axis for axis, (of_chunks, of_shards) in enumerate(ends) if not of_chunks <= of_shards]
     if not within:
         return None
     if rechunk:
@@ -278,14 +258,6 @@ def cut_at_multiples(start: int, n: int, length: int) -> tuple[int, ...]:
     first = min(n, length - start % length)
     lengths = [first, *[length] * ((n - first) // length)]
     return tuple(lengths if sum(lengths) == n else [*lengths, n - sum(lengths)])
-
-
-def _are_borders(chunks: Sequence[int], borders: Sequence[int]) -> bool:
-    """Whether every chunk ends at a border."""
-    return set(accumulate(chunks)) <= set(accumulate(borders))
-
-
-_SHOWN = 5
 
 
 def _few(lengths: Sequence[int]) -> str:

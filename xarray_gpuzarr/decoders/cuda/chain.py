@@ -148,21 +148,10 @@ def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
 DType = np.dtype[Any]
 
 
-def _astype(_: AsTypeSpec, encoded: DType, decoded: DType) -> Filter:
-    return Elements(rule="astype", encoded=encoded, decoded=decoded)
-
-
-def _fixed_scale_offset(codec: FixedScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
-    return Elements(rule="scaled", encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
-
-
-def _scale_offset(codec: ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
-    rule: Rule = "scaled" if decoded.kind == "f" else "scaled_integer"
+def _scaled(codec: FixedScaleOffsetSpec | ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
+    is_floating = isinstance(codec, FixedScaleOffsetSpec) or decoded.kind == "f"
+    rule: Rule = "scaled" if is_floating else "scaled_integer"
     return Elements(rule=rule, encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
-
-
-def _packbits(_codec: PackBitsSpec, _encoded: DType, _decoded: DType) -> Filter:
-    return PackBits()
 
 
 def _delta(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
@@ -186,12 +175,12 @@ def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter 
 _FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = of_each(
     AnyElementSpec,
     {
-        AsTypeSpec: _astype,
+        AsTypeSpec: lambda _, encoded, decoded: Elements(rule="astype", encoded=encoded, decoded=decoded),
         CastValueSpec: _cast_value,
         DeltaSpec: _delta,
-        FixedScaleOffsetSpec: _fixed_scale_offset,
-        PackBitsSpec: _packbits,
-        ScaleOffsetSpec: _scale_offset,
+        FixedScaleOffsetSpec: _scaled,
+        PackBitsSpec: lambda *_: PackBits(),
+        ScaleOffsetSpec: _scaled,
     },
 )
 

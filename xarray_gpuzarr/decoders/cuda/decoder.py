@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from xarray_gpuzarr.cuda import checksum
 from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
 from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.cuda.gds_files import why_no_files
@@ -27,7 +28,7 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import read_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choice_for
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, DifferentValuesError
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
@@ -48,16 +49,11 @@ _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 
 
 class CudaDecoder:
-    """Decodes on a GPU; results are CuPy arrays.
-
-    Parameters
-    ----------
-    current_device : callable
-        Returns the calling thread's device; that of a number, if it is given one.
-    """
+    """Decodes on a GPU; results are CuPy arrays."""
 
     def __init__(self, current_device: Callable[..., DeviceApi] = native_device) -> None:
         self._current_device = current_device
+        """Returns the calling thread's device; that of a number, if it is given one."""
         self._index: tuple[int, ...] = ()
         """Number of the device that all threads read to; none: each reads to its current one."""
         self._host = HostDecoder()
@@ -106,11 +102,8 @@ class CudaDecoder:
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
-        return (
-            why_no_files()
-            if self._current_device is native_device
-            else self._current_device(*self._index).why_no_files()
-        )
+        device = None if self._current_device is native_device else self._current_device(*self._index)
+        return why_no_files() if device is None else device.why_no_files()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order: the only one that device arrays have."""
@@ -137,11 +130,19 @@ class CudaDecoder:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
         if self._is_for_host(spec, target, cast):
-            return self._by_host(plans, source, spec, target=target, cast=cast)
-        if out is not None and not _fits(out, target.shape, np.dtype(cast.dtype)):
+            block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
+            counters.add(n_by_host=target.n_chunks)
+            return self._upload(block, Cast(dtype=cast.dtype))  # whoever calls this tries once more
+        fitting = (target.shape, np.dtype(cast.dtype))
+        if out is not None and not ((out.shape, out.dtype) == fitting and out.flags.c_contiguous):
             out = None
         resources = self._current_resources()
-        choice = choice_for(spec, resources.options.verify, resources.api.identity)
+        verify = resources.options.verify
+        if verify is None:
+            verify = "off" if resources.api.identity is None else "first"
+        # Chunks that are longer than what the device can sum up are not compared.
+        is_compared = verify not in ("off", 0) and spec.chunk_nbytes <= checksum.MAX_NBYTES
+        choice = Choice(spec, verify) if is_compared else None
 
         def read(workspace: Workspace) -> Any:
             reading = Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out)
@@ -160,14 +161,6 @@ class CudaDecoder:
             return True
         return self._trust.fails(self._device(), spec, target, cast, options.checks)
 
-    def _by_host(
-        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
-    ) -> Any:
-        """Let the host decode all, and bring it up in one copy."""
-        block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
-        counters.add(n_by_host=target.n_chunks)
-        return self._upload(block, Cast(dtype=cast.dtype))  # whoever calls this tries once more
-
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
         try:
@@ -180,7 +173,14 @@ class CudaDecoder:
     def _upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block and copy it, once."""
         values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
-        return self._current_resources().reading(lambda workspace: _send(workspace, values))
+
+        def send(workspace: Workspace) -> Any:
+            out = workspace.result(values.shape, values.dtype, [workspace.copy])
+            upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
+            workspace.api.synchronize(workspace.copy)
+            return out
+
+        return self._current_resources().reading(send)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
@@ -323,19 +323,6 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
             del self._resources[index]
-
-
-def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:
-    """Copy a block to the device, and wait until it is there."""
-    out = workspace.result(values.shape, values.dtype, [workspace.copy])
-    upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
-    workspace.api.synchronize(workspace.copy)
-    return out
-
-
-def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a device array may be what a read fills."""
-    return (out.shape, out.dtype) == (shape, dtype) and bool(out.flags.c_contiguous)
 
 
 def _native(cast: Cast) -> Cast:

@@ -28,7 +28,7 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     split_pieces,
 )
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
-from xarray_gpuzarr.decoders.cuda.chain import Chain, needed_nbytes, read_chain, why_not_direct
+from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt, Staged, put_together
 from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
@@ -62,21 +62,10 @@ class _Submitted:
 
 
 class Read:
-    """One read by the CUDA decoder.
+    """One read by the CUDA decoder, of an array that the device decodes; `choice` says what the host decodes as well.
 
-    Parameters
-    ----------
-    workspace : Workspace
-        Lent to this read.
-    source : ByteSource
-    spec : ArraySpec
-        One that the device decodes.
-    target : BoxTarget, PointTarget or StackTarget
-    cast : Cast
-    choice : Choice, optional
-        Which chunks of the device's the host decodes as well.
-    out : device array, shape of the target, dtype of the cast, C order, or None
-        What to fill; None makes an array, and so does one that is not aligned to its elements.
+    What is filled is `out`, a device array in C order, with the shape of the target and the dtype of the cast. None
+    makes one, and so does an array that is not aligned to its elements.
     """
 
     def __init__(  # noqa: PLR0913  # the knobs of one read
@@ -102,8 +91,13 @@ class Read:
             options=workspace.options,
         )
         self._n_chunks = target.n_chunks
-        is_direct = source.storage == "gds" and why_not_direct(chain) is None
-        new_stager = _direct_stager if is_direct else Stager
+        new_stager = Stager
+        if source.storage == "gds" and why_not_direct(chain) is None:
+            if (why_not := self._api.why_no_files()) is not None:
+                raise no_direct_files(why_not)
+            from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # where asked for
+
+            new_stager = DirectStager
         self.stager = new_stager(workspace, source, spec, chain=chain, choice=choice)
         self._choice = choice
         if out is None or self._api.address(out) % np.dtype(cast.dtype).itemsize:  # where no kernel writes to
@@ -143,8 +137,14 @@ class Read:
                 pieces, staged = [], []
         while self._submitted:
             self._retire()
-        for batch, numbers in self._doubtful:
-            self._decode_again(batch, numbers)
+        for batch, numbers in self._doubtful:  # the host decodes chunks that the device could not; its word is final
+            step = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
+            for first in range(0, len(numbers), step):
+                some = numbers[first : first + step]
+                decoded = self.stager.stage_decoded(batch, some)
+                rows = [row_of(batch, number) for number in some.tolist()]
+                self._submit([Piece.of(plan, row, row + 1) for plan, row in rows], [decoded])
+                self._retire()
         self._workspace.free(self._placing.memory)
         return self.out
 
@@ -230,42 +230,10 @@ class Read:
         doubtful = NO_ROWS if receipt is None else receipt.doubtful()
         if len(doubtful):
             self._doubtful.append((oldest.pieces, doubtful))
-        if receipt is not None and len(receipt.shadows):
-            self._compare(oldest.pieces, receipt, doubtful)
-
-    def _compare(self, pieces: Sequence[Piece], receipt: Receipt, doubtful: Rows) -> None:
-        """Look at what the host has decoded as well; the host decodes the doubtful chunks again anyway."""
-        different = np.setdiff1d(receipt.different(), doubtful)
-        counters.add(n_verified=len(receipt.shadows), n_different=len(different))
-        if self._choice is not None:
-            self._choice.compared()
-        if len(different):
-            raise different_values(*row_of(pieces, int(different[0])))
-
-    def _decode_again(self, pieces: Sequence[Piece], numbers: Rows) -> None:
-        """Let the host decode chunks of a batch that the device could not; its word is final."""
-        step = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
-        for first in range(0, len(numbers), step):
-            some = numbers[first : first + step]
-            staged = self.stager.stage_decoded(pieces, some)
-            rows = [row_of(pieces, number) for number in some.tolist()]
-            self._submit([Piece.of(plan, row, row + 1) for plan, row in rows], [staged])
-            self._retire()
-
-
-def _direct_stager(
-    workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None
-) -> Stager:
-    """Return what lets the device read local files by itself.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        This device cannot.
-    """
-    why_not = workspace.api.why_no_files()
-    if why_not is not None:
-        raise no_direct_files(why_not)
-    from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only where it is asked for
-
-    return DirectStager(workspace, source, spec, chain=chain, choice=choice)
+        if receipt is not None and len(receipt.shadows):  # the host has decoded these as well
+            different = np.setdiff1d(receipt.different(), doubtful)  # the doubtful ones it decodes again anyway
+            counters.add(n_verified=len(receipt.shadows), n_different=len(different))
+            if self._choice is not None:
+                self._choice.compared()
+            if len(different):
+                raise different_values(*row_of(oldest.pieces, int(different[0])))

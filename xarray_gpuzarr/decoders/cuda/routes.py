@@ -61,6 +61,7 @@ _STREAM_RATES: dict[str, float] = {
 }
 """LZ4 and snappy: for batched LZ4, 31 to 110 GB/s are reported (kvikio, issue 293), zstd decodes 9 to 16. Deflate:
 nvCOMP's documentation calls its throughput low, and zstd's moderate. blosclz: instructions of our kernel, counted."""
+_FORMATS: dict[type[CompressorSpec], str] = {ZstdSpec: "zstd", Lz4Spec: "lz4", GzipSpec: "zlib", ZlibSpec: "zlib"}
 _BLOSC_BLOCK_NBYTES = 256 * 1024
 """C-Blosc compresses a chunk in blocks of about this length, each a stream or several."""
 
@@ -92,24 +93,16 @@ def latency(spec: ArraySpec) -> Latency | None:
     compressor = read_chain(spec).compressor
     if compressor is None:
         return None
-    nbytes = spec.chunk_nbytes
-    stream_nbytes = min(nbytes, _BLOSC_BLOCK_NBYTES) if isinstance(compressor, BloscSpec) else nbytes
-    return Latency(
-        host_s=nbytes / decoded_rate(spec.codecs),
-        device_s=_LAUNCH_S + stream_nbytes / _STREAM_RATES[_format(compressor)],
-    )
+    stream_nbytes = spec.chunk_nbytes
+    if isinstance(compressor, BloscSpec):
+        name, stream_nbytes = compressor.cname.removesuffix("hc"), min(stream_nbytes, _BLOSC_BLOCK_NBYTES)
+    else:
+        name = _FORMATS[type(compressor)]
+    device_s = _LAUNCH_S + stream_nbytes / _STREAM_RATES[name]
+    return Latency(host_s=spec.chunk_nbytes / decoded_rate(spec.codecs), device_s=device_s)
 
 
 def is_little(spec: ArraySpec, n_chunks: int) -> bool:
     """Say whether one thread of the host decodes so many chunks sooner than the device decodes one."""
     of_chunk = latency(spec)
     return of_chunk is not None and n_chunks <= of_chunk.most_chunks
-
-
-def _format(compressor: CompressorSpec) -> str:
-    if isinstance(compressor, BloscSpec):
-        return "lz4" if compressor.cname == "lz4hc" else compressor.cname
-    return _FORMATS[type(compressor)]
-
-
-_FORMATS: dict[type[CompressorSpec], str] = {ZstdSpec: "zstd", Lz4Spec: "lz4", GzipSpec: "zlib", ZlibSpec: "zlib"}

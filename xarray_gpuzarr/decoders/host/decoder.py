@@ -93,7 +93,8 @@ class HostDecoder:
             finally:  # one call of C each, see `process.waiting`
                 if takes_turn:
                     crew.turns.pop(thread, None)
-                    crew.over.ring()
+                    if crew.over.waiting:
+                        crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""

@@ -96,9 +96,10 @@ def _axes_of_spans(loops: Loops, spans: Sequence[Span], spans_at: int) -> _Axes:
     """Cut evenly spaced elements at the borders of chunks; `spans_at` is that of the target."""
     n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
     n = sum(n_pieces)
-    table, columns = empty_columns(first=n, position=n, count=n)
-    loops.cut_axes(spans_at, len(spans), n, columns["first"])
-    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=columns["first"], memory=table)
+    table = np.empty(3 * n, np.int64)
+    at = address(table)
+    loops.cut_axes(spans_at, len(spans), n, at)
+    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=at, memory=table)
 
 
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:

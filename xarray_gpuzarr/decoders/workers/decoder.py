@@ -31,17 +31,13 @@ class CupyStandIn(NDArrayOperatorsMixin):
 
     dask plans with it: CuPy makes no array without a driver but an empty one, and beside NumPy's metadata dask would
     put NumPy blocks where it pads or fills.
-
-    Parameters
-    ----------
-    host : numpy.ndarray
-        Mostly of length zero; what dask fills and pads with otherwise.
     """
 
     __array_priority__ = 100
 
     def __init__(self, host: npt.NDArray[Any]) -> None:
         self._host = host
+        """Mostly of length zero; what dask fills and pads with otherwise."""
 
     def get(self) -> npt.NDArray[Any]:
         """Return the values, as CuPy's method does."""
@@ -90,30 +86,20 @@ def _posing(what: Any) -> Any:
     """Let arrays among results pose as CuPy's; so do scalars that CuPy would leave on the device."""
     if isinstance(what, np.ndarray | np.generic):
         return CupyStandIn(np.asarray(what))
-    return type(what)(map(_posing, what)) if type(what) in (list, tuple) and _has_arrays(what) else what
-
-
-def _has_arrays(results: Sequence[Any]) -> bool:
-    return any(isinstance(result, np.ndarray | np.generic) for result in results)
+    has_arrays = type(what) in (list, tuple) and any(isinstance(result, np.ndarray | np.generic) for result in what)
+    return type(what)(map(_posing, what)) if has_arrays else what
 
 
 class WorkersDecoder:
-    """Decodes on a GPU where there is one; elsewhere says what results will be.
-
-    Parameters
-    ----------
-    described : Decoder
-        A CUDA decoder that is only asked what it would do; that needs no GPU.
-    missing : callable
-        Returns what this machine lacks to use a GPU.
-    cuda : callable
-        Returns the CUDA decoder of this process.
-    """
+    """Decodes on a GPU where there is one; elsewhere says what results will be."""
 
     def __init__(self, described: Decoder, missing: Callable[[], Sequence[str]], cuda: Callable[[], Decoder]) -> None:
         self._described = described
+        """A CUDA decoder that is only asked what it would do; that needs no GPU."""
         self._missing = missing
+        """Returns what this machine lacks to use a GPU."""
         self._cuda = cuda
+        """Returns the CUDA decoder of this process."""
         self._found_gpu = False
 
     @property

@@ -38,7 +38,14 @@ def machine_section(api: DeviceApi | None) -> Section:
         "system": f"{platform.system()} {platform.machine()}",
         "packages": _versions(_PACKAGES),
         "gpu_packages": _versions(_GPU_PACKAGES),
-        "host": _host(),
+        "host": {
+            "processor": processor(),
+            "n_cores": n_cores(),
+            "n_threads": thread_budget(),
+            "why_no_loops": why_absent(),
+            "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "available_nbytes": available_nbytes(),
+        },
         "gpus": gpu_names(),
         "driver": driver,
         "gpu": None if api is None else _gpu(api),
@@ -86,17 +93,6 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _listed(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _host() -> dict[str, Any]:
-    return {
-        "processor": processor(),
-        "n_cores": n_cores(),
-        "n_threads": thread_budget(),
-        "why_no_loops": why_absent(),
-        "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "available_nbytes": available_nbytes(),
-    }
 
 
 def processor() -> str:

@@ -24,13 +24,7 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 def current_device(device: str = "cuda") -> DeviceApi:
-    """Return the GPU that the calling thread reads to: its current one with ``"cuda"``, another with its number.
-
-    Raises
-    ------
-    CudaError
-        It cannot be used.
-    """
+    """Return the GPU that the calling thread reads to: its current one with ``"cuda"``, another with its number."""
     number = device.partition(":")[2]
     return native_device(int(number) if number else None)
 

@@ -38,19 +38,13 @@ class Section:
         """Return the section as lines of plain text, without the headline."""
         table = [list(map(visible, row)) for row in [*([self.columns] if self.columns else []), *self.rows]]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [_line(row, widths, numbers=bool(self.columns)) for row in table]
+        lines = []
+        for first, *rest in table:  # the first column is text, the others are numbers, or text that may be long
+            cells = [cell.rjust(n) for cell, n in zip(rest, widths[1:], strict=True)] if self.columns else rest
+            lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
         if self.columns:
             lines.insert(1, "-" * max(map(len, lines)))
         return [*lines, *map(visible, self.notes), *(f"FAILED: {visible(failure)}" for failure in self.failures)]
-
-
-def _line(row: Sequence[str], widths: Sequence[int], *, numbers: bool) -> str:
-    """Lay out one row; the first column is text, the others are numbers, or text that may be long."""
-    first, *rest = row
-    if not numbers:
-        return "  ".join([first.ljust(widths[0]), *rest]).rstrip()
-    cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-    return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -115,12 +109,8 @@ def without_names(document: Any) -> Any:
         return document
     home = str(Path("~").expanduser())
     text = re.sub(rf"{re.escape(home)}(?=[/\s'\":;,)]|$)", "~", document) if len(home) > 1 else document
-    user = _user()
-    return re.sub(rf"(?<=/){re.escape(user)}(?=[/\s'\":;,)]|$)", "user", text) if user else text
-
-
-def _user() -> str:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container may have no name for it
-        return ""
+        user = ""
+    return re.sub(rf"(?<=/){re.escape(user)}(?=[/\s'\":;,)]|$)", "user", text) if user else text

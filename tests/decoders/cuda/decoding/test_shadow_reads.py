@@ -127,8 +127,7 @@ def test_a_share_of_chunks_is_verified(verify):
 @pytest.mark.parametrize("compressor", [None, ZstdCodec()])
 def test_chunks_that_are_too_long_to_sum_up_are_read_unverified(value, compressor, verify, monkeypatch):
     verify(value)
-    for module in (checksum, shadows):
-        monkeypatch.setattr(module, "MAX_NBYTES", 99)
+    monkeypatch.setattr(checksum, "MAX_NBYTES", 99)
     array, device = stored(compressors=compressor), SimulatedDevice()
     found, *n = counted(lambda: values(array, CudaDecoder(lambda: device)))
     np.testing.assert_array_equal(found, VALUES)
@@ -245,13 +244,13 @@ def test_a_file_that_is_rewritten_meanwhile_is_no_difference(verify, tmp_path, m
     written = zarr.create_array(LocalStore(tmp_path / "a"), data=VALUES, chunks=(60, 30), compressors=ZstdCodec())
     array = stored_array(written, None, "gds")
     decoder, _ = engine(None, reads_files=True)
-    shadowed = DirectStager._shadowed
+    shadows = DirectStager._shadows
 
     def rewriting(*args):
         written[...] = VALUES + 1
-        return shadowed(*args)
+        return shadows(*args)
 
-    monkeypatch.setattr(DirectStager, "_shadowed", rewriting)
+    monkeypatch.setattr(DirectStager, "_shadows", rewriting)
     found, n_verified, n_different = counted(lambda: values(array, decoder))
     assert (n_verified, n_different) == (1, 0)
     np.testing.assert_array_equal(found, VALUES)

@@ -12,17 +12,12 @@ from functools import lru_cache
 from itertools import pairwise, repeat
 from typing import Literal, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch.source import Request
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.records import record
-
-Rows = npt.NDArray[np.int64]
 
 ENDLESS = 2**62
 _ALIGN = 16
@@ -93,10 +88,9 @@ class Piece(NamedTuple):
         return [(key, ByteRange(first + at, n)) for at, n in cut(self.nbytes, most_nbytes or self.nbytes)]
 
 
-def parts(plan: ReadPlan, rule: CoalesceRule, first: int = 0, last: int = ENDLESS) -> list[Piece]:
-    """Return rows ``[first, last)`` of a plan as parts by a rule."""
-    bounds = pairwise(plan.cut(rule).tolist())
-    return [Piece.of(plan, max(lo, first), min(hi, last)) for lo, hi in bounds if lo < last and hi > first]
+def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
+    """Return the rows of a plan as parts by a rule."""
+    return [Piece.of(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist()) if lo < hi]
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
@@ -127,25 +121,15 @@ def split_pieces(pieces: Iterable[Piece], n: int) -> tuple[list[Piece], list[Pie
     return first, others
 
 
-class CutPiece(NamedTuple):
-    """A piece, and what is full before it."""
-
-    piece: Piece
-    full: Literal["segment", "batch"] | None
-    """With a batch, its last segment is full, too."""
+Full = Literal["segment", "batch"] | None
+"""What is full before a piece; with a batch, its last segment is full, too."""
 
 
 class Cutter:
     """Cuts pieces, one after another, into segments, which cross to the device together, and into batches of segments.
 
-    Parameters
-    ----------
-    sizes : iterator of int
-        Chunks that each batch has at most, one batch after another.
-    most_nbytes : int
-        Bytes that the ranges of a batch may have, unless it has a single chunk.
-    slot_nbytes : int
-        Bytes that a segment is expected to have, unless it has a single chunk.
+    `sizes` yields the chunks that each batch has at most, one batch after another. The ranges of a batch may have
+    `most_nbytes`, and a segment is expected to have `slot_nbytes`, unless it has a single chunk.
     """
 
     def __init__(self, sizes: Iterator[int], *, most_nbytes: int, slot_nbytes: int) -> None:
@@ -155,12 +139,12 @@ class Cutter:
         self._room, self._room_nbytes, self._slot_room = next(sizes), most_nbytes, slot_nbytes
         self._batch_is_empty = self._segment_is_empty = True
 
-    def cut(self, pieces: Iterable[Piece]) -> list[CutPiece]:
-        """Return pieces, cut where they do not fit."""
-        cuts = []
+    def cut(self, pieces: Iterable[Piece]) -> list[tuple[Piece, Full]]:
+        """Return pieces, cut where they do not fit, and what is full before each."""
+        cuts: list[tuple[Piece, Full]] = []
         for piece in pieces:
             rest: Piece | None = piece
-            full: Literal["segment", "batch"] | None = None
+            full: Full = None
             while rest is not None:
                 n = rest.fitting(self._room, self._room_nbytes, self._slot_room)
                 if not n and not self._batch_is_empty and not rest.fitting(self._room, self._room_nbytes, ENDLESS):
@@ -176,7 +160,7 @@ class Cutter:
                     self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
                     self._slot_room -= aligned(head.nbytes)
                     self._batch_is_empty = self._segment_is_empty = False
-                    cuts.append(CutPiece(head, full))
+                    cuts.append((head, full))
                     full = None
         return cuts
 
@@ -209,24 +193,9 @@ class BatchLimits:
     def of(
         cls, path: str, *, chunk_nbytes: int, needed_nbytes: int, budget_nbytes: int, options: ResourceOptions
     ) -> BatchLimits:
-        """Return limits within which a read stays in a budget.
+        """Return limits within which all batches of a read together stay in a budget.
 
-        Parameters
-        ----------
-        path : str
-            Array path, for the message.
-        chunk_nbytes : int
-            Bytes of a decoded chunk.
-        needed_nbytes : int
-            Bytes of device memory that decoding one chunk takes besides the result: encoded, decoded and scratch.
-        budget_nbytes : int
-            Bytes that all batches may take together.
-        options : ResourceOptions
-
-        Raises
-        ------
-        ChunkDoesNotFitError
-            Not even one chunk fits.
+        Decoding one chunk takes `needed_nbytes` of device memory besides the result: encoded, decoded and scratch.
         """
         fitting = budget_nbytes // max(1, needed_nbytes)
         if not fitting:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import blosc, checksum
+from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
 from xarray_gpuzarr.frames import blosc as blosc_frames
@@ -32,7 +33,6 @@ from xarray_gpuzarr.stored.codecs import (
     of_each,
 )
 
-Bytes = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -50,15 +50,7 @@ class TableColumn:
 
 
 class Columns:
-    """Columns of int64 that are the rows of one table.
-
-    Parameters
-    ----------
-    table : int64, shape (k, n)
-    one_each : bool
-        Whether row i is the only one of chunk i, for all chunks, and all rows are of one format: so it mostly is, and
-        then nothing has to be sorted out.
-    """
+    """Columns of int64 that are the rows of one table, shape (k, n)."""
 
     n_columns: ClassVar[int]
     chunk = TableColumn(0)
@@ -67,6 +59,8 @@ class Columns:
     def __init__(self, table: Rows, *, one_each: bool = False) -> None:
         self.table = table
         self.one_each = one_each
+        """Whether row i is the only one of chunk i, for all chunks, and all rows are of one format: so it mostly is,
+        and then nothing has to be sorted out."""
         self._n = int(table.shape[1])
 
     def __len__(self) -> int:
@@ -232,23 +226,10 @@ def find_streams(
 ) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
     """Find the streams of chunks whose frames the device may be given.
 
-    Parameters
-    ----------
-    stage : codec spec
-    data : uint8, shape (m,), host memory
-    start, nbytes : int64, shape (n,)
-        The bytes of a chunk are ``data[start : start + nbytes]``.
-    expected : int
-        Decoded length of every chunk in bytes.
+    The bytes of a chunk are ``data[start : start + nbytes]``, in host memory; decoded, each has `expected` bytes.
 
-    Returns
-    -------
-    ready : bool, shape (n,)
-        The others are for the host codec.
-    streams : Streams
-        Of the ready chunks, numbered as in `start`.
-    filters : Filters
-        Likewise.
+    Returns which chunks are ready, the others being for the host codec, and the streams and filters of those, numbered
+    as in `start`.
     """
     if isinstance(stage, BloscSpec):
         return _find_in_blosc(stage.cname, data, start, nbytes, expected)

@@ -42,16 +42,7 @@ from xarray_gpuzarr.stored.codecs import (
 
 @lru_cache(maxsize=256)
 def checks_of(spec: ArraySpec, cast: Cast, *, points: bool) -> tuple[Check, ...]:
-    """Return what reads of an array rest on.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-        One that the device decodes.
-    cast : Cast
-    points : bool
-        Whether single elements are read, rather than boxes.
-    """
+    """Return what reads of an array that the device decodes rest on; `points`: single elements rather than boxes."""
     chain = chain_of(spec)
     assert not isinstance(chain, str)
     checks = [COPIES, MOVES, SUMS]
@@ -129,13 +120,7 @@ class CheckResult:
 
 
 def check_all(api: DeviceApi) -> Iterator[CheckResult]:
-    """Run all usual checks anew, one after another, and remember what they find, and nothing from before.
-
-    Parameters
-    ----------
-    api : DeviceApi
-        One with an identity.
-    """
+    """Run all usual checks anew, one after another, and remember what they find, and nothing from before."""
     assert api.identity is not None
     remembered.forget(api.identity)
     for answer in run_checks(api, tuple({check.name: check for check in usual_checks()}.values())):
@@ -145,17 +130,8 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
 
 
 def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
-    """Run checks and yield their answers as they come.
+    """Run checks, `until_failure` up to the first that fails, and yield their answers as they come.
 
-    Parameters
-    ----------
-    api : DeviceApi
-    checks : sequence of Check
-    until_failure : bool
-        Whether those behind one that fails are left out.
-
-    Notes
-    -----
     A check that does not end is given up, and what it holds is left to its thread for good. Those behind it may not end
     either, and are given less time.
     """
@@ -224,12 +200,7 @@ def _answer(check: Check, run: Callable[[Check], int]) -> CheckResult:
             nbytes = run(check)
     except WrongAnswerError as error:
         fault = str(error)
-    except MemoryError as error:  # of the device or of the host
-        fault, about = _said(error), "moment"
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
-        fault, about = _said(error), "process"
+        fault = f"{type(error).__name__}: {error.found if isinstance(error, GpuZarrError) else error}"
+        about = "moment" if isinstance(error, MemoryError) else "process"  # memory of the device or of the host
     return CheckResult(name=check.name, found=fault, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error.found if isinstance(error, GpuZarrError) else error}"

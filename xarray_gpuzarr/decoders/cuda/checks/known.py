@@ -60,9 +60,7 @@ def content(kind: Content, nbytes: int) -> bytes:
 def known_frames() -> Mapping[str, Sequence[KnownFrame]]:
     """Return the frames of each compressor: ``zstd``, ``lz4``, ``gzip``, ``zlib`` and, for Blosc, ``blosc lz4`` etc."""
     document = json.loads((resources.files(__package__) / "known.json").read_text())
-    return {name: tuple(_parse(fields) for fields in frames) for name, frames in document.items()}
-
-
-def _parse(fields: Mapping[str, str | int]) -> KnownFrame:
-    parsed: dict[str, object] = {**fields, "frame": base64.b64decode(str(fields["frame"]))}
-    return KnownFrame(**parsed)  # type: ignore[arg-type]
+    return {
+        name: tuple(KnownFrame(**{**fields, "frame": base64.b64decode(fields["frame"])}) for fields in frames)
+        for name, frames in document.items()
+    }

@@ -20,15 +20,10 @@ from xarray_gpuzarr.cuda.api import DeviceIdentity
 
 
 def cache_folder() -> Path:
-    """Return the folder: ``XARRAY_GPUZARR_CACHE_DIR``, else ``xarray-gpuzarr`` in the user's caches. It may not exist.
-
-    References
-    ----------
-    XDG Base Directory Specification 0.8: ``XDG_CACHE_HOME``, else ``~/.cache``.
-    """
-    setting = os.environ.get("XARRAY_GPUZARR_CACHE_DIR")
-    if setting:
+    """Return ``XARRAY_GPUZARR_CACHE_DIR``, else ``xarray-gpuzarr`` in the user's caches; the folder may not exist."""
+    if setting := os.environ.get("XARRAY_GPUZARR_CACHE_DIR"):
         return Path(setting)
+    # XDG Base Directory Specification 0.8
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # without a home, too
     return Path(caches) / "xarray-gpuzarr"
 

@@ -48,37 +48,31 @@ class Check:
     """Decodes on the workspace's device and returns the bytes that were compared; raises if they are wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A made-up array of one shard."""
-
-    dtype: str
-    """As `ArraySpec.dtype`."""
-    shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    codecs: PipelineSpec
-    fill: bytes
-
-
 class Trial:
-    """The chunks of a made-up array, which one read decodes.
+    """The encoded chunks of a made-up array of one shard, in C order, None for missing ones, which one read decodes.
 
-    Parameters
-    ----------
-    layout : Layout
-    chunks : sequence of bytes or None
-        Encoded chunks in C order; None for those that are missing.
+    The rest as in `ArraySpec`; without a `shape`, chunks of one dimension fill the array.
     """
 
-    def __init__(self, layout: Layout, chunks: Sequence[bytes | None]) -> None:
-        counts = tuple(-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True))
+    def __init__(
+        self,
+        chunks: Sequence[bytes | None],
+        *,
+        dtype: str,
+        chunk_shape: tuple[int, ...],
+        codecs: PipelineSpec,
+        shape: tuple[int, ...] = (),
+        fill: bytes = b"",
+    ) -> None:
+        shape = shape or (len(chunks) * chunk_shape[0],)
+        counts = tuple(-(-n // c) for n, c in zip(shape, chunk_shape, strict=True))
         self.spec = ArraySpec(
             path="/self-check",
-            dtype=layout.dtype,
-            grid=ChunkGrid(shape=layout.shape, chunk_shape=layout.chunk_shape, chunks_per_shard=counts),
-            codecs=layout.codecs,
+            dtype=dtype,
+            grid=ChunkGrid(shape=shape, chunk_shape=chunk_shape, chunks_per_shard=counts),
+            codecs=codecs,
             index=ShardIndexSpec(n_chunks=len(chunks), location="end", endian="little", checksum=False),
-            fill=layout.fill,
+            fill=fill or bytes(np.dtype(dtype).itemsize),
             keys=_KEYS,
             metadata="{}",
         )
@@ -105,10 +99,9 @@ class Trial:
 
         def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
-            out = read.run(self._plans(target))
-            return download(
-                workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)
-            ), read.stager.n_by_host
+            out = read.run(self._plans(target))  # alive until it has been downloaded
+            at = workspace.api.address(out)
+            return download(workspace, at, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
 
         return workspace.run(run)
 

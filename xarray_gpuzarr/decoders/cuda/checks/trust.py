@@ -34,16 +34,20 @@ class CheckedDevice:
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to this device; None if something can."""
-        why, _ = self._first_failure((COPIES,))
-        return why
+        return self._first_failure((COPIES,))[0]
 
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
         """Say why the device is not to decode an array, though it should be able to; runs what nobody has run yet."""
         why, moment = self._first_failure(checks_of(spec, cast, points=points))
-        if why is None and moment is not None:
-            _advise_of_memory(moment)
-            return moment.found
-        return why
+        if why is not None or moment is None:
+            return why
+        advise(
+            f"memory for the self-check of {moment.name}",
+            f"there is no memory to check {moment.name}; what needs it is decoded on the host until there is",
+            found=moment.found,
+            do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
+        )
+        return moment.found
 
     def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
         """Say why the device is not to decode boxes of an array, as far as it is known; runs nothing."""
@@ -64,7 +68,12 @@ class CheckedDevice:
                 moment = self._find_out(checks, identity)
         why = _failure(checks, outcomes, identity)
         if why is not None:
-            _advise(why)
+            advise(
+                f"self-check: {why}",
+                "the GPU has failed a self-check; what needs it is decoded on the host",
+                found=why,
+                do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
+            )
         return why, moment
 
     def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> CheckResult | None:
@@ -82,46 +91,14 @@ class CheckedDevice:
         outcomes.update((answer.name, "") for answer in answers if answer.passed)
         if failed is not None and failed.about != "moment":
             outcomes[failed.name] = failed.dated
-            if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
+            copies = next(run_checks(self.api, [COPIES])) if failed.name != COPY else None
+            if copies is not None and not copies.passed:
+                # The context is broken, perhaps by others, and nothing was learnt but that, for this process.
                 lasting.pop(failed.name, None)
+                if copies.about != "moment":
+                    outcomes[COPY] = copies.found
         remembered.save(identity, lasting)
         return failed if failed is not None and failed.about == "moment" else None
-
-    def _still_copies(self, failed: CheckResult) -> bool:
-        """Say whether the device can be used behind a check that has failed; if not, note it down for this process."""
-        if failed.name == COPY:
-            return True
-        (answer,) = run_checks(self.api, [COPIES])
-        if not answer.passed and answer.about != "moment":
-            self._outcomes[COPY] = answer.found
-        return answer.passed
-
-
-def _advise(why: str) -> None:
-    advise(
-        f"self-check: {why}",
-        "the GPU has failed a self-check; what needs it is decoded on the host",
-        found=why,
-        do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
-    )
-
-
-def _advise_of_memory(answer: CheckResult) -> None:
-    advise(
-        f"memory for the self-check of {answer.name}",
-        f"there is no memory to check {answer.name}; what needs it is decoded on the host until there is",
-        found=answer.found,
-        do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
-    )
-
-
-def remembered_failure(spec: ArraySpec, cast: Cast) -> str | None:
-    """Say which check of an array has failed on a GPU of this machine when it was last used; starts no CUDA."""
-    for identity, outcomes in remembered.of_this_package():
-        failure = _failure(checks_of(spec, cast, points=False), outcomes, identity)
-        if failure is not None:
-            return failure
-    return None
 
 
 def _failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
@@ -153,13 +130,7 @@ class Trust:
             return checked
 
     def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
-        """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet.
-
-        Raises
-        ------
-        CudaError
-            It has failed a check, and `checks` is ``"strict"``.
-        """
+        """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet."""
         if spec in self._distrusted:
             return True
         if checks == "off":
@@ -177,16 +148,16 @@ class Trust:
     def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
         """Say which check that reads of an array rest on has failed, or which chunk of it; checks nothing.
 
-        Parameters
-        ----------
-        device : DeviceApi or None
-            None goes by what other processes have found.
-        spec : ArraySpec
-        cast : Cast
+        Without a device, by what was found on the GPUs of this machine when they were last used; that starts no CUDA.
         """
         if spec in self._distrusted:
             return self._distrusted[spec]
-        return remembered_failure(spec, cast) if device is None else self.of(device).known_failure(spec, cast)
+        if device is not None:
+            return self.of(device).known_failure(spec, cast)
+        for identity, outcomes in remembered.of_this_package():
+            if failure := _failure(checks_of(spec, cast, points=False), outcomes, identity):
+                return failure
+        return None
 
     def distrust(self, device: DeviceApi, error: DifferentValuesError) -> None:
         """Let the host decode an array from now on, and say so."""

@@ -18,11 +18,10 @@ from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.workspace_memory import Slot
 from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Rows, Streams, join
-from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
 
-Addresses = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
 _ELEMENT_NBYTES = 8
@@ -131,15 +130,8 @@ class BatchPlan:
 def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, has_elements: bool) -> BatchPlan:
     """Decide what happens to each chunk and stream.
 
-    Parameters
-    ----------
-    staged : Staged
-    rows : int64, shape (n, k)
-        As `ReadPlan.row`, of the staged chunks.
-    placing : Placing
-    nvcomp : Nvcomp
-    has_elements : bool
-        Whether chunks that crossed encoded have codecs of elements.
+    `rows` are those of the staged chunks, as `ReadPlan.row`; `has_elements` says whether chunks that crossed encoded
+    have codecs of elements.
     """
     streams = staged.streams.by_format()
     groups = _groups(streams, nvcomp)

@@ -16,16 +16,13 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import FilterChunks
-from xarray_gpuzarr.cuda.launch import move, rows_by_length
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME, check_zstd, move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import (
-    Addresses,
     BatchPlan,
-    Group,
     Receipt,
     Staged,
     plan_batch,
@@ -33,7 +30,7 @@ from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import (
     receipt_nbytes,
     streams_nbytes,
 )
-from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing, Tables
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, Places, Placing, Tables
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 
@@ -85,20 +82,10 @@ class BatchDecoder:
     def decode(self, staged: Staged, rows: Rows, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
         """Enqueue all that turns staged chunks into elements of the result.
 
-        Parameters
-        ----------
-        staged : Staged
-        rows : int64, shape (n, k)
-            As `ReadPlan.row`: of staged chunks, then of missing ones.
-        stream : Stream
-            Has been given a wait for the `copy` stream.
+        `rows`, as `ReadPlan.row`, are of staged chunks, then of missing ones; `stream` waits for the `copy` stream.
 
-        Returns
-        -------
-        receipt : Receipt or None
-            Tells how it went, once `stream` has come to this point; None if nothing is decompressed.
-        memories : list of DeviceMemory
-            In use until then.
+        Returns a receipt that tells how it went, once `stream` has come to this point, or None if there is nothing to
+        tell, and the memory that is in use until then.
         """
         chain, api, n = self._chain, self._api, len(staged.address)
         plan = plan_batch(staged, rows[:n], self._placing, api.nvcomp, has_elements=bool(chain.elements))
@@ -113,10 +100,7 @@ class BatchDecoder:
             n_moves, longest = len(offsets.moved_nbytes), int(offsets.moved_nbytes[run.stop - 1])
             move(api, stream, table=Address(table + offsets.moves), n=n_moves, max_nbytes=longest, rows=run)
         with api.range("read::decode"), counters.stage("decode"):
-            for group, columns in zip(plan.groups, offsets.groups, strict=True):
-                self._decompress(
-                    plan, group, Address(table + columns), answer, Address(table + offsets.spare), scratch, stream
-                )
+            self._decompress(plan, scratch, table, offsets, stream)
             if filters := len(staged.filters):
                 longest = int(staged.filters.nbytes.max())
                 unshuffle(api, stream, table=Address(table + offsets.filters), n=filters, max_nbytes=longest)
@@ -166,9 +150,15 @@ class BatchDecoder:
         )
 
     def _fill_tables(self, tables: Tables, staged: Staged, plan: BatchPlan, scratch: _Scratch, rows: Rows) -> _Offsets:
-        """Add all columns."""
-        n, streams = len(staged.address), plan.streams
-        inner, outer, plain = self._stations(staged, plan, scratch)
+        """Add all columns: chunks are followed from their end to where they were staged."""
+        n, streams, filtered = len(staged.address), plan.streams, staged.filters.chunk
+        # Where the bytes of each chunk lie staged, decoded, unshuffled, and decompressed: where it skips a turn, they
+        # lie there already.
+        first = put(staged.address, plan.shifted, scratch.shifted)
+        outer = plain = put(np.where(plan.straight, plan.result, first), plan.apart, scratch.apart)
+        if len(plan.elements):
+            outer = put(plain, plan.elements, first[plan.elements] if self._chain.reads_staged else scratch.steps[0])
+        inner = put(put(outer, filtered, first[filtered]), plan.shuffled, scratch.shuffled)
         targets = streams.per_row(inner) + streams.target.view(np.uint64)
         moves, moved_nbytes = 0, NO_ROWS
         if len(plan.moved) or len(plan.shifted) or len(plan.raw):
@@ -177,8 +167,8 @@ class BatchDecoder:
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         filters, elements = 0, list[tuple[int, int]]()
         if len(staged.filters):
-            blocks, first = staged.filters, staged.filters.start.view(np.uint64)
-            source, target = inner[blocks.chunk] + first, outer[blocks.chunk] + first
+            blocks, start = staged.filters, staged.filters.start.view(np.uint64)
+            source, target = inner[filtered] + start, outer[filtered] + start
             filters = tables.add(source, target, blocks.nbytes, blocks.typesize, blocks.filter)
         if len(plan.elements):  # each writes where the next one reads
             stations = [outer[plan.elements], *scratch.steps[1:], plain[plan.elements]]
@@ -201,57 +191,34 @@ class BatchDecoder:
             fills=self._placing.add(tables, np.concatenate([rows[:n][staged.address == 0], rows[n:]])),
         )
 
-    def _stations(self, staged: Staged, plan: BatchPlan, scratch: _Scratch) -> tuple[Addresses, Addresses, Addresses]:
-        """Follow chunks from their end to where they were staged.
-
-        Returns
-        -------
-        inner, outer, plain : uint64, shape (n_chunks,)
-            Where the bytes of each chunk lie decompressed, unshuffled, and decoded; where a chunk skips a turn, they
-            lie there already.
-        """
-        begin, filtered = put(staged.address, plan.shifted, scratch.shifted), staged.filters.chunk
-        plain = put(np.where(plan.straight, plan.result, begin), plan.apart, scratch.apart)
-        outer = plain
-        if len(plan.elements):
-            encoded = begin[plan.elements] if self._chain.reads_staged else scratch.steps[0]
-            outer = put(plain, plan.elements, encoded)
-        inner = put(put(outer, filtered, begin[filtered]), plan.shuffled, scratch.shuffled)
-        return inner, outer, plain
-
-    def _decompress(  # noqa: PLR0913, PLR0917  # what nvCOMP wants to know
-        self,
-        plan: BatchPlan,
-        group: Group,
-        table: Address,
-        answer: Address,
-        spare: Address,
-        scratch: _Scratch,
-        stream: Stream,
+    def _decompress(
+        self, plan: BatchPlan, scratch: _Scratch, table: Address, offsets: _Offsets, stream: Stream
     ) -> None:
-        """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
-        api, n = self._api, group.n
-        sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * column) for column in range(4)]
-        actual = Address(answer + 8 * group.first)
-        sums = Address(actual + 8 * plan.n_coded)
-        statuses = Address(answer + 16 * plan.n_coded + 4 * group.first)
-        if group.format is None:
-            blosclz(api, stream, table=table, n=n, actual=actual, status=statuses)
-            return
-        if group.format == "zstd":
-            check_zstd(api, stream, table=table, n=n, spare=spare, refused=sums)
-        batch = nvcomp.Batch(
-            sources=sources,
-            source_nbytes=source_nbytes,
-            capacity=capacity,
-            actual=actual,
-            outputs=outputs,
-            statuses=statuses,
-        )
-        temp, temp_nbytes = scratch.temp, group.temp_nbytes
-        api.nvcomp.decompress(group.format, batch, n_chunks=n, temp=temp, temp_nbytes=temp_nbytes, stream=stream.handle)
-        if (kind := group.inflate.checksum) is not None:
-            checksum(api, stream, kind, table=outputs, n=n, max_nbytes=group.max_nbytes, result=sums)
+        """Enqueue the streams, format by format, and the checksums of what comes out if they were stored."""
+        api, answer, temp = self._api, table + offsets.receipt, scratch.temp
+        for group, columns in zip(plan.groups, offsets.groups, strict=True):
+            n, fmt = group.n, group.format
+            sources, source_nbytes, outputs, capacity = [Address(table + columns + 8 * n * i) for i in range(4)]
+            actual = Address(answer + 8 * group.first)
+            sums = Address(actual + 8 * plan.n_coded)
+            statuses = Address(answer + 16 * plan.n_coded + 4 * group.first)
+            if fmt is None:
+                blosclz(api, stream, table=sources, n=n, actual=actual, status=statuses)
+                continue
+            if fmt == "zstd":
+                check_zstd(api, stream, table=sources, n=n, spare=Address(table + offsets.spare), refused=sums)
+            batch = nvcomp.Batch(
+                sources=sources,
+                source_nbytes=source_nbytes,
+                capacity=capacity,
+                actual=actual,
+                outputs=outputs,
+                statuses=statuses,
+            )
+            handle, temp_nbytes = stream.handle, group.temp_nbytes
+            api.nvcomp.decompress(fmt, batch, n_chunks=n, temp=temp, temp_nbytes=temp_nbytes, stream=handle)
+            if (kind := group.inflate.checksum) is not None:
+                checksum(api, stream, kind, table=outputs, n=n, max_nbytes=group.max_nbytes, result=sums)
 
 
 def _add_moves(

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
-from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX, AxisColumns
+from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
 from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
-from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, Points, Scatter
+from xarray_gpuzarr.cuda.launch import Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
@@ -23,7 +24,6 @@ from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
-Rows = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 
@@ -40,7 +40,7 @@ def fits_kernels(target: Target) -> bool:
         if len(target.pieces) > MAX_AXES:
             return False
         n_boxes, largest = len(target.groups.row), largest_box(target.pieces)
-    elif all(pieces.index is None for pieces in target.pieces):
+    elif not [pieces for pieces in target.pieces if pieces.index is not None]:
         return True
     else:
         largest = largest_box(target.pieces)
@@ -86,18 +86,7 @@ class Places:
 
 
 class Placing:
-    """Places the chunks of one read in its result.
-
-    Parameters
-    ----------
-    workspace : Workspace
-    spec : ArraySpec
-    target : BoxTarget, PointTarget or StackTarget
-    cast : Cast
-        To a dtype in the machine's byte order.
-    out : Address
-        First element of the result.
-    """
+    """Places the chunks of one read in its result, which begins at `out` and has the machine's byte order."""
 
     def __init__(self, workspace: Workspace, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
         self._api = workspace.api
@@ -116,13 +105,7 @@ class Placing:
         slot.give_back(copy)
 
     def direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
-        """Say which chunks may be decompressed straight into the result, and to which address.
-
-        Parameters
-        ----------
-        rows : int64, shape (n, k)
-            As `ReadPlan.row`.
-        """
+        """Say which chunks, by rows as `ReadPlan.row`, may be decompressed straight into the result, and to where."""
         if self._runs is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
         alone: npt.NDArray[np.bool_] | bool = True
@@ -161,9 +144,9 @@ def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan
     """Return the kernel, and where boxes go if chunks may be decompressed there; planned once for reads cut alike."""
     first = Address(out % max(UNIT_NBYTES))
     # Crops at random places are not cut alike again.
-    if not isinstance(target, BoxTarget) or any(
-        p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces
-    ):
+    if not isinstance(target, BoxTarget) or [
+        p for p in target.pieces if p.index is not None or len(p.count) > _MAX_PIECES
+    ]:
         return _plan(spec, target, cast, first)
     columns = tuple([(p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces])
     key = (spec, cast, first, columns)

@@ -10,8 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import DeviceIdentity
-from xarray_gpuzarr.cuda.checksum import MAX_NBYTES
 from xarray_gpuzarr.decoders.cuda.batches.streams import Columns, Rows, TableColumn
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -57,16 +55,6 @@ class Choice:
     @cached_property
     def _random(self) -> np.random.Generator:
         return np.random.default_rng()
-
-
-def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity | None) -> Choice | None:
-    """Return what chooses chunks of a read, by the setting; None if nothing is to be compared.
-
-    Chunks that are longer than what the device can sum up are not.
-    """
-    if verify is None:
-        verify = "off" if identity is None else "first"
-    return None if verify in ("off", 0) or spec.chunk_nbytes > MAX_NBYTES else Choice(spec, verify)
 
 
 class DifferentValuesError(CudaError):

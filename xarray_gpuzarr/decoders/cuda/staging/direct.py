@@ -13,24 +13,16 @@ from pathlib import Path
 from stat import S_ISDIR
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import (
-    NO_ROWS,
-    Filters,
-    Rows,
-    Streams,
-    shuffled,
-    zstd_streams,
-)
+from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Rows, Streams, shuffled, zstd_streams
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager, shadows_by_host
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.source import ByteSource, failed
@@ -42,10 +34,6 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PAGE_NBYTES = 4096
 """What cuFile reads without a copy begins and ends at such positions of a file."""
-_EDGE_NBYTES = 32
-"""Bytes of either end of a chunk that the host looks at: headers of all codecs and the checksums behind them are
-shorter."""
-_SKETCH_NBYTES = 2 * _EDGE_NBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +61,7 @@ class DirectStager(Stager):
         self.slot_nbytes = ENDLESS
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Read pieces into device memory, look at both ends of chunks if need be, and fetch again what is unusual.
-
-        Raises
-        ------
-        CorruptChunkError, StoreReadError
-        """
+        """Read pieces into device memory, and fetch again what is unusual."""
         workspace = self._workspace
         with workspace.api.range("read::fetch"), counters.stage("fetch"):
             ranges, at, nbytes = _layout(pieces, self._source)
@@ -99,6 +82,10 @@ class DirectStager(Stager):
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
         if chain.shuffle is not None:
             filters = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
+
+        def fetched(row: int) -> memoryview:  # from the device: files may be other ones by now
+            return memoryview(download_pageable(workspace, int(address[row]), int(nbytes[row])))
+
         staged = Staged(
             memories=[memory],
             address=address,
@@ -106,23 +93,15 @@ class DirectStager(Stager):
             streams=streams,
             filters=filters,
             encoded=ready,
-            shadows=self._shadowed(pieces, ready, address, nbytes),
+            shadows=self._shadows(pieces, ready, fetched),
         )
         doubtful = np.flatnonzero(present & ~ready)
-        return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
-
-    def _shadowed(
-        self, pieces: Sequence[Piece], ready: Flags, address: npt.NDArray[np.uint64], nbytes: Rows
-    ) -> Shadows:
-        """Bring the bytes of chosen chunks to the host, too, and decode them: files may be other ones by now."""
-        chosen = NO_ROWS if self._choice is None else self._choice.of(np.flatnonzero(ready))
-        if not len(chosen):
-            return Shadows.none()
-        encoded = [
-            memoryview(download_pageable(self._workspace, int(address[row]), int(nbytes[row])))
-            for row in chosen.tolist()
-        ]
-        return shadows_by_host(self._spec, pieces, chosen, encoded)
+        if not len(doubtful):
+            return staged
+        decoded = self.stage_decoded(pieces, doubtful)  # to be put in place of those that were read
+        address, nbytes = address.copy(), nbytes.copy()
+        address[doubtful], nbytes[doubtful] = decoded.address, decoded.nbytes
+        return replace(staged, memories=[memory, *decoded.memories], address=address, nbytes=nbytes)
 
     def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
         """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.
@@ -144,15 +123,13 @@ class DirectStager(Stager):
                 done.append(n_read)
                 self._source.check(part.key)
                 if n_read != part.nbytes:
-                    raise _short(part, n_read)
-
-    def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Rows) -> Staged:
-        """Put chunks that the host decodes in place of those that were read."""
-        decoded = self.stage_decoded(pieces, doubtful)
-        address, nbytes = staged.address.copy(), staged.nbytes.copy()
-        address[doubtful], nbytes[doubtful] = decoded.address, decoded.nbytes
-        memories = [*staged.memories, *decoded.memories]
-        return replace(staged, memories=memories, address=address, nbytes=nbytes)
+                    raise StoreReadError(
+                        f"{part.path} is shorter than its shard index or its size said",
+                        tried=f"{part.nbytes} bytes at {part.first}, straight into device memory",
+                        found=f"{n_read} bytes",
+                        do="the object is truncated or was replaced while it was read: open the store again, or "
+                        "restore the object",
+                    )
 
 
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Rows, Rows]:
@@ -197,12 +174,3 @@ def _size(path: str) -> int | None:
     except (OSError, ValueError) as err:
         raise failed(path, "ask for its length", err) from err
     return None if S_ISDIR(status.st_mode) else status.st_size
-
-
-def _short(part: _Range, n_read: int) -> StoreReadError:
-    return StoreReadError(
-        f"{part.path} is shorter than its shard index or its size said",
-        tried=f"{part.nbytes} bytes at {part.first}, straight into device memory",
-        found=f"{n_read} bytes",
-        do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
-    )

@@ -93,18 +93,7 @@ _REQUESTS_PER_THREAD = 2
 
 
 class Stager:
-    """Brings the chunks of one array to the device.
-
-    Parameters
-    ----------
-    workspace : Workspace
-    source : ByteSource
-    spec : ArraySpec
-    chain : Chain
-        What the device does to chunks.
-    choice : Choice, optional
-        Which of them the host decodes as well.
-    """
+    """Brings the chunks of one array to the device; `choice` says which the host decodes as well."""
 
     def __init__(
         self, workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
@@ -128,12 +117,7 @@ class Stager:
         """Chunks that the host has decoded, because the device cannot be trusted with them or could not."""
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Fetch pieces, check their headers, and send them to the device on the workspace's `copy` stream.
-
-        Raises
-        ------
-        CorruptChunkError, StoreReadError
-        """
+        """Fetch pieces, check their headers, and send them to the device on the workspace's `copy` stream."""
         api = self._workspace.api
         upload = Upload(self._workspace, sum([aligned(piece.nbytes) for piece in pieces]))
         with api.range("read::fetch"), counters.stage("fetch"):
@@ -147,11 +131,7 @@ class Stager:
         if len(doubtful):
             encoded = [upload.view(int(first[row]), int(length[row])) for row in doubtful]
             start[doubtful] = [upload.append(chunk) for chunk in self._decode(pieces, doubtful, encoded)]
-        chosen = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
-        shadows = Shadows.none()
-        if len(chosen):
-            both = [upload.view(int(first[row]), int(length[row])) for row in chosen]
-            shadows = shadows_by_host(self._spec, pieces, chosen, both)
+        shadows = self._shadows(pieces, ready, lambda row: upload.view(int(first[row]), int(length[row])))
         with api.range("read::transfer"), counters.stage("transfer"):
             memories, address = upload.send(start)
         if not streams.one_each:
@@ -167,12 +147,7 @@ class Stager:
         )
 
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Rows) -> Staged:
-        """Fetch some chunks of `pieces` anew, decode them on the host, and send them to the device.
-
-        Raises
-        ------
-        CorruptChunkError, StoreReadError
-        """
+        """Fetch some chunks of `pieces` anew, decode them on the host, and send them to the device."""
         encoded = []
         for plan, row in [row_of(pieces, number) for number in numbers.tolist()]:
             data = self._source.start(plan.requests(row, row + 1))(lambda nbytes: memoryview(bytearray(nbytes)))[0]
@@ -186,18 +161,39 @@ class Stager:
         return Staged.of_decoded([memory], address, np.full(len(chunks), nbytes))
 
     def _decode(self, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
-        """Let the host decode chunks, and count them."""
-        decoded = decode_by_host(self._spec, pieces, rows, encoded)
+        """Let the host decode chunks that are unusual or damaged, and count them; the host codec's word is final.
+
+        `rows` are the numbers of the chunks, counted through all pieces; one that is damaged is a `CorruptChunkError`.
+        """
+        codec = ChunkCodec(self._spec.codecs, self._spec.chunk_nbytes)
+        decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
+        _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
         self.n_by_host += len(decoded)
         return decoded
+
+    def _shadows(self, pieces: Sequence[Piece], ready: Flags, encoded: Callable[[int], memoryview]) -> Shadows:
+        """Decode those of the chunks that are ready which are chosen to be decoded by the host as well.
+
+        `encoded` returns the bytes of a row. Errors as for `_decode`.
+        """
+        rows = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
+        if not len(rows):
+            return Shadows.none()
+        codec, both = ChunkCodec(self._spec.codecs, self._spec.chunk_nbytes), [encoded(row) for row in rows.tolist()]
+        shadows = Shadows.of(len(rows), chunk=rows)
+
+        def decode(number: int) -> None:
+            decoded = memoryview(buffer("shadow", self._spec.chunk_nbytes))
+            codec.into(both[number], decoded)
+            shadows.crc[number] = zlib.crc32(decoded)
+
+        _each(pieces, rows, decode)
+        return shadows
 
     def _fetch(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
         """Carry out the requests of pieces on free threads.
 
-        Returns
-        -------
-        start, nbytes : int64, shape (n,)
-            Where in the upload each chunk begins, -1 if nowhere, and its length.
+        Returns where in the upload each chunk begins, -1 if nowhere, and its length.
         """
         requests, sharded = self.requests, pieces[0].plan.spec.index is not None
         assert requests is not None
@@ -270,43 +266,6 @@ class Stager:
         if chain.shuffle is not None:
             filters = shuffled(ready.nonzero()[0], inner_nbytes, chain.shuffle)
         return ready, streams, filters
-
-
-def decode_by_host(
-    spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]
-) -> list[memoryview]:
-    """Decode chunks that are unusual or damaged; the host codec's word is final.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    pieces : sequence of Piece
-    rows : int64 of shape (n,)
-        Numbers of chunks, counted through all pieces.
-    encoded : sequence of n memoryviews
-
-    Raises
-    ------
-    CorruptChunkError
-    """
-    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
-    decoded = [memoryview(bytearray(spec.chunk_nbytes)) for _ in encoded]
-    _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
-    return decoded
-
-
-def shadows_by_host(spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]) -> Shadows:
-    """Decode chunks that the device decodes as well; parameters and errors as for `decode_by_host`."""
-    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
-    shadows = Shadows.of(len(rows), chunk=rows)
-
-    def decode(number: int) -> None:
-        decoded = memoryview(buffer("shadow", spec.chunk_nbytes))
-        codec.into(encoded[number], decoded)
-        shadows.crc[number] = zlib.crc32(decoded)
-
-    _each(pieces, rows, decode)
-    return shadows
 
 
 def _each(pieces: Sequence[Piece], rows: Rows, decode: Callable[[int], None]) -> None:

@@ -22,11 +22,7 @@ _APART = 1 << 48
 class Upload:
     """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded.
 
-    Parameters
-    ----------
-    workspace : Workspace
-    nbytes : int
-        What the slot should have room for, in bytes; a slot of full length may have less.
+    The slot should have room for `nbytes`; one of full length may have less.
     """
 
     def __init__(self, workspace: Workspace, nbytes: int) -> None:
