@@ -18,8 +18,7 @@ from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
 from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
-from xarray_gpuzarr.cuda.launch import Points, Scatter, move
-from xarray_gpuzarr.cuda.launch import SPARE_FRAME, check_zstd
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME, Points, Scatter, check_zstd, move
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.stored.cf import Cast
