@@ -18,6 +18,7 @@ from zarr.storage import LocalStore, MemoryStore
 pytest.register_assert_rewrite("helpers")
 
 from helpers import every_decoder, every_pair, not_run  # noqa: E402
+from helpers.data.datasets import write_weather  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 from xarray_gpuzarr.native import loops  # noqa: E402
@@ -181,6 +182,14 @@ def usual_pipeline() -> Iterator[None]:
     """The codec pipeline that zarr-python has without any setting: it asks a store only for `get`."""
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
         yield
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of `helpers.data.datasets.weather` in files, which no test may change."""
+    path = tmp_path_factory.mktemp("weather") / "weather.zarr"
+    write_weather(path)
+    return path
 
 
 @pytest.fixture

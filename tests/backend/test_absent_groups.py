@@ -19,11 +19,6 @@ opens = pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
 FIELD = xr.Dataset({"t": (("y", "x"), np.ones((4, 6)))})
 
 
-@pytest.fixture(params=[2, 3])
-def zarr_format(request):
-    return request.param
-
-
 @pytest.fixture(params=["consolidated", "loose"])
 def store(request, tmp_path, zarr_format):
     """A folder with one store: an array and a few groups below each other."""

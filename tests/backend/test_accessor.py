@@ -13,7 +13,7 @@ from helpers.compare import assert_same_values
 from helpers.data.corpus import checked_shards
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.simulator import SimulatedDevice
-from helpers.strict_duck import StrictArray, strict_decoder_for
+from helpers.strict_duck import StrictArray
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
@@ -283,10 +283,8 @@ def test_to_host_leaves_host_arrays_as_they_are(opened):
 
 
 @pytest.fixture(params=[None, {}], ids=["lazy", "chunked"])
-def on_device(kinds, monkeypatch, request):
+def on_device(kinds, strict_device, request):
     """The same variables, decoded into arrays that only `get` brings to the host."""
-    monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
-    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
     return xr.open_dataset(kinds, engine="gpuzarr", consolidated=False, chunks=request.param)
 
 
@@ -338,9 +336,7 @@ def test_to_host_keeps_names_attributes_and_indexes_and_reads_nothing(on_device,
     assert copied.packed.encoding == on_device.packed.encoding
 
 
-def test_copy_of_a_lazy_variable_can_be_selected_chunked_and_pickled(kinds, monkeypatch):
-    monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
-    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
+def test_copy_of_a_lazy_variable_can_be_selected_chunked_and_pickled(kinds, strict_device):
     dataset = xr.open_dataset(kinds, engine="gpuzarr", consolidated=False)
     array = dataset.isel(time=slice(None, None, -1)).packed.gpuzarr.to_host()
     points = {"time": xr.DataArray([40, 2]), "y": xr.DataArray([5, 0])}

@@ -88,23 +88,23 @@ def is_auto(route, chunks, limit):
     return blocks_are_said and of_dask == normalize_chunks(tuple(chunks.get(dim) or -1 for dim in DIMS), SHAPE)
 
 
-@given(st.sampled_from(list(ROUTES)), requests, st.sampled_from(LIMITS))
-@example("open", {"t": 4, "y": 4, "x": 9}, "576 B")
-@example("open", {"t": "200 B"}, "128 MiB")
-def test_what_is_said_is_kept(stores, route, chunks, limit):
+of_every_axis = st.one_of(numbers_of_auto(), mappings).map(
+    lambda chunks: {dim: chunks.get(dim) or n for dim, n in zip(DIMS, SHAPE, strict=True)}
+)
+
+
+@given(
+    st.sampled_from(list(ROUTES)),
+    st.tuples(st.just("plain"), requests) | st.tuples(st.just("sharded"), of_every_axis),
+    st.sampled_from(LIMITS),
+)
+@example("open", ("plain", {"t": 4, "y": 4, "x": 9}), "576 B")
+@example("open", ("plain", {"t": "200 B"}), "128 MiB")
+def test_what_is_said_is_kept(stores, route, wanted, limit):
+    layout, chunks = wanted
     assume(not is_auto(route, chunks, limit))
     with dask.config.set({"array.chunk-size": limit}):
-        ours, stock = (chunks_or_error(route, opened, stores["plain"], chunks) for opened in (open_ours, open_stock))
-
-    assert ours == stock
-
-
-@given(st.sampled_from(list(ROUTES)), st.one_of(numbers_of_auto(), mappings), st.sampled_from(LIMITS))
-def test_what_is_said_of_sharded_arrays_is_kept(stores, route, chunks, limit):
-    chunks = {dim: chunks.get(dim) or n for dim, n in zip(DIMS, SHAPE, strict=True)}
-    assume(not is_auto(route, chunks, limit))
-    with dask.config.set({"array.chunk-size": limit}):
-        ours, stock = (chunks_or_error(route, opened, stores["sharded"], chunks) for opened in (open_ours, open_stock))
+        ours, stock = (chunks_or_error(route, opened, stores[layout], chunks) for opened in (open_ours, open_stock))
 
     assert ours == stock
 

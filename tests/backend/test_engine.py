@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.compare import assert_same_dataset, assert_same_values
+from helpers.compare import assert_same_dataset, assert_same_tree, assert_same_values
 from helpers.data.corpus import counting, write
 from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
 from helpers.linux import needs_linux
@@ -29,20 +29,13 @@ ENGINE_VARIABLES = ["count", "crs", "height", "level", "mask", "scalar", "t2m", 
 
 
 @pytest.fixture(scope="module")
-def v3(tmp_path_factory):
-    path = tmp_path_factory.mktemp("v3") / "weather.zarr"
-    write_weather(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def v2(tmp_path_factory):
     path = tmp_path_factory.mktemp("v2") / "weather.zarr"
     write_weather(path, zarr_format=2)
     return path
 
 
-@pytest.fixture(params=["v2", "v3"])
+@pytest.fixture(params=["v2", "path"], ids=["v2", "v3"])
 def weather_path(request):
     return request.getfixturevalue(request.param)
 
@@ -86,8 +79,8 @@ def test_dataset_is_that_of_the_zarr_engine(weather_path, keywords, chunks):
     assert_same_dataset(ours, stock)
 
 
-def test_numeric_variables_are_read_by_this_engine(v3):
-    ds = open_ours(v3)
+def test_numeric_variables_are_read_by_this_engine(path):
+    ds = open_ours(path)
 
     lazy = {name for name, variable in ds.variables.items() if find_lazy_array(unwrapped(variable)) is not None}
 
@@ -103,8 +96,8 @@ def unwrapped(variable):
 
 
 @pytest.mark.parametrize("name", ["t2m", "u10", "count"])
-def test_preferred_chunks_are_the_shard(v3, name):
-    encoding = open_ours(v3)[name].encoding
+def test_preferred_chunks_are_the_shard(path, name):
+    encoding = open_ours(path)[name].encoding
 
     assert encoding["preferred_chunks"] == dict(zip(("time", "lat", "lon"), SHARDS, strict=True))
     assert encoding["chunks"] == (2, 3, 4)
@@ -129,8 +122,7 @@ def test_datatree(groups, group, chunks):
     stock = xr.open_datatree(groups, engine="zarr", **keywords)
 
     assert list(ours.groups) == list(stock.groups)
-    for path in stock.groups:
-        assert_same_dataset(ours[path].to_dataset(inherit=False), stock[path].to_dataset(inherit=False))
+    assert_same_tree(ours, stock)
 
 
 @pytest.mark.parametrize("name", ["a.zarr", "a.zarr/", "a.nc", "s3://a/b.zarr"])
@@ -139,9 +131,9 @@ def test_engine_never_volunteers(name):
 
 
 @pytest.mark.skipif(not missing_for_cuda(), reason="this machine can use CUDA")
-def test_cuda_without_what_it_needs_says_what_is_missing(v3):
+def test_cuda_without_what_it_needs_says_what_is_missing(path):
     with pytest.raises(DeviceUnavailableError) as caught:
-        open_ours(v3, device="cuda")
+        open_ours(path, device="cuda")
 
     assert all(part in caught.value.found for part in missing_for_cuda())
     assert "pip install" in caught.value.do
@@ -164,12 +156,12 @@ def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus,
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 @pytest.mark.parametrize("chunks", [None, {}])
-def test_dataset_survives_pickle(v3, pickler, chunks):
-    ds = open_ours(v3, chunks=chunks)
+def test_dataset_survives_pickle(path, pickler, chunks):
+    ds = open_ours(path, chunks=chunks)
 
     again = pickler.loads(pickler.dumps(ds))
 
-    assert_same_dataset(again, open_stock(v3))
+    assert_same_dataset(again, open_stock(path))
 
 
 def test_pickle_does_not_grow_with_attributes_or_shape(tmp_path):
@@ -190,19 +182,19 @@ def open_files_below(path):
 
 
 @needs_linux
-def test_no_file_stays_open(v3):
-    ds = open_ours(v3)
-    before = open_files_below(v3)
+def test_no_file_stays_open(path):
+    ds = open_ours(path)
+    before = open_files_below(path)
     ds["u10"].isel(time=3).load()
     read = pickle.loads(pickle.dumps(ds))
     read.load()
 
-    assert before == open_files_below(v3) == []
+    assert before == open_files_below(path) == []
 
 
-def test_load_async_of_selections(v3):
+def test_load_async_of_selections(path):
     points = {"lat": ("p", [0, 5, 2]), "lon": ("p", [7, 0, 3])}
-    ds, stock = open_ours(v3), open_stock(v3)
+    ds, stock = open_ours(path), open_stock(path)
 
     async def load_all():
         picks = [ds.isel(time=slice(None, None, -3)), ds.isel(points), ds.isel(time=[3, 1])]
@@ -215,15 +207,15 @@ def test_load_async_of_selections(v3):
     assert_same_dataset(chosen, stock.isel(time=[3, 1]).load())
 
 
-def test_closing_the_dataset_closes_what_it_opened(v3, monkeypatch):
+def test_closing_the_dataset_closes_what_it_opened(path, monkeypatch):
     closed = []
     monkeypatch.setattr(LocalStore, "close", lambda self: closed.append(str(self.root)))
 
-    with open_ours(v3) as ds:
+    with open_ours(path) as ds:
         assert closed == []
         assert ds["level"].item() == 500
 
-    assert closed == [str(v3)]
+    assert closed == [str(path)]
 
 
 def test_closing_the_dataset_leaves_the_users_store_open(monkeypatch):
@@ -236,11 +228,11 @@ def test_closing_the_dataset_leaves_the_users_store_open(monkeypatch):
     assert all(other is not store for other in closed)
 
 
-def test_closed_dataset_of_files_opens_again(v3):
-    ds = open_ours(v3)
+def test_closed_dataset_of_files_opens_again(path):
+    ds = open_ours(path)
     ds.close()
 
-    assert_same_values(ds["u10"].values, open_stock(v3)["u10"].values)
+    assert_same_values(ds["u10"].values, open_stock(path)["u10"].values)
 
 
 def test_variable_is_read_once_then_cached():
@@ -255,13 +247,13 @@ def test_variable_is_read_once_then_cached():
     assert store.requests == []
 
 
-def test_lazy_variable_may_be_written_to(v3):
-    ds = open_ours(v3)
+def test_lazy_variable_may_be_written_to(path):
+    ds = open_ours(path)
 
     ds["u10"][0, 0, 0] = 42
 
     assert ds["u10"].values[0, 0, 0] == 42
-    assert open_ours(v3)["u10"].values[0, 0, 0] != 42
+    assert open_ours(path)["u10"].values[0, 0, 0] != 42
 
 
 def test_coordinates_attribute_makes_coordinates(memory):

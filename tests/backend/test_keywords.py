@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import xarray as xr
 from helpers.compare import assert_same_dataset
-from helpers.data.datasets import write_weather
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
@@ -17,13 +16,6 @@ from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
 from xarray_gpuzarr.backend.open_options import DecodeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("keywords") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 def keywords_of(method):

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_values, describe, encoding_of
-from helpers.effort import at_least
+from helpers.every_pair import at_least
 from helpers.older_versions import ENCODES_COMPLEX_FILL_VALUES
 from hypothesis import assume, example, given
 from hypothesis import strategies as st

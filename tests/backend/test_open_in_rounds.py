@@ -6,27 +6,119 @@ import pickle
 import random
 import signal
 import threading
-import warnings
+import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import nullcontext, suppress
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from helpers.compare import assert_same_dataset, assert_same_values
-from helpers.data.datasets import open_stock, weather
+from helpers.compare import assert_same_dataset, assert_same_tree, assert_same_values
+from helpers.data.datasets import open_ours, open_stock, weather
 from helpers.linux import needs_linux
+from helpers.outcome import outcome
 from helpers.stores.fakes import RecordingStore, Wrapper, drop, is_data, put, take
-from helpers.stores.rounds import RoundStore
+from zarr.abc.store import ByteRequest, Store
 from zarr.storage import MemoryStore, StorePath
 
 import xarray_gpuzarr
 from xarray_gpuzarr.backend import datasets, values_ahead
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.errors import CorruptChunkError, MetadataError, OptionError, SelectionError
+from xarray_gpuzarr.errors import CorruptChunkError, OptionError, SelectionError
+
+_TASKS = Path("/proc/self/task")  # Linux
+_SILENCE_S = 0.1
+"""So long after the last request all are answered; no thread takes as long to make its next one."""
+_LOOK_S = 0.001
+"""So often somebody looks whether any thread still does something: if none does, none makes a request."""
+_NOTHING_S = 0.0001
+"""Threads that worked for less did nothing: the clocks are not read at one moment."""
+_N_LOOKS = 3
+"""So many times in a row nothing happened: a thread that waits for Python's lock has had it in the meantime."""
+
+
+class Rounds(list[list[str]]):
+    """One list of requests for each round."""
+
+    over = False
+    """Whether requests are answered at once from now on, as part of the last round."""
+
+
+class RoundStore(Wrapper):
+    """Counts rounds, and requests by their keys."""
+
+    def __init__(self, store: Store, rounds: Rounds | None = None) -> None:
+        super().__init__(store)
+        self.rounds = Rounds() if rounds is None else rounds
+        self._answer: asyncio.Event | None = None
+
+    def _with_store(self, store: Store) -> "RoundStore":
+        return type(self)(store, self.rounds)
+
+    @property
+    def asked(self) -> list[str]:
+        """Every request of every round."""
+        return [key for keys in self.rounds for key in keys]
+
+    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
+        await self._turn(key)
+        return await super().get(key, prototype, byte_range)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        await self._turn(f"{prefix}/")
+        async for name in super().list_dir(prefix):
+            yield name
+
+    async def _turn(self, request: str) -> None:
+        if self.rounds.over:
+            self.rounds[-1].append(request)
+            return
+        if self._answer is None:
+            self._answer = asyncio.Event()
+            self.rounds.append([])
+            asyncio.get_running_loop().create_task(self._close(self._answer))
+        self.rounds[-1].append(request)
+        await self._answer.wait()
+
+    async def _close(self, answer: asyncio.Event) -> None:
+        n_asked, worked_s, quiet, since = 0, 0.0, 0, time.monotonic()
+        while quiet < _N_LOOKS and time.monotonic() - since < _SILENCE_S:
+            await asyncio.sleep(_LOOK_S)
+            quiet = 0 if _anybody_works() or _others_worked_s() - worked_s > _NOTHING_S else quiet + 1
+            worked_s = _others_worked_s()
+            if len(self.rounds[-1]) > n_asked:
+                n_asked, quiet, since = len(self.rounds[-1]), 0, time.monotonic()
+        self._answer = None
+        answer.set()
+
+
+def _others_worked_s() -> float:
+    """Return how long threads other than this one have worked so far."""
+    return time.process_time() - time.thread_time()
+
+
+def _anybody_works() -> bool:
+    """Say whether the running event loop has more to do, or another thread does something or waits for a core."""
+    if asyncio.get_running_loop()._ready:  # type: ignore[attr-defined]  # asyncio's own
+        return True
+    if not _TASKS.exists():
+        return True  # only silence tells
+    own = str(threading.get_native_id())
+    return any(_state(task) in "RD" for task in _TASKS.iterdir() if task.name != own)
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"  # it has ended
+
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
@@ -76,18 +168,8 @@ def many(zarr_format, *, consolidated, **encoding):
     return store
 
 
-def open_ours(store, **keywords):
-    return xr.open_dataset(store, engine="gpuzarr", device="host", **keywords)
-
-
 def open_tree(store, **keywords):
     return xr.open_datatree(store, engine="gpuzarr", device="host", **keywords)
-
-
-def assert_same_tree(ours, stock):
-    assert sorted(ours.groups) == sorted(stock.groups)
-    for path in stock.groups:
-        assert_same_dataset(ours[path].to_dataset(inherit=False), stock[path].to_dataset(inherit=False))
 
 
 def assert_rounds(store, n=1, *, most=None):
@@ -95,11 +177,6 @@ def assert_rounds(store, n=1, *, most=None):
     assert n <= len(store.rounds) <= (n if most is None else most), store.rounds
     assert max(Counter(store.asked).values()) == 1
     store.rounds.over = True
-
-
-@pytest.fixture(params=[2, 3])
-def zarr_format(request):
-    return request.param
 
 
 @pytest.fixture(params=[{}, None], ids=["dask", "lazy"])
@@ -113,26 +190,21 @@ def many_at_once():
         yield
 
 
+@pytest.mark.every_combination
 @pytest.mark.usefixtures("many_at_once")
-def test_a_consolidated_tree_takes_two_rounds(zarr_format, chunks):
-    stored = tree(zarr_format, consolidated=True)
+@pytest.mark.parametrize(
+    ("is_consolidated", "consolidated", "least", "most"),
+    [(True, None, 2, 2), (False, None, 1, DEPTH + 3), (False, False, 1, DEPTH + 2)],
+)
+def test_a_consolidated_tree_takes_two_rounds_and_another_one_for_each_level(
+    zarr_format, is_consolidated, consolidated, least, most, chunks
+):
+    stored = tree(zarr_format, consolidated=is_consolidated)
     store = RoundStore(stored)
 
-    ours = open_tree(store, chunks=chunks)
+    ours = open_tree(store, consolidated=consolidated, chunks=chunks)
 
-    assert_rounds(store, 2)
-    assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
-
-
-@pytest.mark.usefixtures("many_at_once")
-@pytest.mark.parametrize("consolidated", [None, False])
-def test_other_trees_take_a_round_for_each_level(zarr_format, consolidated):
-    stored = tree(zarr_format, consolidated=False)
-    store = RoundStore(stored)
-
-    ours = open_tree(store, consolidated=consolidated)
-
-    assert_rounds(store, most=DEPTH + (2 if consolidated is False else 3))
+    assert_rounds(store, least, most=most)
     assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
 
 
@@ -334,22 +406,6 @@ class FailingStore(Wrapper):
             raise PermissionError(f"no list of {prefix}")
         async for name in super().list_dir(prefix):
             yield name
-
-
-def outcome(open_it):
-    """Return what opening gives, or the error's type and words; and how often each warning came.
-
-    Of an error that names a damaged document, type and words are those of what caused it.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            result = open_it()
-        except MetadataError as err:
-            result = (type(err.__cause__), str(err.__cause__))
-        except Exception as err:  # noqa: BLE001  # of any kind: it is compared
-            result = (type(err), str(err))
-    return result, Counter((w.category, str(w.message)) for w in caught)
 
 
 def assert_same_outcome(opens, store, is_same=None, **keywords):

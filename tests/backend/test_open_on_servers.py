@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from helpers.compare import assert_same_dataset
+from helpers.compare import assert_same_dataset, assert_same_tree
 from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 from zarr.storage import ZipStore
@@ -54,10 +54,7 @@ def server(folder):
 
 def same_as_stock(where, stock, **keywords):
     ours = xr.open_datatree(where, engine="gpuzarr", device="host", **keywords)
-    expected = xr.open_datatree(stock, engine="zarr", **keywords)
-    assert sorted(ours.groups) == sorted(expected.groups)
-    for path in expected.groups:
-        assert_same_dataset(ours[path].to_dataset(inherit=False), expected[path].to_dataset(inherit=False))
+    assert_same_tree(ours, xr.open_datatree(stock, engine="zarr", **keywords))
 
 
 @pytest.mark.every_value

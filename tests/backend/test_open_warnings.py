@@ -1,17 +1,12 @@
 """Opening warns of what engine="zarr" warns of, as often: also where it fails, and where xarray has to decode."""
 
-import warnings
-from collections import Counter
-from functools import partial
-
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.outcome import outcome
 from helpers.stores.fakes import Wrapper
 from zarr.storage import MemoryStore
-
-from xarray_gpuzarr import NoGroupError
 
 VARIABLES = {
     "times before any reference": (np.arange(3.0) + 1, {"units": "days since 0001-01-01"}),
@@ -40,28 +35,25 @@ VARIABLES = {
 }
 
 
-def outcome(engine, opens, store, **keywords):
-    """Return an error's type and words, if there was one, and how often each warning came.
-
-    Of a `NoGroupError`, type and words are those of what caused it.
-    """
-    error = None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            opens(store, engine=engine, **keywords)
-        except NoGroupError as err:
-            error = type(err.__cause__), str(err.__cause__)
-        except Exception as err:  # noqa: BLE001  # of any kind: it is compared
-            error = type(err), str(err)
-    return error, Counter((w.category, str(w.message)) for w in caught)
+OPENS = pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+KINDS = pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
 
 
-@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+def assert_warns_as_the_stock_engine(opens, store, **keywords):
+    """Compare errors, their words, and how often each warning comes."""
+
+    def said(engine):
+        result, warned = outcome(lambda: opens(store, engine=engine, **keywords))
+        return result if isinstance(result, tuple) else None, warned
+
+    assert said("gpuzarr") == said("zarr")
+
+
+@OPENS
 @pytest.mark.parametrize(
     "keywords", [{}, {"consolidated": False}, {"group": "nowhere"}, {"decode_times": False}], ids=str
 )
-@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+@KINDS
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_warnings_are_those_of_the_stock_engine(variable, kind, keywords, opens, zarr_format):
     values, attributes = VARIABLES[variable]
@@ -70,41 +62,28 @@ def test_warnings_are_those_of_the_stock_engine(variable, kind, keywords, opens,
     array = zarr.open_group(stored, zarr_format=zarr_format).create_array("v", data=values, **dims)
     array.attrs.update(attributes | ({} if dims else {"_ARRAY_DIMENSIONS": ["x"]}))
 
-    outcome_of = partial(outcome, opens=opens, store=kind(stored), **keywords)
-
-    assert outcome_of("gpuzarr") == outcome_of("zarr")
+    assert_warns_as_the_stock_engine(opens, kind(stored), **keywords)
 
 
-@pytest.fixture(params=[2, 3])
-def zarr_format(request):
-    return request.param
-
-
-@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
-@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+@OPENS
+@KINDS
 @pytest.mark.parametrize("keywords", [{}, {"chunks": {}}, {"chunks": "auto"}, {"chunks": {"x": 2}}], ids=str)
 def test_a_dimension_that_is_repeated_is_warned_of_as_often(keywords, kind, opens):
     stored = MemoryStore()
     zarr.open_group(stored).create_array("v", data=np.eye(3), dimension_names=("x", "x"))
 
-    outcome_of = partial(outcome, opens=opens, store=kind(stored), **keywords)
-
-    assert outcome_of("gpuzarr") == outcome_of("zarr")
+    assert_warns_as_the_stock_engine(opens, kind(stored), **keywords)
 
 
-@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
-@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+@OPENS
+@KINDS
 def test_documents_of_the_other_format_are_warned_of(kind, opens, zarr_format):
     stored = MemoryStore()
     for each in (5 - zarr_format, zarr_format):
         zarr.open_group(stored, mode="a", zarr_format=each).require_group("g").attrs.update(a=1)
 
-    outcome_of = partial(outcome, opens=opens, store=kind(stored), zarr_format=zarr_format)
-
-    assert outcome_of("gpuzarr") == outcome_of("zarr")
+    assert_warns_as_the_stock_engine(opens, kind(stored), zarr_format=zarr_format)
 
 
 def test_a_store_that_is_not_there_is_named_as_it_was_asked_for():
-    outcome_of = partial(outcome, opens=xr.open_dataset, store="memory://nowhere.zarr")
-
-    assert outcome_of("gpuzarr") == outcome_of("zarr")
+    assert_warns_as_the_stock_engine(xr.open_dataset, "memory://nowhere.zarr")

@@ -12,22 +12,13 @@ from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.datasets import DIMS, open_ours, open_stock, write_weather
 from helpers.older_versions import needs_lazy_scalar_coordinates
 from helpers.stores.fakes import RecordingStore
-from helpers.strict_duck import StrictArray, strict_decoder_for
+from helpers.strict_duck import StrictArray
 from zarr.storage import MemoryStore
-
-from xarray_gpuzarr.backend import lazy_array, open_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
 
 SHARD_CHUNKS = ((4, 4, 2), (6,), (8,))
 IN_SHARDS = ["t2m", "u10", "count"]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("contract") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture
@@ -149,13 +140,9 @@ def test_selection_after_chunking_is_pushed_into_the_read(recording):
     assert [r for r in recording.requests if r[0].startswith("u10")] == [r for r in expected if r[0].startswith("u10")]
 
 
+@pytest.mark.usefixtures("strict_device")
 class TestStrictDuckArray:
     """Blocks and their meta are the decoder's own arrays, which refuse to become NumPy arrays."""
-
-    @pytest.fixture(autouse=True)
-    def _decoder(self, monkeypatch):
-        monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
-        monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
 
     def test_stand_in_is_as_strict_as_cupy(self):
         array = StrictArray(np.arange(3))

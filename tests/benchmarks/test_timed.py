@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from helpers.still_clock import StillClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,24 @@ from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
+
+
+class StillClock:
+    """Time that passes where it is told to."""
+
+    def __init__(self):
+        self.time = 0.0
+        self.slept = []
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.time += seconds
+
+    def spin(self, until_s):
+        self.time = max(self.time, until_s)
 
 
 @pytest.fixture

@@ -41,11 +41,6 @@ def here(monkeypatch):
         yield
 
 
-def feed_of(layout, folder, crop=(3, 6, 8), n_batches=3):
-    path = write_workload(LAYOUTS[layout], folder)
-    return Feed(workload=LAYOUTS[layout], path=path, crop=crop, n_batches=n_batches)
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize("loader", [name for name, loader in LOADERS.items() if loader.in_order])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -53,8 +48,10 @@ def feed_of(layout, folder, crop=(3, 6, 8), n_batches=3):
 def test_every_loader_gives_the_crops_of_the_feed(folder, url, loader, layout, served):
     if LOADERS[loader].needs:
         pytest.importorskip(LOADERS[loader].needs)
-    feed = replace(feed_of(layout, folder), url=url if served else "")
-    values = LAYOUTS[layout].values()
+    workload = LAYOUTS[layout]
+    path = write_workload(workload, folder)
+    feed = Feed(workload=workload, path=path, url=url if served else "", crop=(3, 6, 8), n_batches=3)
+    values = workload.values()
 
     with zarr.config.set(dict(LOADERS[loader].settings)):
         epoch = LOADERS[loader].open(feed)
@@ -83,11 +80,6 @@ def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, ser
     np.testing.assert_array_equal(found[0], wanted, strict=True)
 
 
-def run_case(scale, folder):
-    case = cases.cases(scale, folder, ReaderProcesses())[0]
-    return {row.name: row for row in Session(Results({}, None), n_rounds=1).run(case).rows}
-
-
 def test_a_case_compares_what_loaders_give(here, tmp_path, monkeypatch):
     wrong = loaders.Loader(name="wrong", open=lambda feed: lambda: iter(np.zeros((feed.n_batches, BATCH, *feed.crop))))
     lost = loaders.Loader(name="lost", open=lambda feed: pytest.fail("opened"), needs="nonesuch")
@@ -95,7 +87,8 @@ def test_a_case_compares_what_loaders_give(here, tmp_path, monkeypatch):
     monkeypatch.setattr(cases, "LOADERS", some | {"wrong": wrong, "lost": lost})
     monkeypatch.setattr("benchmarks.training.child.LOADERS", cases.LOADERS)
 
-    rows = run_case(1e-3, tmp_path)
+    case = cases.cases(1e-3, tmp_path, ReaderProcesses())[0]
+    rows = {row.name: row for row in Session(Results({}, None), n_rounds=1).run(case).rows}
 
     assert [row.status for row in rows.values()] == ["measured", "measured", "failed", "absent"]
     assert "other values" in rows["wrong"].note

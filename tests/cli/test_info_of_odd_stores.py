@@ -264,15 +264,21 @@ def consolidated(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-def test_an_array_whose_folder_is_missing_or_a_file(consolidated, capsys, is_file):
-    shutil.rmtree(consolidated / "a")
-    if is_file:
-        (consolidated / "a").write_text("")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shutil.rmtree, "no files 192 B 192 B 48 B"),
+        (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "no files 192 B 192 B 48 B"),
+        (lambda folder: (folder / "loop").symlink_to("loop"), "not counted"),
+    ],
+    ids=["missing", "a file", "a link to itself"],
+)
+def test_an_array_whose_folder_is_odd(consolidated, capsys, change, said):
+    change(consolidated / "a")
 
     assert main(["info", str(consolidated)]) == 0
 
-    assert nbytes_rows(capsys.readouterr().out)["a"] == "no files 192 B 192 B 48 B"
+    assert nbytes_rows(capsys.readouterr().out)["a"].startswith(said)
 
 
 def test_a_group_whose_folder_is_missing(consolidated, capsys):
@@ -321,14 +327,6 @@ def test_every_file_behind_links_is_counted_once(consolidated, tmp_path, link, n
     link(consolidated / "a", tmp_path / "elsewhere")
 
     assert info.disk_nbytes(lazy(consolidated, "a")) == before - n_lost * chunk_nbytes
-
-
-def test_a_link_to_itself_is_not_counted(consolidated, capsys):
-    (consolidated / "a" / "loop").symlink_to("loop")
-
-    assert main(["info", str(consolidated)]) == 0
-
-    assert nbytes_rows(capsys.readouterr().out)["a"].startswith("not counted")
 
 
 def test_a_folder_that_may_not_be_listed_is_not_counted(consolidated, capsys, monkeypatch):

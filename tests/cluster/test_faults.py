@@ -63,11 +63,6 @@ def assert_is_total(future):
     np.testing.assert_array_equal(future.result(timeout=SECONDS), DATA.sum(axis=0, dtype="i8"))
 
 
-def workers_of(client):
-    """Return the address and process of each worker."""
-    return client.run(os.getpid)
-
-
 def has_plugin(dask_worker):
     return GpuZarrPlugin.name in dask_worker.plugins
 
@@ -75,7 +70,7 @@ def has_plugin(dask_worker):
 def test_a_worker_is_killed(client, path):
     future = start_slowly(client, path)
 
-    os.kill(next(iter(workers_of(client).values())), signal.SIGKILL)
+    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
 
     assert_is_total(future)
     client.wait_for_workers(2, timeout=SECONDS)

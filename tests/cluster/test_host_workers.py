@@ -14,8 +14,7 @@ import zarr
 from distributed import Client, wait
 from helpers.clusters import SECONDS, eventually, local_cluster
 from helpers.compare import assert_same_dataset
-from helpers.data.common_work import COMMON_WORK
-from helpers.data.datasets import open_ours, open_stock, write_weather
+from helpers.data.datasets import COMMON_WORK, open_ours, open_stock
 from zarr.storage import LocalStore
 
 import xarray_gpuzarr
@@ -32,13 +31,6 @@ def client():
     """Two processes of one thread each."""
     with local_cluster(N_WORKERS) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cluster") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture

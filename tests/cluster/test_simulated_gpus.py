@@ -9,8 +9,7 @@ import pytest
 import xarray as xr
 from distributed import Event, wait
 from helpers.clusters import SECONDS, eventually, local_cluster
-from helpers.data.common_work import COMMON_WORK
-from helpers.data.datasets import open_stock, write_weather
+from helpers.data.datasets import COMMON_WORK, open_stock, write_weather
 from helpers.every_pair import usually
 from helpers.kernels.on_host import require_compiler
 from helpers.simulated.array import SimulatedArray
@@ -27,13 +26,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 N_WORKERS, N_THREADS = 2, 2
 SMALL = {"slot_nbytes": 64 * 1024, "n_slots": 2, "scratch_nbytes": 1 << 26}
 WORKSPACE_NBYTES = 2 * 64 * 1024 + 8 * 256 * 1024
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cluster") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture(scope="module")

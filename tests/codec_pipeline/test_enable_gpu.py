@@ -105,6 +105,7 @@ READS = {
     "steps": lambda a: a[1:, ::2, 3],
     "rows": lambda a: a.oindex[[6, 0, 2], :, [4, 1]],
     "a block": lambda a: a.blocks[1, 0],
+    "a mask": lambda a: a.vindex[DATA % 3 == 0],
 }
 
 
@@ -196,11 +197,6 @@ def test_members_of_groups_are_read_to_the_gpu(local):
         for name, member in group["g"].arrays():
             assert (name, member.shape) == ("a", DATA.shape)
             assert_same_bits(down(member[..., 1]), DATA[..., 1])
-
-
-def test_masks_are_read_to_the_gpu(local):
-    with reads_planned():
-        assert_same_bits(down(opened(local).vindex[DATA % 3 == 0]), DATA[DATA % 3 == 0])
 
 
 def test_points_are_what_zarr_would_copy_to_the_host_and_cupy_refuses(local):

@@ -1,10 +1,11 @@
-"""`NativeDevice` on fakes of CuPy and RMM."""
+"""`NativeDevice` on fakes of CuPy and RMM, and a compiler for kernels on the host."""
 
 import importlib
 import sys
 from unittest.mock import patch
 
 import pytest
+from helpers.kernels.on_host import require_compiler
 from helpers.simulated.fake_cuda import FakeCuda
 
 from xarray_gpuzarr import cuda
@@ -32,3 +33,8 @@ def native(fake, monkeypatch):
     module = importlib.import_module("xarray_gpuzarr.cuda.device")
     monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
     return module
+
+
+@pytest.fixture
+def compiler():
+    require_compiler()

@@ -27,21 +27,18 @@ from helpers.kernels.blosc_runs import (
     run_blosclz,
     run_unshuffle,
 )
-from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler, run_child
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, run_child
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import blosc
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES, unshuffle
 
+pytestmark = pytest.mark.usefixtures("compiler")
+
 OFFSETS = [(0, 0), (1, 0), (0, 1), (3, 2), (4, 4), (8, 8), (2, 13), (15, 15)]
 """Where sources and targets begin, modulo 16."""
 TILE = 1 << 15
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    require_compiler()
 
 
 def noise(nbytes: int) -> bytes:

@@ -9,13 +9,15 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers.kernels.checksum_runs import checksums
 from helpers.kernels.memory import aligned
-from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch
+from helpers.kernels.runs import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.checksum import TILE_NBYTES, Kind, checksum, finish
+
+pytestmark = pytest.mark.usefixtures("compiler")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,11 +31,6 @@ every_kind = pytest.mark.parametrize("kind", ORACLES)
 STRIDE = 4096
 BORDERS = (16, 256, STRIDE, TILE_NBYTES, TILE_NBYTES + STRIDE, 2 * TILE_NBYTES)
 LENGTHS = [0, 1, 2, 3, *(n + d for n in BORDERS for d in (-1, 0, 1)), 3_000_001]
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    require_compiler()
 
 
 def noise(nbytes: int) -> bytes:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
-from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch, require_compiler
+from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch
 from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -25,14 +25,11 @@ from xarray_gpuzarr.cuda.launch import (
     rows_by_length,
 )
 
+pytestmark = pytest.mark.usefixtures("compiler")
+
 ALL = slice(None)
 FLOATS = ("f2", "f4", "f8")
 COPIED = ("b1", "i1", "u2", "f2", "i4", "f4", "u8", "f8", "c8", "c16", "M8[ns]", "m8[s]")
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    require_compiler()
 
 
 # ---- values

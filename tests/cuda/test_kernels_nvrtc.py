@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import re
-from importlib import resources
+from collections.abc import Sequence
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.kernels import nvrtc
+from helpers.every_pair import FULL
+from helpers.kernels.on_host import kept, unfinished
 
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
@@ -16,7 +22,86 @@ from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 
-pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason=f"the wheel {nvrtc.WHEEL} is not installed")
+WHEEL = "nvidia-cuda-nvrtc"
+
+
+class CompileError(AssertionError):
+    """The compiler refused a program; carries its log."""
+
+
+@functools.cache
+def library() -> Any:
+    """Return the compiler's shared library, or None if the wheel is not installed."""
+    try:
+        files = metadata.files(WHEEL) or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = [f for f in files if f.name.startswith("libnvrtc.so")]
+    return ctypes.CDLL(str(found[0].locate())) if found else None
+
+
+def architectures() -> list[int]:
+    """Return the architectures that the compiler makes code for, such as 75 and 90; none without one."""
+    if library() is None:
+        return []
+    n = ctypes.c_int()
+    _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+    found = (ctypes.c_int * n.value)()
+    _check(library().nvrtcGetSupportedArchs(found))
+    return list(found)
+
+
+def generations() -> list[int]:
+    """Return the first architecture of each generation from Turing on; usually three of them."""
+    first = {arch // 10: arch for arch in reversed(architectures()) if arch >= 75}
+    found = sorted(first.values())
+    return found if FULL else sorted({found[i * (len(found) - 1) // 2] for i in range(3) if found})
+
+
+def compile_ptx(source: str, options: Sequence[str]) -> str:
+    """Return the PTX of a program."""
+    return _compiled(source, options, "PTX").rstrip(b"\0").decode()
+
+
+def _compiled(source: str, options: Sequence[str], kind: str) -> bytes:
+    """Return what is kept of an earlier session, or compile."""
+
+    def write(result: Path) -> None:
+        made = unfinished(result)
+        made.write_bytes(_compile(source, options, kind))
+        made.replace(result)
+
+    return kept(f"kernel.{kind.lower()}", [metadata.version(WHEEL), *options, source], write).read_bytes()
+
+
+def _compile(source: str, options: Sequence[str], kind: str) -> bytes:
+    nvrtc, program = library(), ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    try:
+        arguments = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+        log = _text(program, "ProgramLog")
+        # Warnings that the compiler has no error for are in the log only.
+        if status or log.strip(b"\0\n "):
+            raise CompileError(f"{' '.join(options)}\n{log.decode()}")
+        return _text(program, kind)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(program: ctypes.c_void_p, what: str) -> bytes:
+    nbytes = ctypes.c_size_t()
+    _check(getattr(library(), f"nvrtcGet{what}Size")(program, ctypes.byref(nbytes)))
+    text = ctypes.create_string_buffer(nbytes.value)
+    _check(getattr(library(), f"nvrtcGet{what}")(program, text))
+    return text.raw
+
+
+def _check(status: int) -> None:
+    assert status == 0, f"NVRTC status {status}"
+
+
+pytestmark = pytest.mark.skipif(library() is None, reason=f"the wheel {WHEEL} is not installed")
 
 ADDED_BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 OPTIONS = (*COMPILE_OPTIONS, *ADDED_BY_CUPY)
@@ -69,7 +154,7 @@ IS_FINITE = re.compile(r"abs(?:\.ftz)?\.f32\s+(%\w+), %\w+;\s+setp\.(?:equ|ne)(?
 
 
 def ptx_of(kernel: Kernel, arch: int) -> str:
-    ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, f"-arch=compute_{arch}"])
+    ptx = compile_ptx(kernel_source(kernel), [*OPTIONS, f"-arch=compute_{arch}"])
     assert f".entry {kernel.name}(" in ptx
     return ptx
 
@@ -118,22 +203,22 @@ def test_every_cast_is_among_the_compiled() -> None:
     assert casts == {pair(k) for k in kernels("scatter") if len(pair(k)) == 2}
 
 
-@pytest.mark.parametrize("arch", nvrtc.generations())
+@pytest.mark.parametrize("arch", generations())
 def test_kernels_assemble_for_every_generation(arch: int) -> None:
     for kernel in VARIED:
-        assert nvrtc.compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
+        assert _compiled(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"], "CUBIN")
 
 
 def test_errors_name_the_file_and_the_line() -> None:
     kernel = VARIED[-1]
     number = next(i for i, line in enumerate(lines_of("points.cu"), 1) if "extern" in line)
     broken = kernel_source(kernel).replace('extern "C"', "oops extern", 1)
-    with pytest.raises(nvrtc.CompileError, match=rf"points\.cu\({number}\): error"):
-        nvrtc.compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])
+    with pytest.raises(CompileError, match=rf"points\.cu\({number}\): error"):
+        compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])
 
 
 def test_errors_name_an_included_file() -> None:
     number = next(i for i, line in enumerate(lines_of("element.cuh"), 1) if line.startswith("struct Cast"))
     broken = kernel_source(VARIED[-1]).replace("struct Cast", "oops struct Cast", 1)
-    with pytest.raises(nvrtc.CompileError, match=rf"element\.cuh\({number}\): error"):
-        nvrtc.compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])
+    with pytest.raises(CompileError, match=rf"element\.cuh\({number}\): error"):
+        compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])

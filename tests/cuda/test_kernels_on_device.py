@@ -9,8 +9,8 @@ import test_checksum_kernels as checksum_tests
 import test_filter_kernels as filter_tests
 import test_kernels as placing_tests
 import test_zstd_kernel as zstd_tests
-from helpers.kernels import checksum_runs
 from helpers.kernels import on_device as kernels_on_device
+from helpers.kernels import runs
 from helpers.kernels.on_device import Image
 from helpers.kernels.on_host import require_compiler, run_child
 from helpers.kernels.runs import run_moves
@@ -64,7 +64,7 @@ def test_a_kernel_that_writes_elsewhere_is_found_out(image):
 
 
 def test_wrong_results_are_found_out(image, monkeypatch):
-    monkeypatch.setattr(checksum_runs, "finish", lambda kind, column: (column + np.uint64(1)).astype(np.uint32))
+    monkeypatch.setattr(runs, "finish", lambda kind, column: (column + np.uint64(1)).astype(np.uint32))
     with pytest.raises(AssertionError):
         CHOSEN["checksums"]()
 

@@ -34,6 +34,16 @@ def make(native, memory="auto"):
     return device, device.stream()
 
 
+@pytest.fixture
+def device(native):
+    return make(native)[0]
+
+
+@pytest.fixture
+def stream(device):
+    return device.stream()
+
+
 def test_a_device_says_what_it_is(fake, native, monkeypatch):
     monkeypatch.setattr(native, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
@@ -102,8 +112,7 @@ def test_sharing_leaves_the_users_pool_alone(  # noqa: PLR0917
     assert (fake.current_resource, fake.allocator) == (current, "CuPy's own")
 
 
-def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, native):
-    device, _ = make(native)
+def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, device):
     undo = device.share("if plain")
     fake.current_resource, fake.allocator = USERS, "the user's"
 
@@ -112,8 +121,7 @@ def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, native
     assert (fake.current_resource, fake.allocator) == (USERS, "the user's")
 
 
-def test_sharing_is_taken_back_once(fake, native):
-    device, _ = make(native)
+def test_sharing_is_taken_back_once(fake, device):
     undo = device.share("if plain")
     undo()
     again = device.share("if plain")
@@ -125,9 +133,7 @@ def test_sharing_is_taken_back_once(fake, native):
     assert type(fake.current_resource) is CudaMemoryResource
 
 
-def test_trimming_gives_back_what_cupys_pool_keeps(fake, native):
-    device, _ = make(native)
-
+def test_trimming_gives_back_what_cupys_pool_keeps(fake, device):
     device.trim()
 
     assert fake.called("free_all_blocks") == [[]]
@@ -137,8 +143,7 @@ def test_trimming_gives_back_what_cupys_pool_keeps(fake, native):
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])
-def test_trimming_gives_back_what_pytorch_keeps_if_it_is_in_use(fake, native, monkeypatch, is_initialized):
-    device, _ = make(native)
+def test_trimming_gives_back_what_pytorch_keeps_if_it_is_in_use(fake, device, monkeypatch, is_initialized):
     emptied = []
     torch = SimpleNamespace(
         cuda=SimpleNamespace(is_initialized=lambda: is_initialized, empty_cache=lambda: emptied.append(1))
@@ -150,18 +155,14 @@ def test_trimming_gives_back_what_pytorch_keeps_if_it_is_in_use(fake, native, mo
     assert len(emptied) == is_initialized
 
 
-def test_a_private_pool_leaves_memory_to_others(fake, native):
-    device, stream = make(native)
-
+def test_a_private_pool_leaves_memory_to_others(fake, device, stream):
     device.allocate(100, stream)
 
     ((_, _, resource),) = fake.called("allocate")
     assert resource.release_threshold == 1000 // 4
 
 
-def test_kernels_are_built_before_they_are_launched(fake, native):
-    device, stream = make(native)
-
+def test_kernels_are_built_before_they_are_launched(fake, device, stream):
     device.build([KERNEL, KERNEL])
     device.launch(KERNEL, 1, 1, (), stream)
 
@@ -215,8 +216,7 @@ def test_one_private_resource_serves_all_threads(fake, native):
     assert len({id(resource) for _, _, resource in fake.called("allocate")}) == 1
 
 
-def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, native):
-    device, stream = make(native)
+def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, device, stream):
     device.allocate(100, stream)
 
     fake.current_resource = PoolMemoryResource("plain")
@@ -227,8 +227,7 @@ def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, native
     assert second is fake.current_resource
 
 
-def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, native):
-    device, stream = make(native)
+def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, device, stream):
     freed, dropped = device.allocate(100, stream), device.allocate(50, stream)
     assert (freed.address, freed.nbytes) == (4096, 100)
     assert fake.taken() == [100, 50]
@@ -241,8 +240,7 @@ def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, native):
     assert [on for _, on, _ in fake.called("deallocate")] == [stream.for_rmm] * 2
 
 
-def test_memory_goes_back_behind_its_consumer(fake, native):
-    device, stream = make(native)
+def test_memory_goes_back_behind_its_consumer(fake, device, stream):
     consumer = device.consumer_stream()
     memory = device.allocate(100, stream)
 
@@ -254,8 +252,7 @@ def test_memory_goes_back_behind_its_consumer(fake, native):
 
 
 @pytest.mark.parametrize("how", ["free", "free_behind", "drop"])
-def test_a_forked_process_gives_nothing_back(fake, native, monkeypatch, how):
-    device, stream = make(native)
+def test_a_forked_process_gives_nothing_back(fake, device, stream, monkeypatch, how):
     memory, consumer = device.allocate(100, stream), device.consumer_stream()
     monkeypatch.setattr("os.getpid", lambda: 0)
 
@@ -268,9 +265,7 @@ def test_a_forked_process_gives_nothing_back(fake, native, monkeypatch, how):
     assert fake.taken() == [100]
 
 
-def test_an_array_owns_memory_of_its_stream(fake, native):
-    device, stream = make(native)
-
+def test_an_array_owns_memory_of_its_stream(fake, device, stream):
     array = device.empty((2, 3), np.dtype("f4"), stream)
 
     assert fake.taken() == [24]
@@ -281,8 +276,7 @@ def test_an_array_owns_memory_of_its_stream(fake, native):
     assert fake.taken() == []
 
 
-def test_an_array_in_memory_keeps_its_owner(fake, native):
-    device, stream = make(native)
+def test_an_array_in_memory_keeps_its_owner(fake, device, stream):
     owner, memory = object(), device.allocate(100, stream)
 
     array = device.array_in(memory, (2, 3), np.dtype("f4"), owner)
@@ -291,9 +285,7 @@ def test_an_array_in_memory_keeps_its_owner(fake, native):
     assert array.data.mem.owner is owner
 
 
-def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
-    device, _ = make(native)
-
+def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, device):
     array = device.allocate_pinned(1000).array
 
     array[:] = 7
@@ -301,8 +293,7 @@ def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
     assert fake.called("PinnedMemory") == [[1000]]
 
 
-def test_the_per_thread_default_stream_is_refused(fake, native):
-    device, _ = make(native)
+def test_the_per_thread_default_stream_is_refused(fake, device):
     fake.current_stream = 2
 
     with pytest.raises(DeviceUnavailableError, match="per-thread default stream") as caught:
@@ -311,8 +302,7 @@ def test_the_per_thread_default_stream_is_refused(fake, native):
     assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in caught.value.do
 
 
-def test_a_stream_becomes_cupys_current_one(fake, native):
-    device, stream = make(native)
+def test_a_stream_becomes_cupys_current_one(fake, device, stream):
     assert device.current_stream().handle == 0
 
     device.use(stream)
@@ -320,18 +310,14 @@ def test_a_stream_becomes_cupys_current_one(fake, native):
     assert device.current_stream().handle == stream.handle
 
 
-def test_a_stream_of_another_library_is_known_by_its_handle(fake, native):
-    device, _ = make(native)
-
+def test_a_stream_of_another_library_is_known_by_its_handle(fake, device):
     stream = device.external(0x1230)
 
     assert stream.handle == 0x1230
     assert stream.for_rmm.obj is stream.for_cupy
 
 
-def test_threads_sleep_while_they_wait_for_events(fake, native):
-    device, _ = make(native)
-
+def test_threads_sleep_while_they_wait_for_events(fake, device):
     device.event()
 
     ((block, disable_timing),) = fake.called("Event")
@@ -367,8 +353,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_fails_in_cuda_is_a_cuda_error_with_its_words(fake, native, name):
-    device, stream = make(native)
+def test_what_fails_in_cuda_is_a_cuda_error_with_its_words(fake, device, stream, name):
     fake.failures[name] = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
     with pytest.raises(CudaError, match="cudaErrorIllegalAddress: an illegal memory access") as caught:
@@ -383,8 +368,7 @@ def test_what_fails_in_cuda_is_a_cuda_error_with_its_words(fake, native, name):
     "words", ["cudaErrorMemoryAllocation: out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"]
 )
 @pytest.mark.parametrize("name", CALLS)
-def test_any_call_may_lack_memory(fake, native, name, words):
-    device, stream = make(native)
+def test_any_call_may_lack_memory(fake, device, stream, name, words):
     fake.failures[name] = MemoryError(words) if name == "allocate" else CUDARuntimeError(words)
 
     with pytest.raises(DeviceMemoryError, match="out of memory") as caught:
@@ -393,8 +377,7 @@ def test_any_call_may_lack_memory(fake, native, name, words):
     assert caught.value.__cause__ is fake.failures[name]
 
 
-def test_the_array_library_may_lack_memory(fake, native):
-    device, _ = make(native)
+def test_the_array_library_may_lack_memory(fake, device):
     fake.failures["asarray"] = MemoryError("Out of memory allocating 24 bytes (allocated so far: 0 bytes).")
 
     with pytest.raises(DeviceMemoryError, match="allocating 24 bytes"):
@@ -440,8 +423,7 @@ def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, vers
         ("something that CUDA does not say", "the process can go on", "read again"),
     ],
 )
-def test_a_failure_says_whether_the_process_can_go_on(fake, native, words, state, do):
-    device, stream = make(native)
+def test_a_failure_says_whether_the_process_can_go_on(fake, device, stream, words, state, do):
     fake.failures["synchronize"] = RuntimeError(words)
 
     with pytest.raises(CudaError) as caught:
@@ -453,8 +435,7 @@ def test_a_failure_says_whether_the_process_can_go_on(fake, native, words, state
     assert do in caught.value.do
 
 
-def test_a_kernel_that_does_not_compile_shows_the_compilers_words(fake, native):
-    device, stream = make(native)
+def test_a_kernel_that_does_not_compile_shows_the_compilers_words(fake, device, stream):
     fake.failures["RawModule"] = CompileException("double.cu(3): error: expected a ';'")
 
     with pytest.raises(CudaError) as caught:
@@ -466,8 +447,7 @@ def test_a_kernel_that_does_not_compile_shows_the_compilers_words(fake, native):
 
 @pytest.mark.parametrize("words", [OUT_OF_MEMORY + "cudaErrorMemoryAllocation out of memory", POOL_IS_FULL])
 @pytest.mark.parametrize("ask", ["allocate", "empty"])
-def test_want_of_device_memory_says_how_much_and_what_to_set(fake, native, words, ask):
-    device, stream = make(native)
+def test_want_of_device_memory_says_how_much_and_what_to_set(fake, device, stream, words, ask):
     fake.failures["allocate"] = MemoryError(words)
 
     with pytest.raises(DeviceMemoryError) as caught:
@@ -478,8 +458,7 @@ def test_want_of_device_memory_says_how_much_and_what_to_set(fake, native, words
     assert "XARRAY_GPUZARR_BATCH_NBYTES" in caught.value.do
 
 
-def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, native):
-    device, stream = make(native)
+def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, device, stream):
     fake.failures["allocate"] = MemoryError(OUT_OF_MEMORY + "cudaErrorIllegalAddress an illegal memory access")
 
     with pytest.raises(CudaError, match="this process can no longer use the GPU") as caught:
@@ -488,8 +467,7 @@ def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, 
     assert caught.value.tried == "100 bytes on device 0 from RMM's CudaAsyncMemoryResource"
 
 
-def test_want_of_pinned_memory_says_how_much_and_what_to_set(fake, native):
-    device, _ = make(native)
+def test_want_of_pinned_memory_says_how_much_and_what_to_set(fake, device):
     fake.failures["PinnedMemory"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
 
     with pytest.raises(DeviceMemoryError) as caught:
@@ -502,8 +480,7 @@ def test_want_of_pinned_memory_says_how_much_and_what_to_set(fake, native):
 # --- kernels, copies, the rest ---------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_compiled_once_however_many_threads_launch_it(fake, native):
-    device, stream = make(native)
+def test_a_kernel_is_compiled_once_however_many_threads_launch_it(fake, device, stream):
     kernels = [Kernel(file="double.cu", name="double_it", defines=(("T", t),)) for t in ("i2", "i4")]
 
     with ThreadPoolExecutor(8) as threads:
@@ -514,8 +491,7 @@ def test_a_kernel_is_compiled_once_however_many_threads_launch_it(fake, native):
     assert len(fake.called("launch double_it")) == 64
 
 
-def test_a_kernel_that_failed_to_compile_is_tried_again(fake, native):
-    device, stream = make(native)
+def test_a_kernel_that_failed_to_compile_is_tried_again(fake, device, stream):
     fake.failures["RawModule"] = CompileException("no space left for the cache")
     with pytest.raises(CudaError):
         device.launch(KERNEL, 1, 32, (1,), stream)
@@ -526,9 +502,7 @@ def test_a_kernel_that_failed_to_compile_is_tried_again(fake, native):
     assert len(fake.called("launch double_it")) == 1
 
 
-def test_kernel_arguments_are_unsigned_64_bit_words(fake, native):
-    device, stream = make(native)
-
+def test_kernel_arguments_are_unsigned_64_bit_words(fake, device, stream):
     device.launch(KERNEL, 5, 32, (2**64 - 1, 0, 3), stream)
 
     ((grid, block, args, on),) = fake.called("launch double_it")
@@ -536,8 +510,7 @@ def test_kernel_arguments_are_unsigned_64_bit_words(fake, native):
     assert [(type(a), int(a)) for a in args] == [(np.uint64, 2**64 - 1), (np.uint64, 0), (np.uint64, 3)]
 
 
-def test_copies_go_the_right_way_on_the_given_stream(fake, native):
-    device, stream = make(native)
+def test_copies_go_the_right_way_on_the_given_stream(fake, device, stream):
     data = np.zeros(30, np.uint8)
 
     device.upload(4096, data[10:], stream)
@@ -547,8 +520,7 @@ def test_copies_go_the_right_way_on_the_given_stream(fake, native):
     assert fake.called("memcpyAsync") == [[4096, start + 10, 20, 1, 7], [start, 8192, 5, 2, 7]]
 
 
-def test_nothing_of_the_process_is_set(fake, native):
-    device, stream = make(native)
+def test_nothing_of_the_process_is_set(fake, device, stream):
     with device.activate():
         device.record(device.event(), device.consumer_stream())
         device.allocate(100, stream).free()
@@ -602,8 +574,7 @@ def test_an_unusable_option_stays_an_option_error(native, monkeypatch):
         native.native_device(0)
 
 
-def test_ranges_are_named_in_a_domain_of_their_own(native, monkeypatch):
-    device, _ = make(native)
+def test_ranges_are_named_in_a_domain_of_their_own(native, device, monkeypatch):
     seen = []
     annotate = lambda name, domain: seen.append((name, domain)) or nullcontext()  # noqa: E731
     monkeypatch.setattr(native, "nvtx", SimpleNamespace(annotate=annotate))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
-from helpers.kernels.on_host import require_compiler
+from helpers.kernels.mutants import mutants, stale
+from helpers.kernels.on_host import run_child
 from helpers.kernels.ptx_text import UnknownInstructionError, without_asm
 from helpers.kernels.strict_cases import CHECKS
 from helpers.kernels.strict_kernels import KernelError, run_source, strictly
 
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    require_compiler()
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -114,3 +114,25 @@ def test_wide_product_and_sum(sign: str, product: int) -> None:
 def test_assembly_that_is_not_understood_is_refused(statement: str) -> None:
     with pytest.raises(UnknownInstructionError):
         without_asm(statement)
+
+
+# ---- mistakes put into the kernels on purpose
+
+
+def test_every_kernel_has_mutants() -> None:
+    assert {m.kernel for m in mutants()} == {*CHECKS}
+
+
+def test_mistakes_that_are_written_down_can_be_made() -> None:
+    assert stale() == []
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_mutants_are_shown(part: int) -> None:
+    kernels = [*CHECKS][part::3]
+    child = run_child({**os.environ}, "-m", "helpers.kernels.mutants", *kernels)
+
+    assert child.returncode == 0, child.stderr
+    lines = child.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("shown: ")] == []
+    assert len(lines) == sum(m.kernel in kernels for m in mutants())

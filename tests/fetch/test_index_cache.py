@@ -234,21 +234,14 @@ def test_index_of_an_array_with_longer_chunks_is_read_anew(tmp_path, settled):
         assert read_array(array, slice(0, 3), device="host").tolist() == [first] * 3
 
 
-def test_shard_replaced_by_a_directory_is_missing(local, settled):
-    array = write(local, DATA, **SHARDED)
-    read_array(array, device="host")
-    shard = local.root / "c/0/0"
-    shard.unlink()
-    shard.mkdir()
-
-    assert_same_bits(read_array(array, device="host"), array[...])
-
-
-def test_shard_that_is_deleted_is_missing(local, settled):
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_shard_that_is_deleted_or_replaced_by_a_directory_is_missing(local, settled, is_folder):
     array = write(local, DATA, **SHARDED)
     read_array(array, device="host")
 
-    (local.root / "c" / "0" / "0").unlink()
+    (local.root / "c/0/0").unlink()
+    if is_folder:
+        (local.root / "c/0/0").mkdir()
 
     assert_same_bits(read_array(array, device="host"), np.concatenate([np.zeros((10, 12), "f4"), DATA[10:]]))
 
@@ -268,8 +261,8 @@ def test_shard_that_is_cut_is_an_error(tmp_path, settled, store):
 
 @pytest.mark.parametrize("n_changes", [1, 2])
 def test_shard_that_is_replaced_during_a_read_is_read_anew(local, monkeypatch, n_changes):
-    array = write(local, DATA, **SHARDED)
-    replace_after_index(monkeypatch, local.root, n_changes)
+    array, number = write(local, DATA, **SHARDED), iter(range(2, 4))
+    after_index(monkeypatch, lambda: rewritten(local.root, DATA * next(number), "replaced"), n_changes)
 
     assert_same_bits(read_array(array, ONE_CHUNK, device="host"), (DATA * (n_changes + 1))[ONE_CHUNK])
 
@@ -318,13 +311,8 @@ def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_ne
     assert_same_bits(read_array(array, device="host"), data * 2)
 
 
-def replace_after_index(monkeypatch, path, n_changes):
-    """Rewrite an array, with new values each time, after each of the next reads of an index."""
-    number = iter(range(2, 10_000))
-    after_index(monkeypatch, lambda: rewritten(path, DATA * next(number), "replaced"), n_changes)
-
-
 def after_index(monkeypatch, change, n_changes):
+    """Change an array after each of the next reads of an index."""
     original, left = snapshot.decode_shard_index, [n_changes]
 
     def decode_then_change(*args, **keywords):

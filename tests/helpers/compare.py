@@ -26,14 +26,6 @@ def comparable(array: Any) -> Any:
     return np.vectorize(repr, otypes="U")(array) if array.dtype == object and array.size else array
 
 
-def assert_same_variable(actual: xr.Variable, expected: xr.Variable) -> None:
-    assert actual.dims == expected.dims
-    assert actual.dtype == expected.dtype
-    assert describe(actual.attrs) == describe(expected.attrs)
-    assert encoding_of(actual) == encoding_of(expected)
-    assert_same_values(actual.values, expected.values)
-
-
 def assert_same_dataset(actual: xr.Dataset, expected: xr.Dataset) -> None:
     """Same variables, dtypes, values, attributes, coordinates, indexes and encodings."""
     assert set(actual.variables) == set(expected.variables)
@@ -41,8 +33,20 @@ def assert_same_dataset(actual: xr.Dataset, expected: xr.Dataset) -> None:
     assert set(actual.xindexes) == set(expected.xindexes)
     assert describe(actual.attrs) == describe(expected.attrs)
     assert describe(actual.encoding) == describe(expected.encoding)
-    for name in expected.variables:
-        assert_same_variable(actual[name].variable, expected[name].variable)
+    for name, variable in expected.variables.items():
+        found = actual.variables[name]
+        assert found.dims == variable.dims
+        assert found.dtype == variable.dtype
+        assert describe(found.attrs) == describe(variable.attrs)
+        assert encoding_of(found) == encoding_of(variable)
+        assert_same_values(found.values, variable.values)
+
+
+def assert_same_tree(actual: xr.DataTree, expected: xr.DataTree) -> None:
+    """Same groups, in any order, and in each what `assert_same_dataset` compares."""
+    assert sorted(actual.groups) == sorted(expected.groups)
+    for path in expected.groups:
+        assert_same_dataset(actual[path].to_dataset(inherit=False), expected[path].to_dataset(inherit=False))
 
 
 def encoding_of(variable: xr.Variable) -> dict[str, str]:

@@ -14,6 +14,7 @@ import os
 from collections import defaultdict
 
 import pytest
+from hypothesis import settings
 
 from helpers import not_run
 from helpers.covering import covering, every_value
@@ -75,3 +76,12 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     choose = every_value if _is_enough(test[0]) else covering
     kept = {*choose(rows, [numbers[name] for name in also if name in numbers])}
     return [item for number, item in enumerate(test) if number not in kept]
+
+
+def at_least(n: int, *, full: int) -> settings:
+    """Return settings for `n` examples, for `full` by ``make test-full``, or for as many as the profile says."""
+    return settings(max_examples=max(usually(n, full=full), settings.default.max_examples))
+
+
+many = at_least(120, full=400)
+"""For properties of pure arithmetic; the rest keep the profile that `conftest` loads."""

@@ -25,7 +25,7 @@ import zstandard
 from helpers.data import blosc_frames as by_hand
 from helpers.kernels.blosc_runs import attempt, decoded_chunks
 from helpers.kernels.on_host import sanitized_environment
-from helpers.kernels.zstd_runs import run_check
+from helpers.kernels.runs import run_check
 from xarray_gpuzarr.frames.blosc import walk_blosc
 from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,6 @@ from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
 
 import xarray_gpuzarr
-from helpers.interrupts import Interrupts, is_foreign
 from helpers.simulated.reads import SMALL, CudaReads
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read_array
@@ -35,6 +36,69 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import stored_array
+
+_TOOL = 4
+_EVENTS = sys.monitoring.events
+_WATCHED = _EVENTS.PY_START | _EVENTS.PY_RESUME | _EVENTS.CALL | _EVENTS.JUMP  # returns from C come with calls
+_WAITS = ("acquire", "get", "sleep", "preadv", "open", "put")
+"""C functions that handle signals while they wait, and then have done nothing."""
+_HELPERS = str(Path(__file__).parent)
+_PACKAGE = str(Path(xarray_gpuzarr.__file__).parent)
+
+
+class Interrupts:
+    """Counts points of the thread that made it, and interrupts at one of them."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._n = 0
+        self._at: int | None = None
+        self._on = False
+        sys.monitoring.use_tool_id(_TOOL, "interrupts")
+        for event in (_EVENTS.PY_START, _EVENTS.PY_RESUME, _EVENTS.C_RETURN):
+            sys.monitoring.register_callback(_TOOL, event, self._point)
+        sys.monitoring.register_callback(_TOOL, _EVENTS.CALL, self._call)
+        sys.monitoring.register_callback(_TOOL, _EVENTS.JUMP, self._jump)
+        sys.unraisablehook = lambda _: None  # an interrupt within a finalizer is lost
+
+    def run(self, work: Callable[[], Any], at: int | None = None) -> int:
+        """Do some work, interrupted at one of its points, counted from 1; return how many points came up."""
+        self._n, self._at = 0, at
+        sys.monitoring.set_events(_TOOL, _WATCHED)
+        self._on = True
+        try:
+            work()
+        finally:
+            self._on = False
+            sys.monitoring.set_events(_TOOL, 0)
+        return self._n
+
+    def _call(self, code: CodeType, offset: int, function: Any, _: object) -> None:
+        if getattr(function, "__name__", "") in _WAITS and not hasattr(function, "__code__"):
+            self._point(code, offset)
+
+    def _jump(self, code: CodeType, offset: int, to: int) -> None:
+        if to <= offset:
+            self._point(code, offset)
+
+    def _point(self, code: CodeType, *_: object) -> None:
+        if not self._on or threading.get_ident() != self._thread or is_foreign(sys._getframe(1)):
+            return
+        self._n += 1
+        if self._n == self._at:
+            self._on = False
+            raise KeyboardInterrupt
+
+
+def is_foreign(frame: FrameType | None) -> bool:
+    """Say whether a point lies outside of the package and what it calls, or in a fake of the tests."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith((_PACKAGE, _HELPERS)):
+            return path.startswith(_HELPERS)
+        frame = frame.f_back
+    return True
+
 
 DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000
 LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compressors": ZstdCodec()}

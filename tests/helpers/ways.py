@@ -171,12 +171,12 @@ def _placed_only(patch: Patch, _: int) -> None:
     patch.setattr(ChunkPlacer, "straight_to", lambda *_: None)
 
 
-def _poisoned(empty: Callable[..., Any]) -> Callable[..., Any]:
+def poisoned_by(byte: int, empty: Callable[..., Any]) -> Callable[..., Any]:
     """Return what gives results no memory that still has the values of the last read."""
 
     def poisoned(*arguments: Any) -> Any:
         out = empty(*arguments)
-        out.reshape(-1).view("u1")[:] = 0xA5
+        out.reshape(-1).view("u1")[:] = byte
         return out
 
     return poisoned
@@ -273,7 +273,7 @@ def taking(name: str, chunk_nbytes: int, n_threads: int) -> Iterator[Notes]:
         patch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
         patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
         set_costs(patch, loop_thread_s=1e-15)
-        patch.setattr(host.HostDecoder, "empty", _poisoned(host.HostDecoder.empty))
+        patch.setattr(host.HostDecoder, "empty", poisoned_by(0xA5, host.HostDecoder.empty))
         _watch(patch)
         for force in way.force:
             force(patch, chunk_nbytes)

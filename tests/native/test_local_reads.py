@@ -371,28 +371,6 @@ def files(path):
     return sorted(file for file in path.rglob("c/**/*") if file.is_file())
 
 
-@pytest.mark.usefixtures("n_threads")
-def test_a_directory_is_a_missing_chunk(tmp_path):
-    array = write(LocalStore(tmp_path), DATA, fill_value=7, **LAYOUTS["unsharded"])
-    files(tmp_path)[5].unlink()
-    (tmp_path / "c" / "1" / "1").mkdir()
-    expected = DATA.copy()
-    expected[8:16, 6:12] = 7
-
-    assert_same_bits(read_array(array, device="host"), expected)
-
-
-def test_missing_chunks_that_may_not_be_missing(tmp_path):
-    """zarr-python has them told, though the loops know only files."""
-    write(LocalStore(tmp_path), DATA, **LAYOUTS["unsharded"])
-    files(tmp_path)[4].unlink()
-
-    with zarr_pipeline(), zarr.config.set({"array.read_missing_chunks": False}):
-        array = zarr.open_array(LocalStore(tmp_path), mode="r")
-        with pytest.raises(zarr.errors.ChunkNotFoundError):
-            array[:]
-
-
 def take_out_of_memory(path):
     """Drop the pages of a file; where much else is to be written, ``fsync`` takes minutes, since it waits for all."""
     wait_and_write = 7

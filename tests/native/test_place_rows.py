@@ -10,8 +10,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, write
 from helpers.data.stacks import numpy_stack, stacks
-from helpers.effort import at_least
-from helpers.every_pair import usually
+from helpers.every_pair import at_least, usually
 from helpers.loops import rows_taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,7 +184,8 @@ def _within(step: int, n: int, margin: int) -> slice:
     return slice(first, stop if stop >= 0 else None, step) if n else slice(0, 0)
 
 
-def test_boxes_are_those_of_numpy():
+@pytest.mark.parametrize("kind", ["box", "stack"])
+def test_boxes_and_stacks_are_those_of_numpy(kind):
     n_taken = []
 
     @more
@@ -193,8 +193,13 @@ def test_boxes_are_those_of_numpy():
     def check(layout, data):
         elements, keywords = layout
         stored = stored_array(write(MemoryStore(), elements, **keywords))
-        key = tuple(data.draw(slices(n), label="selection") for n in elements.shape)
-        target = box_target(outer_selection(key, elements.shape), stored.spec.grid)
+        if kind == "box":
+            key = tuple(data.draw(slices(n), label="selection") for n in elements.shape)
+            target = box_target(outer_selection(key, elements.shape), stored.spec.grid)
+            expected = elements[key]
+        else:
+            crops = data.draw(stacks(elements.shape), label="crops")
+            target, expected = stack_target(*crops, stored.spec.grid), numpy_stack(elements, *crops)
         room = Room(data.draw, target.shape, elements.dtype)
 
         with rows_taken() as taken:
@@ -202,29 +207,7 @@ def test_boxes_are_those_of_numpy():
 
         n_taken.append(taken.n_rows)
         assert np.shares_memory(found, room.array) or not found.size
-        room.check(elements[key])
-
-    check()
-    assert sum(n_taken) >= len(n_taken)
-
-
-def test_stacks_are_those_of_numpy():
-    n_taken = []
-
-    @more
-    @given(layout=layouts(), data=st.data())
-    def check(layout, data):
-        elements, keywords = layout
-        stored = stored_array(write(MemoryStore(), elements, **keywords))
-        axes, n_samples = data.draw(stacks(elements.shape), label="crops")
-        target = stack_target(axes, n_samples, stored.spec.grid)
-        room = Room(data.draw, target.shape, elements.dtype)
-
-        with rows_taken() as taken:
-            read_target(stored, stored.spec, target, decoder_for("host"), room.array)
-
-        n_taken.append(taken.n_rows)
-        room.check(numpy_stack(elements, axes, n_samples))
+        room.check(expected)
 
     check()
     assert sum(n_taken) >= len(n_taken)

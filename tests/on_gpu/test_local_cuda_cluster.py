@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.clusters import SECONDS
-from helpers.data.common_work import COMMON_WORK
-from helpers.data.datasets import open_stock, write_weather
+from helpers.data.datasets import COMMON_WORK, open_stock
 
 from xarray_gpuzarr import register, stats
 
@@ -23,13 +22,6 @@ POOLS = {
     "four threads": {"rmm_async": True, "threads_per_worker": 4},
     "spilling": {"rmm_async": True, "device_memory_limit": "1MB"},
 }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cluster") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture(scope="module", params=POOLS)

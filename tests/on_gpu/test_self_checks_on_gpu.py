@@ -1,7 +1,10 @@
-"""Known answers of a real GPU."""
+"""Known answers of a real GPU, and `gpuzarr doctor`: all is well, and it says what the GPU is."""
+
+import json
 
 import pytest
 
+from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 
@@ -23,3 +26,13 @@ def test_the_device_says_what_it_is(native):
 
 def test_the_device_can_be_used():
     assert decoder_for("cuda").why_unusable() is None
+
+
+def test_all_is_well(tmp_path, native):
+    out = tmp_path / "doctor.json"
+
+    assert main(["doctor", "--device", "cuda", "--json", str(out)]) == 0
+
+    document = json.loads(out.read_text())
+    assert document["machine"]["gpu"]["name"]
+    assert all(answer["passed"] for answer in document["answers"])

@@ -1,10 +1,8 @@
 """Which neighbours become one request."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from helpers.effort import many
+from helpers.every_pair import many
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,13 +25,6 @@ def rows(draw):
     return np.asarray(table, np.int64).reshape(-1, 2).T
 
 
-def runs_of(columns, rule):
-    """(first byte, end, rows) of every run."""
-    offset, nbytes = columns
-    bounds = coalesce(offset, nbytes, rule).tolist()
-    return [(int(offset[a]), int((offset + nbytes)[b - 1]), b - a) for a, b in pairwise(bounds)]
-
-
 @many
 @given(rows(), rules)
 def test_runs_cover_all_rows_and_are_joined_where_they_may_be(columns, rule):
@@ -44,7 +35,8 @@ def test_runs_cover_all_rows_and_are_joined_where_they_may_be(columns, rule):
 
     assert (bounds[0], bounds[-1]) == (0, len(offset))
     assert (np.diff(bounds) > 0).all()
-    assert all(n == 1 or stop - start <= rule.max_nbytes for start, stop, n in runs_of(columns, rule))
+    lo, hi = bounds[:-1], bounds[1:]
+    assert ((hi - lo == 1) | (end[hi - 1] - offset[lo] <= rule.max_nbytes)).all()
     inside = np.ones(max(0, len(offset) - 1), bool)
     inside[bounds[1:-1] - 1] = False
     assert ((offset[1:] - end[:-1])[inside] <= rule.max_gap_nbytes).all()

@@ -9,7 +9,7 @@ import pytest
 import zarr
 from helpers.data.corpus import counting, write
 from helpers.data.selections import outer_keys
-from helpers.effort import many
+from helpers.every_pair import many
 from helpers.loops import require_loops, without_loops
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 from helpers.data.selections import increasing_wanted, numpy_outer, outer_keys, wanted_indices
-from helpers.effort import many
+from helpers.every_pair import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

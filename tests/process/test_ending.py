@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import xarray_gpuzarr
 
 PACKAGE = Path(xarray_gpuzarr.__file__).parent
@@ -58,23 +60,13 @@ def run(script):
     return ended.returncode, ended.stdout.strip(), ended.stderr
 
 
-NOTHING = (0, "inside [] held []", "")
-
-
-def test_a_thread_has_ended_before_teardown():
-    assert (
-        run("""
+SCRIPTS = {
+    "a thread": """
         from xarray_gpuzarr.process.exit_threads import start_thread
         start_thread(driver.call, "one")
         driver.entered.wait()
-        """)
-        == NOTHING
-    )
-
-
-def test_reads_ahead_are_stopped_before_teardown():
-    assert (
-        run("""
+        """,
+    "reads ahead are stopped": """
         from contextlib import nullcontext
         from xarray_gpuzarr.training.ahead import Ahead
 
@@ -88,14 +80,8 @@ def test_reads_ahead_are_stopped_before_teardown():
         ahead = Ahead(read, 0, 9, 3, nullcontext)
         ahead.result(0)
         driver.entered.wait()
-        """)
-        == NOTHING
-    )
-
-
-def test_a_self_check_that_nobody_waits_for_any_more_has_ended_before_teardown():
-    assert (
-        run("""
+        """,
+    "a self-check that nobody waits for any more": """
         from types import SimpleNamespace
         from contextlib import nullcontext
         from xarray_gpuzarr.decoders.cuda.checks import checked
@@ -103,9 +89,24 @@ def test_a_self_check_that_nobody_waits_for_any_more_has_ended_before_teardown()
         api = SimpleNamespace(activate=lambda: nullcontext(driver.call()))
         checked._within = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
         list(checked.run_checks(api, [SimpleNamespace(name="copies")]))
-        """)
-        == NOTHING
-    )
+        """,
+    "a fork waits for no thread of its parent": """
+        import os
+        from xarray_gpuzarr.process.exit_threads import start_thread
+        start_thread(lambda: driver.call(threading.Event().wait), "parent's", driver.entered.set)
+        driver.entered.wait()
+        child = os.fork()
+        if child == 0:
+            driver.inside.clear(), driver.held.clear()
+        else:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_threads_have_ended_before_teardown(script):
+    assert run(script) == (0, "inside [] held []", "")
 
 
 def test_a_thread_that_never_ends_keeps_the_process_for_a_while_only():
@@ -116,23 +117,6 @@ def test_a_thread_that_never_ends_keeps_the_process_for_a_while_only():
         driver.entered.wait()
         """)
     assert (code, said, errors) == (0, "inside ['endless'] held ['endless']", "")
-
-
-def test_a_fork_waits_for_no_thread_of_its_parent():
-    assert (
-        run("""
-        import os
-        from xarray_gpuzarr.process.exit_threads import start_thread
-        start_thread(lambda: driver.call(threading.Event().wait), "parent's", driver.entered.set)
-        driver.entered.wait()
-        child = os.fork()
-        if child == 0:
-            driver.inside.clear(), driver.held.clear()
-        else:
-            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """)
-        == NOTHING
-    )
 
 
 INTERRUPTED = """

@@ -1,22 +1,28 @@
 """Decoding threads: never more than the budget, errors arrive, a fork starts anew."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from ctypes import c_int64
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from helpers.every_pair import usually
 from helpers.loops import without_loops
 
 from xarray_gpuzarr import OptionError, configure, read_array
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.fetch_options import in_force
+from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.process.threads import thread_budget
 
 pytestmark = pytest.mark.timeout(60)
@@ -262,17 +268,9 @@ def test_read_inside_a_read_does_not_wait_for_itself(budget):
     assert inner.done == 10
 
 
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_after_a_read_starts_with_fresh_threads():
-    result = run_python(
-        """
+    code = """
         import os
         import numpy as np, zarr
         from zarr.storage import MemoryStore
@@ -287,9 +285,12 @@ def test_fork_after_a_read_starts_with_fresh_threads():
         _, status = os.waitpid(child, 0)
         assert (read_array(array, device="host") == data).all()
         raise SystemExit(os.waitstatus_to_exitcode(status))
-        """,
-        XARRAY_GPUZARR_NUM_THREADS="4",
-    )
+        """
+
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, ENV: "4"},
+    )  # fmt: skip
 
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -335,3 +336,107 @@ def test_a_chosen_length_of_requests_bounds_parts(tmp_path, budget, ranges, monk
     np.testing.assert_array_equal(read_array(array, device="host"), data)
 
     assert max(r.nbytes for r in ranges) <= 150_000
+
+
+# ---- calls side by side
+
+
+def test_results_come_in_the_order_of_the_calls():
+    met = threading.Barrier(5)
+
+    def call(number):
+        met.wait(30)  # all five are made at once
+        return number
+
+    assert side_by_side([lambda n=n: call(n) for n in range(5)]) == [0, 1, 2, 3, 4]
+    assert side_by_side([]) == []
+    assert side_by_side([lambda n=n: n for n in range(1000)]) == list(range(1000))
+
+
+def test_the_first_error_is_raised_and_nothing_begins_after_it():
+    begun = []
+
+    def fail():
+        raise ZeroDivisionError("the third")
+
+    def call(number):
+        begun.append(number)
+        time.sleep(0.01)
+
+    calls = [lambda n=n: fail() if n == 3 else call(n) for n in range(2000)]
+    with pytest.raises(ZeroDivisionError, match="the third"):
+        side_by_side(calls)
+    n_begun = len(begun)
+    assert n_begun < 1999  # all but the one that fails
+    time.sleep(0.05)
+    assert len(begun) == n_begun
+
+
+def test_threads_are_made_to_read_where_the_caller_would():
+    entered, left = [], []
+
+    @contextmanager
+    def as_caller():
+        entered.append(threading.get_ident())
+        yield
+        left.append(threading.get_ident())
+
+    where = side_by_side([threading.get_ident for _ in range(50)], as_caller)
+
+    assert set(where) <= set(entered)
+    assert sorted(entered) == sorted(left)
+    assert len(entered) == 32
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_is_heard_at_once_and_nothing_begins_after_it():
+    begun, release, n_begun = threading.Event(), threading.Event(), []
+
+    def call():
+        n_begun.append(1)
+        begun.set()
+        release.wait(60)
+
+    def interrupt():
+        begun.wait()
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    signaller = threading.Thread(target=interrupt)
+    signaller.start()
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([call] * 500)
+    signaller.join()
+
+    n = len(n_begun)
+    assert n <= 32
+    release.set()
+    time.sleep(0.1)
+    assert len(n_begun) == n
+
+
+def test_threads_have_the_contexts_of_their_caller():
+    with np.errstate(all="raise"):
+        found = side_by_side([np.geterr, np.geterr])
+
+    assert [each["over"] for each in found] == ["raise", "raise"]
+
+
+# ---- forks while other threads read
+
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_was_forked_off_reads_or_says_what_to_do():
+    forks = {"files": 12, "store": 12, "zip": 4, "cuda": 4, "progress": 20}
+    words = [f"{kind}={usually(max(2, n // 5), full=n)}" for kind, n in forks.items()]
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", *words]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=usually(100, full=280), check=False, cwd=TESTS
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

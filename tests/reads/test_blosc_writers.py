@@ -57,44 +57,35 @@ def threads():
 def test_frames_of_python_blosc(memory, threads, cname, shuffle, blocksize):
     data = volume()
     blosc.set_blocksize(blocksize)
+    settings = {"typesize": 2, "clevel": 5, "shuffle": shuffle, "cname": cname}
 
-    def encode(chunk):
-        return blosc.compress(chunk.tobytes(), typesize=2, clevel=5, shuffle=shuffle, cname=cname)
-
-    assert_same_bits(read_frames(memory, data, encode), data)
+    assert_same_bits(read_frames(memory, data, lambda chunk: blosc.compress(chunk.tobytes(), **settings)), data)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
 @pytest.mark.parametrize("clevel", [0, 1, 9])
 def test_frames_of_python_blosc_at_any_level(memory, threads, dtype, clevel):
     data = volume(dtype)
+    settings = {"typesize": data.itemsize, "clevel": clevel, "cname": "blosclz"}
 
-    def encode(chunk):
-        return blosc.compress(chunk.tobytes(), typesize=chunk.itemsize, clevel=clevel, cname="blosclz")
-
-    assert_same_bits(read_frames(memory, data, encode), data)
+    assert_same_bits(read_frames(memory, data, lambda chunk: blosc.compress(chunk.tobytes(), **settings)), data)
 
 
 @pytest.mark.parametrize("blocksize", [0, 512, 30_000])
 @pytest.mark.parametrize("cname", CNAMES)
 def test_frames_of_numcodecs_on_threads(memory, threads, cname, blocksize):
-    data = volume()
+    data, settings = volume(), (cname.encode(), 5, 1, blocksize, 2)
 
-    def encode(chunk):
-        return numcodecs.blosc.compress(chunk, cname.encode(), 5, 1, blocksize, 2)
-
-    assert_same_bits(read_frames(memory, data, encode), data)
+    assert_same_bits(read_frames(memory, data, lambda chunk: numcodecs.blosc.compress(chunk, *settings)), data)
 
 
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
 @pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
 def test_frames_of_imagecodecs(memory, cname, shuffle):
     data = volume()
+    settings = {"level": 5, "compressor": cname, "shuffle": shuffle, "typesize": 2, "numthreads": 4}
 
-    def encode(chunk):
-        return imagecodecs.blosc_encode(chunk, level=5, compressor=cname, shuffle=shuffle, typesize=2, numthreads=4)
-
-    assert_same_bits(read_frames(memory, data, encode), data)
+    assert_same_bits(read_frames(memory, data, lambda chunk: imagecodecs.blosc_encode(chunk, **settings)), data)
 
 
 def tensorstore_spec(driver, cname, shuffle):

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits, assert_same_values
-from helpers.data.corpus import counting, write, write_nested_shards
+from helpers.data.corpus import counting, write
 from helpers.data.selections import all_axis_keys, numpy_outer, points
 from helpers.older_versions import needs_selections_of_selections
 from helpers.stores.fakes import RecordingStore, take
@@ -158,15 +158,6 @@ def test_empty_selection_reads_nothing(chunks):
 
     assert_same_bits(read_array(array, (slice(3, 3), [0, 5]), device="host"), np.empty((0, 2), "i4"))
     assert store.requests == []
-
-
-def test_selection_of_an_array_read_by_zarr(memory):
-    data = counting((8, 12))
-    array = write_nested_shards(memory, data)
-
-    read = read_array(array, (slice(None, None, -3), [11, 0, 0]), device="host")
-
-    assert_same_bits(read, data[::-3][:, [11, 0, 0]])
 
 
 def opened(store, data=DATA, **keywords):

@@ -2,9 +2,7 @@
 
 import json
 import os
-import tracemalloc
 import zipfile
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from helpers.data.damage import assert_explains
 from helpers.loops import leaving_all
 from helpers.stores.fakes import AskedStore, put, take
 from helpers.stores.shards import index_bytes
+from helpers.traced import takes_less_than
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore, ZipStore
@@ -76,17 +75,6 @@ def lengthen(path, layout):
         os.truncate(path, LENGTH)
 
 
-@contextmanager
-def within(most_nbytes):
-    tracemalloc.start()
-    try:
-        yield
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < most_nbytes
-
-
 SELECTIONS = {"all": slice(16), "some": slice(3, 9), "points": [0, 3, 15]}
 
 
@@ -99,7 +87,7 @@ def test_a_long_chunk_in_a_file(tmp_path, layout, codec, selection):
     array, key = written(LocalStore(tmp_path), layout, codec)
     lengthen(tmp_path / key, layout)
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
         read_array(array, selection, device="host")
 
     assert_explains(caught.value, f"'{key}'", "chunk (0,)", "of 64 bytes")
@@ -111,7 +99,7 @@ def test_a_long_chunk_that_the_loops_leave(tmp_path, monkeypatch):
     lengthen(tmp_path / key, "unsharded")
     leaving_all(monkeypatch)
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
         read_array(array, device="host")
 
     assert_explains(caught.value, str(LENGTH))
@@ -127,11 +115,11 @@ def test_a_long_chunk_in_batches_and_in_the_codec_pipeline(tmp_path, codec):
     os.truncate(tmp_path / "t/c/0", LENGTH)
     opened = xr.open_dataset(tmp_path, engine="gpuzarr", device="host", consolidated=False)
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError):
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError):
         list(batches(opened, {"x": 4}, 4))
     with zarr_pipeline():
         array = zarr.open_array(tmp_path, path="t", mode="r")
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError):
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError):
         array[3:5]
 
 
@@ -143,7 +131,7 @@ def test_a_long_object_of_another_store(kind, codec):
     array, key = written(kind(), "unsharded", codec)
     put(array.store, key, bytes(24 * MIB))
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
         read_array(array, slice(16), device="host")
 
     assert_explains(caught.value, f"'{key}'", "chunk (0,)", str(24 * MIB), "of 64 bytes")
@@ -158,7 +146,7 @@ def test_a_long_entry_of_another_store(kind, n_wanted):
     shard = take(array.store, key)
     put(array.store, key, bytes(4 * MIB) + index_bytes([(0, 4 * MIB), (2**64 - 1, 2**64 - 1)]))
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
         read_array(array, slice(n_wanted), device="host")
     put(array.store, key, shard)
 
@@ -177,7 +165,7 @@ def test_an_entry_of_a_zip_file_that_is_a_few_bytes_compressed(tmp_path, layout,
         file.write(tmp_path / "s/c/0", "c/0")
     array = zarr.open_array(ZipStore(tmp_path / "s.zip", mode="r"), mode="r")
 
-    with within(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(CorruptChunkError) as caught:
         read_array(array, slice(n_wanted), device="host")
 
     assert_explains(caught.value, "'c/0'", "chunk (0,)")
@@ -189,7 +177,7 @@ def test_a_link_to_a_device_is_no_chunk(tmp_path, layout):
     (tmp_path / key).unlink()
     (tmp_path / key).symlink_to("/dev/zero")
 
-    with within(MOST_NBYTES), pytest.raises(StoreReadError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(StoreReadError) as caught:
         read_array(array, device="host")
 
     assert_explains(caught.value, key, "device")
@@ -218,7 +206,7 @@ def test_an_index_that_is_longer_than_its_shard(tmp_path):
     (tmp_path / "zarr.json").write_text(json.dumps(document))
     os.truncate(tmp_path / key, LENGTH)
 
-    with within(MOST_NBYTES), pytest.raises(ShardIndexError) as caught:
+    with takes_less_than(MOST_NBYTES), pytest.raises(ShardIndexError) as caught:
         read_array(zarr.open_array(tmp_path, mode="r"), [0, 3], device="host")
 
     assert_explains(caught.value, key, f"{LENGTH} bytes where {2**40 + 4} are needed")

@@ -122,18 +122,15 @@ def test_cast_gives_what_xarray_gives(variable):
     assert_same_values(cast_array(cast, data), expected.values)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
 @given(variables(), st.booleans())
-def test_v3_variable_decodes_as_in_xarray(variable, mask_and_scale):
+def test_variable_decodes_as_in_xarray(zarr_format, variable, mask_and_scale):
     data, attrs = variable
-    store = written(data, attrs | encoded_fill(attrs.pop("_FillValue", None)), fill_value=data[1])
-
-    assert_same_outcome(store, mask_and_scale=mask_and_scale)
-
-
-@given(variables(), st.booleans())
-def test_v2_variable_decodes_as_in_xarray(variable, mask_and_scale):
-    data, attrs = variable
-    store = written(data, attrs, zarr_format=2, fill_value=attrs.pop("_FillValue", None))
+    fill = attrs.pop("_FillValue", None)
+    if zarr_format == 2:
+        store = written(data, attrs, zarr_format=2, fill_value=fill)
+    else:
+        store = written(data, attrs | encoded_fill(fill), fill_value=data[1])
 
     assert_same_outcome(store, mask_and_scale=mask_and_scale)
 

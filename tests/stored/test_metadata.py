@@ -5,12 +5,19 @@ import gc
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BytesCodec, numcodecs
+from helpers.data.corpus import counting, write
+from zarr.codecs import BytesCodec, ZstdCodec, numcodecs
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import UnsupportedCodecError, read_array
+from xarray_gpuzarr.decoders.cuda import chain
+from xarray_gpuzarr.decoders.cuda.batches import streams
+from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored import metadata
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.codecs import (
+    ZstdSpec,
+)
 
 
 def _array(path: str = "a") -> zarr.Array:
@@ -61,3 +68,12 @@ def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
     with pytest.raises(UnsupportedCodecError, match="decodes array '/wind' to wrong numbers") as refused:
         metadata.parse_array(array)
     assert "pip install 'zarr>=3.3'" in refused.value.do
+
+
+def test_a_compressor_that_no_device_knows_is_the_hosts(monkeypatch):
+    spec = stored_array(write(MemoryStore(), counting((8,)), chunks=(4,), compressors=ZstdCodec())).spec
+    monkeypatch.delitem(streams.ENVELOPES, ZstdSpec)
+    chain.chain_of.cache_clear()
+
+    assert chain.chain_of(spec) == "zstd: no decoder of the device knows it"
+    chain.chain_of.cache_clear()

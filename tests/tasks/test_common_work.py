@@ -5,17 +5,9 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.data.common_work import COMMON_WORK
-from helpers.data.datasets import open_ours, open_stock, write_weather
+from helpers.data.datasets import COMMON_WORK, open_ours, open_stock
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.filterwarnings("ignore:Consolidated")]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("work") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.mark.every_value

@@ -139,16 +139,12 @@ def test_a_limit_ends_with_an_error():
     assert thread_budget() == 8
 
 
-class FakeWorker:
-    """What of a worker is asked for, as far as a test sets it."""
-
-
 @pytest.mark.parametrize(
-    ("status", "n"), [("running", 3), ("paused", 3), ("closing_gracefully", 3), ("init", 0), ("closed", 0)]
+    ("status", "n"), [("running", 3), ("paused", 3), ("closing_gracefully", 3), ("init", 0), ("closed", 0), (None, 0)]
 )
-def test_a_worker_that_is_paused_still_counts(monkeypatch, status, n):
-    worker = FakeWorker()
-    worker.status, worker.state = Status[status], SimpleNamespace(nthreads=3)
+def test_a_worker_that_is_paused_still_counts_and_one_that_is_being_made_does_not(monkeypatch, status, n):
+    made = {} if status is None else {"status": Status[status], "state": SimpleNamespace(nthreads=3)}
+    worker = type("Worker", (), made)()
     monkeypatch.setattr(distributed.worker.Worker, "_instances", WeakSet([worker]))
 
     assert WORKER_THREADS() == n
@@ -174,13 +170,6 @@ def half_imported(**members):
 )
 def test_a_module_that_another_thread_imports_just_now_hosts_no_worker(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "distributed.worker", module)
-
-    assert WORKER_THREADS() == 0
-
-
-def test_a_worker_that_is_being_made_does_not_count(monkeypatch):
-    worker = FakeWorker()
-    monkeypatch.setattr(distributed.worker.Worker, "_instances", WeakSet([worker]))
 
     assert WORKER_THREADS() == 0
 

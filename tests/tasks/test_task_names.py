@@ -12,7 +12,7 @@ import xarray as xr
 import zarr
 from dask.utils import key_split
 from helpers.data.corpus import checked_shards
-from helpers.data.datasets import open_ours, write_weather
+from helpers.data.datasets import open_ours
 from helpers.stores.fakes import Wrapper
 from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
@@ -22,13 +22,6 @@ pytestmark = [
 ]
 
 VARIABLES = ("u10", "t2m", "count", "height")
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 def name_of(store, variable="u10", **keywords):

@@ -1,19 +1,22 @@
-"""Each pass of a DataLoader is the next epoch, whoever reads it, when, and however it was left."""
+"""Batches in PyTorch's `DataLoader`: each pass is the next epoch, whoever reads it, when, and however it was left."""
 
 import gc
 import itertools
+import json
 import multiprocessing
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.every_pair import usually
-from helpers.loading import Late, epochs_of, firsts, import_or_skip, written
+from helpers.loading import N_TIMES, Late, epochs_of, firsts, import_or_skip, written
 
 from xarray_gpuzarr import CorruptChunkError, OptionError, batches
 
 torch = import_or_skip("torch")
 
-from xarray_gpuzarr.torch import IterableBatches  # noqa: E402
+from xarray_gpuzarr.torch import IterableBatches, tensors  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
 DRAWN = {"random": 13, "shuffle": True}
@@ -180,3 +183,94 @@ def test_passes_that_nothing_but_their_workers_tell_apart(dataset, epochs, monke
     found = [firsts(iterator) for iterator in begun]
 
     assert sorted(map(epochs.index, found)) == [0, 1, 2]
+
+
+# ---- tensors
+
+
+def of(batches, n_workers, **keywords):
+    return loader(IterableBatches(batches), n_workers, **keywords)
+
+
+def test_batches_are_tensors_of_numeric_variables(ds):
+    (first, *_) = of(batches(ds, {"time": 2}, 3), 0)
+
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in first.items()} == {
+        "a": ((3, 2, 3, 4), torch.float64),
+        "b": ((3, 2), torch.int32),
+    }
+    assert first["b"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_tensors_share_the_memory_of_arrays(ds):
+    (batch, *_) = batches(ds, {"time": 2}, 3)
+    shared = tensors(batch)["a"]
+    batch.a.data[0, 0, 0, 0] = 77
+
+    assert shared[0, 0, 0, 0] == 77
+
+
+def test_variables_that_were_reversed_become_tensors(ds):
+    land, single = ("y", [0.0, 1.0, 2.0]), (("time", "one"), np.arange(24.0)[:, None])
+    turned = ds.assign(land=land, single=single).isel(y=slice(None, None, -1), one=slice(None, None, -1))
+
+    (batch, *_) = of(batches(turned, {"time": 2}, 3), 0)
+
+    assert batch["land"].tolist() == [2.0, 1.0, 0.0]
+    assert batch["single"].tolist() == [[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], [5.0]]]
+    assert all(tensor.is_contiguous() for tensor in batch.values())
+
+
+@pytest.mark.parametrize(("n_workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")])
+def test_workers_give_the_batches_of_one_process(ds, n_workers, context):
+    loading = of(batches(ds, {"time": 2}, 3, shuffle=True), n_workers, multiprocessing_context=context)
+
+    assert len(loading) == 4
+    assert firsts(loading) == epochs_of(ds, 1, shuffle=True)[0]
+
+
+def test_workers_share_windows(ds):
+    loading = of(batches(ds, {"time": 2}, 2, shuffle=True, window=900), 2)
+
+    found = [first for batch in firsts(loading) for first in batch]
+
+    assert sorted(found) == [12.0 * time for time in range(0, N_TIMES, 2)]
+
+
+# ---- ranks of a process group that was set up after the batches were made: each reads its own, in workers too
+
+
+PASSES = [(0, None), (2, "fork"), (2, usually("forkserver", full="spawn")), (0, None), (1, "fork")]
+"""Number of workers, and how they are started."""
+
+
+def read_as_rank(rank, dataset, folder):
+    """Note down what a rank reads, epoch after epoch, and how many batches it was told of."""
+    group = f"file://{folder}/group"
+    torch.distributed.init_process_group("gloo", init_method=group, rank=rank, world_size=2)
+    found = [
+        (len(dataset), firsts(loader(dataset, n_workers, multiprocessing_context=method)))
+        for n_workers, method in PASSES
+    ]
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", usually(["fork"], full=["fork", "spawn"]))
+def test_every_rank_reads_its_own(tmp_path, method, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    ds = written(tmp_path)
+    dataset = IterableBatches(batches(ds, {"time": 2}, 3, shuffle=True))
+    of_all = epochs_of(ds, len(PASSES) + 1, shuffle=True)
+    before = firsts(loader(dataset, 2, multiprocessing_context="fork"))
+
+    torch.multiprocessing.start_processes(
+        read_as_rank, (dataset, str(tmp_path)), nprocs=2, join=True, start_method=method
+    )
+
+    assert before == of_all[0]
+    for rank in range(2):
+        expected = epochs_of(ds, len(PASSES) + 1, shuffle=True, rank=rank, world_size=2)[1:]
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == [[2, epoch] for epoch in expected]
+    assert firsts(loader(dataset, 0)) == of_all[1]

@@ -4,6 +4,7 @@ import gzip
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import obstore
@@ -303,13 +304,9 @@ def test_a_shard_that_is_replaced_meanwhile_is_written_again(tmp_path, monkeypat
     array[0, 0] = 99
     assert (len(n_calls), array[0, 0]) == (4, 99)
 
-    monkeypatch.setattr(WriteCall, "to_files", _always_changed)
+    monkeypatch.setattr(WriteCall, "to_files", Mock(side_effect=ChangedObjectError))
     with pytest.raises(StoreWriteError, match="another process replaces them"):
         array[0, 0] = 100
-
-
-def _always_changed(*_):
-    raise ChangedObjectError
 
 
 def test_no_two_versions_are_mixed(tmp_path):

@@ -1,7 +1,6 @@
 """What this package writes is what zarr-python writes, to the byte where the same libraries compress."""
 
 import itertools
-import tracemalloc
 import warnings
 
 import numcodecs
@@ -10,6 +9,7 @@ import pytest
 import tensorstore
 import zarr
 from helpers.data.corpus import counting
+from helpers.traced import takes_less_than
 from helpers.writes import contents, random_array, random_operation, writes_counted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -69,20 +69,14 @@ def _check_program(make, seed, *, by_bytes=True):
         assert zarr.open_array(ours.store)[...].tobytes() == own[...].tobytes(), (keywords, operation)
 
 
+@pytest.mark.parametrize("in_files", [False, True])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1))
-def test_random_programs_in_memory(seed):
+def test_random_programs(tmp_path_factory, in_files, seed):
+    make = (lambda: LocalStore(tmp_path_factory.mktemp("store"))) if in_files else MemoryStore
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", zarr.errors.ZarrUserWarning)
-        _check_program(MemoryStore, seed)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32 - 1))
-def test_random_programs_in_files(tmp_path_factory, seed):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", zarr.errors.ZarrUserWarning)
-        _check_program(lambda: LocalStore(tmp_path_factory.mktemp("store")), seed)
+        _check_program(make, seed)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,14 +128,8 @@ def test_codecs_and_their_levels(name, layout, tmp_path):
 def test_little_writes_take_little_memory():
     _, ours = _both(MemoryStore, shape=(), dtype="u1")
     ours[...] = 1
-    tracemalloc.start()
-    try:
+    with takes_less_than(2**18):
         ours[...] = 2
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-    assert peak < 2**18
 
 
 @pytest.mark.parametrize(

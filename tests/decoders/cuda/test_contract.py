@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
-from helpers.data.datasets import open_stock, write_weather
+from helpers.data.datasets import open_stock
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.reads import limits
@@ -25,13 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 ON_DEVICE = ["count", "mask", "t2m", "u10"]
 N_SHARDS = 3
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("contract") / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture(params=[0, 3], ids=["lazy", "random"])

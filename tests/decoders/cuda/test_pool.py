@@ -34,11 +34,6 @@ def fail(error):
     raise error
 
 
-def on_new_thread(call):
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
-
-
 def at_once(call, n_threads):
     """Return what `call` gives on threads that begin together."""
     start = threading.Barrier(n_threads, timeout=60)
@@ -90,7 +85,9 @@ def test_threads_that_come_and_go_take_nothing_anew(name):
     taken = []
     with limits():
         for _ in range(3):
-            on_new_thread(lambda: np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected))
+            with ThreadPoolExecutor(1) as thread:
+                found = thread.submit(reads.values, scene(name).array).result()
+            np.testing.assert_array_equal(found, scene(name).expected)
             taken.append([device.calls[call] for call in ("stream", "allocate_pinned")])
     device.check()
 

@@ -10,7 +10,7 @@ import zarr
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
-from helpers.simulated.planted_faults import Fault, FaultyDevice
+from helpers.simulated.planted_faults import Fault, FaultyDevice, engine
 from zarr.codecs import GzipCodec, ShardingCodec, ZstdCodec
 
 from xarray_gpuzarr import batches, read_array
@@ -46,12 +46,6 @@ def too_old(*_):
     )
 
 
-def no_nvcomp():
-    raise DeviceUnavailableError(
-        "nvCOMP cannot be loaded", tried="libnvcomp", found="nvCOMP 7.0.0", do="pip install it"
-    )
-
-
 def filled(*_):
     raise DeviceMemoryError(
         "not enough device memory",
@@ -66,7 +60,9 @@ class WithoutNvcomp(FaultyDevice):
 
     @property
     def identity(self):
-        no_nvcomp()
+        raise DeviceUnavailableError(
+            "nvCOMP cannot be loaded", tried="libnvcomp", found="nvCOMP 7.0.0", do="pip install it"
+        )
 
     @identity.setter
     def identity(self, _):
@@ -212,8 +208,7 @@ PLACES = ["stream", "event", "allocate", "upload", "download", "scatter", "move"
 @pytest.mark.parametrize("where", PLACES)
 def test_one_thread_that_lacks_memory_for_a_moment_reads_all_the_same(where, first):
     array = stored_array(zarr.create_array({}, data=VALUES, chunks=(10, 30), shards=(20, 30), compressors=ZstdCodec()))
-    device = FaultyDevice(None)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine()
     decoder.why_unusable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GpuZarrWarning)

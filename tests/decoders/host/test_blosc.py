@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 from helpers.data.blosc_frames import encode
-from helpers.effort import many
+from helpers.every_pair import many
 from helpers.loops import changed, require_loops, rows_taken
 from helpers.stores.fakes import put
 from hypothesis import given

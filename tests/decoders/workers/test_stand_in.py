@@ -8,8 +8,7 @@ import pytest
 import xarray as xr
 import zarr
 from dask.base import tokenize
-from helpers.data.common_work import COMMON_WORK
-from helpers.data.datasets import write_weather
+from helpers.data.datasets import COMMON_WORK, write_weather
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError, read_array

@@ -1,7 +1,7 @@
 """Servers that never answer: whoever reads from others, or from the same one alone, waits for none of them."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +12,7 @@ from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 
 from xarray_gpuzarr import StoreReadError, configure, read_array, zarr_pipeline
+from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:Consolidated metadata")]
 
@@ -111,3 +112,35 @@ def test_a_silent_server_keeps_no_asynchronous_load_of_another_waiting(folder, h
     values, errors = asyncio.run(load())
     np.testing.assert_array_equal(values, DATA[:5])
     assert all(isinstance(error, StoreReadError) for error in errors)
+
+
+# ---- requests that are begun on the event loop, and given up by threads
+
+
+def test_a_request_that_cannot_begin_spoils_no_other():
+    def fail():
+        raise LookupError("gone")
+
+    async def answer():
+        return 1
+
+    replies = UnderWay().ask(event_loop("a"), [answer, fail, answer])
+
+    assert (replies[0].result(10), replies[2].result(10)) == (1, 1)
+    with pytest.raises(LookupError, match="gone"):
+        replies[1].result(10)
+
+
+def test_requests_that_are_given_up_while_they_begin():
+    under_way = UnderWay()
+
+    async def hang():
+        under_way.give_up()  # as another thread may at this point
+        await asyncio.sleep(60)
+
+    replies = under_way.ask(event_loop("a"), [hang, hang])
+
+    for reply in replies:
+        with pytest.raises(CancelledError):
+            reply.result(10)
+    assert not under_way

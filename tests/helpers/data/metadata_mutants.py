@@ -37,6 +37,7 @@ from zarr.storage import MemoryStore
 from helpers.data.corpus import counting
 from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.stores.fakes import put, take
+from helpers.ways import poisoned_by
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -107,11 +108,6 @@ Scene = tuple[MemoryStore, str, dict[str, Any]]
 """A group with an array ``t``, the name of its metadata, and these."""
 
 
-def scenes() -> list[Scene]:
-    """Write an array of every kind."""
-    return [_scene(zarr_format, *kind) for zarr_format, kinds in ((3, V3), (2, V2)) for kind in kinds]
-
-
 def _scene(zarr_format: Any, dtype: Any, keywords: dict[str, Any]) -> Scene:
     store = MemoryStore()
     zarr.create_group(store, zarr_format=zarr_format)
@@ -172,7 +168,8 @@ def _at(tree: Any, path: Path) -> Any:
 
 def fuzz(n: int, seed: int) -> Counter[str]:
     """Read `n` mutants; return how it went."""
-    rng, written, counts = random.Random(seed), scenes(), Counter[str]()
+    rng, counts = random.Random(seed), Counter[str]()
+    written = [_scene(zarr_format, *kind) for zarr_format, kinds in ((3, V3), (2, V2)) for kind in kinds]
     others = [document for _, _, document in written]
     for _ in range(n):
         store, key, document = rng.choice(written)
@@ -243,22 +240,13 @@ def _attempt(action: Callable[[], Any]) -> Any:
 
 def _settled(action: Callable[[], Any]) -> Any:
     """Do it twice over memory that holds other bytes, and return what comes of both."""
-    one, other = (_poisoned(byte, action) for byte in (0x5A, 0xA5))
-    assert one.tobytes() == other.tobytes()
-    return one
-
-
-def _poisoned(byte: int, action: Callable[[], Any]) -> Any:
-    empty = HostDecoder.empty
-
-    def poisoned(decoder: HostDecoder, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        array = empty(decoder, shape, dtype)
-        array.reshape(-1).view(np.uint8)[:] = byte
-        return array
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HostDecoder, "empty", poisoned)
-        return action()
+    found = []
+    for byte in (0x5A, 0xA5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HostDecoder, "empty", poisoned_by(byte, HostDecoder.empty))
+            found.append(action())
+    assert found[0].tobytes() == found[1].tobytes()
+    return found[0]
 
 
 def _is_small(array: zarr.Array) -> bool:

@@ -142,7 +142,14 @@ def draw_case(rng: Random) -> Case:
         stored=stored,
         selected=selected,
         cast={} if is_simple and rng.random() < 0.9 else _draw_cast(rng, np.dtype(stored.dtype)),
-        damage=_draw_damage(rng),
+        damage=Damage(
+            kind="none"
+            if rng.random() < 0.6
+            else rng.choice(["missing", "cut", "flip", "longer", "empty", "directory"]),
+            inner=rng.random() < 0.7,
+            which=rng.randint(0, 2**16),
+            where=rng.randint(0, 2**16),
+        ),
         n_threads=rng.choice([1, 2, 2, 4]),
     )
 
@@ -247,16 +254,6 @@ def _draw_cast(rng: Random, dtype: np.dtype) -> dict[str, Any]:
     if dtype.kind in "iu" and dtype.isnative and rng.random() < 0.5:
         cast["view"] = f"{'u' if dtype.kind == 'i' else 'i'}{dtype.itemsize}"
     return cast
-
-
-def _draw_damage(rng: Random) -> Damage:
-    kinds = ["missing", "cut", "flip", "longer", "empty", "directory"]
-    return Damage(
-        kind="none" if rng.random() < 0.6 else rng.choice(kinds),
-        inner=rng.random() < 0.7,
-        which=rng.randint(0, 2**16),
-        where=rng.randint(0, 2**16),
-    )
 
 
 # ---- what is written

@@ -15,8 +15,10 @@ from helpers.data.ways_cases import numpy_cast
 from helpers.kernels import memory as memories
 from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.axes import AxisColumns
+from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
 from xarray_gpuzarr.cuda.elements import ElementCast
-from xarray_gpuzarr.cuda.launch import Points, Scatter, move
+from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME, Points, Scatter, check_zstd, move
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.stored.cf import Cast
@@ -139,3 +141,58 @@ def run_moves(runs: Sequence[tuple[int, int, int]]) -> None:
     longest = max(nbytes, default=0)
     memory.run(lambda api, stream: move(api, stream, table=table, n=len(runs), max_nbytes=longest))
     assert [memory.content(t, n).tobytes() for t, n in zip(targets, nbytes, strict=True)] == contents
+
+
+def checksums(kind: Kind, *messages: bytes | tuple[bytes, int]) -> list[int]:
+    """Return what one launch finds; a message may have an offset, modulo 256, at which it begins."""
+    memory, n = memories.make(), len(messages)
+    pairs: Sequence[tuple[bytes, int]] = [m if isinstance(m, tuple) else (m, 0) for m in messages]
+    table = memory.place(columns([(memory.place(*pair), len(pair[0])) for pair in pairs], 2))
+    result, longest = memory.reserve(8 * n, byte=0), max((len(content) for content, _ in pairs), default=0)
+    memory.run(lambda api, stream: checksum(api, stream, kind, table=table, n=n, max_nbytes=longest, result=result))
+    found = finish(kind, memory.content(result, 8 * n).view(np.uint64))
+    assert found.dtype == np.uint32
+    return found.tolist()
+
+
+TARGET = 12345
+"""Stands for an address that the kernel has no business with."""
+
+
+def run_check(frames: Sequence[bytes], expected: int) -> list[bool]:
+    """Return which frames pass, in one launch."""
+    memory, n = memories.make(), len(frames)
+    table, refused = memory.reserve(32 * n), memory.reserve(8 * n, byte=0)
+    spare = memory.place(SPARE_FRAME)
+    before = columns([(memory.place(frame, 1), len(frame), TARGET, expected) for frame in frames], 4)
+    memory.fill(table, before)
+    memory.run(lambda api, stream: check_zstd(api, stream, table=table, n=n, spare=spare, refused=refused))
+    told = memory.content(refused, 8 * n).view(np.uint64)
+    before[:2, told == 1] = [[spare], [10]]  # those have given their place to the spare one
+    np.testing.assert_array_equal(memory.content(table, 32 * n).view(np.uint64).reshape(4, n), before)
+    assert set(told.tolist()) <= {0, 1}
+    return (told == 0).tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtered:
+    """What a kernel makes of one chunk."""
+
+    flagged: bool
+    content: bytes
+
+
+def run_filter(
+    codec: Filter, chunks: Sequence[bytes], n_elements: int, itemsize: int, offsets: Sequence[int] = (0,)
+) -> list[Filtered]:
+    """Decode chunks, all in one launch, from and to addresses that are `offsets` in turn, modulo 64."""
+    memory, n, nbytes = memories.make(), len(chunks), n_elements * itemsize
+    targets = [memory.reserve(nbytes, offsets[i % len(offsets)]) for i in range(n)]
+    sources = [memory.place(chunk, offsets[i % len(offsets)]) for i, chunk in enumerate(chunks)]
+    table = memory.place(columns(list(zip(sources, targets, strict=True)), 2))
+    flags, words = memory.reserve(8 * n, byte=0), memory.place(codec.words)
+    places = FilterChunks(table=table, n=n, n_elements=n_elements, flags=flags, words=words)
+    memory.run(lambda api, stream: codec.launch(api, stream, places))
+    flagged = memory.content(flags, 8 * n).view(np.uint64).tolist()
+    contents = [memory.content(target, nbytes).tobytes() for target in targets]
+    return [Filtered(flagged=bool(f), content=c) for f, c in zip(flagged, contents, strict=True)]

@@ -31,10 +31,7 @@ from helpers.kernels.blosc_runs import (
     run_blosclz,
     run_unshuffle,
 )
-from helpers.kernels.checksum_runs import checksums
-from helpers.kernels.filter_runs import run_filter
-from helpers.kernels.runs import Stored, expected, picked, run_moves, scattered
-from helpers.kernels.zstd_runs import run_check
+from helpers.kernels.runs import Stored, checksums, expected, picked, run_check, run_filter, run_moves, scattered
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits

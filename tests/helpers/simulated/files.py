@@ -20,7 +20,7 @@ class SimulatedFile:
         try:
             self._fd = os.open(path, os.O_RDONLY)
         except OSError as err:
-            raise _failed(path, err) from err
+            raise StoreReadError(f"cannot read {path}", tried="open", found=str(err), do="look") from err
         self._reads: list[SimulatedFileRead] = []
 
     def read(self, to: int, nbytes: int, offset: int, stream: SimulatedStream) -> SimulatedFileRead:
@@ -61,7 +61,3 @@ class SimulatedFileRead:
             if not ignored:
                 self._device._scheduler.reach(self.point)
         return self.n_read
-
-
-def _failed(path: str, err: Exception) -> StoreReadError:
-    return StoreReadError(f"cannot read {path}", tried="open", found=str(err), do="look")

@@ -14,6 +14,7 @@ from helpers.simulated.simulator import SimulatedDevice
 from helpers.simulated.streams import Point, SimulatedEvent, SimulatedStream
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceIdentity, Kernel
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError
 
 IDENTITY = DeviceIdentity(
@@ -196,6 +197,12 @@ class FaultyDevice(SimulatedDevice):
             self.hangs.set()
             self.released.wait(20)  # whoever waits for longer has not been given up
             raise CudaError("a CUDA call failed", tried="synchronize", found="let go", do="nothing") from error
+
+
+def engine(fault: Fault | None = None, seed: int = 0, **keywords: Any) -> tuple[CudaDecoder, FaultyDevice]:
+    """Return a decoder that has been told of nothing, and its device."""
+    device = FaultyDevice(fault, seed, **keywords)
+    return CudaDecoder(lambda: device), device
 
 
 def _no_memory() -> DeviceMemoryError:

@@ -121,13 +121,3 @@ class FailAfter:
         if self.n_good < 0 and not self.healed:
             raise self.error
         return answer
-
-
-def vanish_after_index(key: str, byte_range: ByteRequest | None, answer: Any) -> Any:
-    """A script: shards are there when their index is read and gone when their chunks are."""
-    return answer if isinstance(byte_range, SuffixByteRequest) else None
-
-
-def cut_chunks_short(key: str, byte_range: ByteRequest | None, answer: Any) -> Any:
-    """A script: one byte fewer than was asked for."""
-    return answer if isinstance(byte_range, SuffixByteRequest) else answer[: len(answer) - 1]

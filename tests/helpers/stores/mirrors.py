@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
+
+from helpers.stores.serve_ranges import Handler, Server, bounds
 
 LONG_AGO = 1_600_000_000
 
@@ -82,7 +83,7 @@ class Mirrors:
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"mirrors": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -126,37 +127,17 @@ class Mirrors:
             return 412, said, b"<Error><Code>PreconditionFailed</Code></Error>"
         if wanted is None:
             return 200, said, data
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start = int(first) if first else max(0, len(data) - int(last))
-        end = min(len(data), int(last) + 1 if first and last else len(data))
-        if start >= end:
+        try:
+            start, end = bounds(wanted, len(data))
+        except ValueError:
             return 416, said, b""
         return 206, {**said, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}, data[start:end]
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # a connection that finds no place is asked for again after a second
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: clients hang up as they please."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     mirrors: Mirrors
 
-    def do_HEAD(self) -> None:
-        self._say(with_body=False)
-
-    def do_GET(self) -> None:
-        self._say(with_body=True)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _say(self, *, with_body: bool) -> None:
+    def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         status, said, body = self.mirrors.answer(self.path.partition("?")[0].lstrip("/"), headers)
         self.send_response_only(status)
@@ -165,5 +146,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if with_body:
+        if self.command == "GET":
             self.wfile.write(body)

@@ -29,10 +29,33 @@ _HANG_SECONDS = 3600
 _PIECE_NBYTES = 1 << 20
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+class Server(ThreadingHTTPServer):
+    """One for many connections at once."""
 
+    daemon_threads = True
+    request_queue_size = 256  # a connection that finds no place is asked for again after a second
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients hang up as they please."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """What answers requests for objects by `_answer`, at once and without a word."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(Server):
     def __init__(self, directory: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.directory = directory
@@ -76,18 +99,10 @@ class _Server(ThreadingHTTPServer):
                     return fault
         return None
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients hang up as they please."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     wbufsize = 1 << 16
-    disable_nagle_algorithm = True
     server: _Server
-
-    def do_HEAD(self) -> None:
-        self._answer()
 
     def do_GET(self) -> None:
         if self.path.startswith("/-/"):
@@ -104,9 +119,6 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in json.loads(body).items():
             setattr(self.server, name, value)
         self._say(HTTPStatus.OK)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def _answer(self) -> None:
         server, url = self.server, urlsplit(self.path)
@@ -155,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             kind = fault["kind"] if fault else ""
             wanted = None if kind == "no ranges" else self.headers.get("Range")
             try:
-                first, end = _bounds(wanted, found.st_size)
+                first, end = bounds(wanted, found.st_size)
             except ValueError:
                 self._say(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
                 return
@@ -225,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _bounds(wanted: str | None, nbytes: int) -> tuple[int, int]:
+def bounds(wanted: str | None, nbytes: int) -> tuple[int, int]:
     """Return the half-open range that a ``Range`` header means; raises ValueError if it holds no byte."""
     if wanted is None:
         return 0, nbytes

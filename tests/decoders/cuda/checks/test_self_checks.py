@@ -26,7 +26,7 @@ from helpers.data.corpus import write
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
-from helpers.simulated.planted_faults import IDENTITY, Fault, FaultyDevice
+from helpers.simulated.planted_faults import IDENTITY, Fault, FaultyDevice, engine
 from helpers.stores.fakes import put
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,8 +158,7 @@ def told(caught: list[warnings.WarningMessage]) -> list[str]:
 @pytest.mark.parametrize("seed", [0, 2])
 def test_values_are_right_whatever_is_wrong(fault, name, seed):
     array, expected = cases()[name]
-    device = FaultyDevice(fault, seed)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine(fault, seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -186,8 +185,7 @@ def test_the_next_process_remembers(fault, name, monkeypatch):
     with pytest.warns(GpuZarrWarning):
         values(array, CudaDecoder(lambda: device)) if (device := FaultyDevice(fault)) else None
     monkeypatch.setattr(advice, "said", set())
-    device = FaultyDevice(None)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine()
     if fault.kind == "memory":
         return
     assert "failed its self-check" in decoder.route(array.spec, array.cast).why  # nobody has used the device yet
@@ -208,8 +206,7 @@ def test_checks_do_not_care_which_stream_the_caller_works_on(monkeypatch):
 
 
 def test_what_does_not_need_it_stays_on_the_device():
-    device = FaultyDevice(Fault("Zstd", "bytes"))
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine(Fault("Zstd", "bytes"))
     found = cases()
     with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
         values(found["zstd"][0], decoder)
@@ -266,8 +263,7 @@ def test_what_has_failed_is_kept_with_its_date_until_the_doctor_asks_again():
 
 
 def test_a_check_runs_once_for_each_thing():
-    device = FaultyDevice(None)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine()
     array = cases()["zstd"][0]
     values(array, decoder)
     before = device.calls["nvcomp"]
@@ -360,8 +356,7 @@ def test_all_checks_go_on_behind_one_that_fails():
 def test_memory_that_lacks_for_a_moment_costs_nothing_later():
     array, expected = cases()["lz4"]
     lacking = []
-    device = FaultyDevice(None, fail_allocations=lambda _: bool(lacking))
-    decoder = CudaDecoder(lambda: device)
+    decoder, _ = engine(None, fail_allocations=lambda _: bool(lacking))
     values(cases()["zstd"][0], decoder)
     lacking.append(True)
     with pytest.warns(GpuZarrWarning, match="no memory to check"), pytest.raises(DeviceMemoryError):
@@ -391,8 +386,7 @@ def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, er
 @pytest.mark.parametrize("kind", ["raise", "hang"])
 def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
     array, expected = cases()["lz4"]
-    device = FaultyDevice(None)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine()
     values(cases()["zstd"][0], decoder)
     device.plant(Fault("upload", kind))  # as another library's kernel leaves it
     with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
@@ -408,8 +402,7 @@ def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
 def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
     """The check of copies has passed by then, in the same breath."""
     array, _ = cases()["zstd"]
-    device = FaultyDevice(Fault("upload", "raise", first=first))
-    decoder = CudaDecoder(lambda: device)
+    decoder, _ = engine(Fault("upload", "raise", first=first))
     with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
         values(array, decoder)
     assert "copies failed" in decoder.why_unusable()
@@ -430,8 +423,7 @@ def test_what_is_no_error_of_the_device_is_not_remembered(monkeypatch, error):
 
 def test_threads_that_cannot_start_leave_it_to_the_host(monkeypatch):
     array, expected = cases()["lz4"]
-    device = FaultyDevice(None)
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine()
 
     def fail(_):
         raise RuntimeError("can't start new thread")
@@ -500,8 +492,7 @@ def test_a_folder_that_cannot_be_is_passed_over(monkeypatch, folder):
 
 
 def test_points_are_checked_by_themselves():
-    device = FaultyDevice(Fault("points", "bytes"))
-    decoder = CudaDecoder(lambda: device)
+    decoder, device = engine(Fault("points", "bytes"))
     array, expected = cases()["zstd"]
     at = (np.array([3, 39, 12]), np.array([0, 29, 7]))
     with pytest.warns(GpuZarrWarning, match="placing of points, 2-byte elements failed"):

@@ -10,7 +10,7 @@ import zarr
 from helpers.compare import assert_same_bits, assert_same_values
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.damage import assert_explains
-from helpers.data.datasets import open_stock, write_weather
+from helpers.data.datasets import open_stock
 from helpers.simulated.reads import LAZY, SCENES, SEEDS, CudaReads, decoded_again, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -316,13 +316,6 @@ def test_directory_in_place_of_a_file_is_a_missing_chunk(tmp_path):
     (tmp_path / "c/0/0").mkdir()
 
     assert_same_bits(CudaReads(device_of()).values(stored_array(array, storage="gds")), array[...])
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "weather.zarr"
-    write_weather(path)
-    return path
 
 
 @pytest.fixture(params=[True, False], ids=["reads files", "reads none"])
