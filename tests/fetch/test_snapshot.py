@@ -113,14 +113,14 @@ def test_whole_shards_under_way_are_bounded_unless_they_are_known_to_be_short(st
     assert store.most_under_way > 3 if codec == "zstd" else store.most_under_way == 3
 
 
-@pytest.mark.parametrize(("n_room", "n_elements"), [(100, 1024), (0.5, len(DATA))])
-def test_less_than_half_of_a_shard_and_one_larger_than_the_room_begin_with_its_index(stored, room, n_room, n_elements):
+@pytest.mark.parametrize(("n_room", "n_elements", "n_whole"), [(100, 1024, 0), (100, 2048, 1), (0.5, len(DATA), 0)])
+def test_half_of_a_shard_that_the_room_suffices_for_comes_whole(stored, room, n_room, n_elements, n_whole):
     room(n_room)
     array, store = stored("bytes")
 
     assert_same_bits(read_array(array, slice(n_elements), device="host"), DATA[:n_elements])
 
-    assert store.n_whole == 0
+    assert store.n_whole == n_whole
 
 
 def test_shards_that_wait_to_be_decoded_hold_up_requests(stored, room, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import V3_CODECS, counting, write
-from helpers.data.damage import assert_explains
+from helpers.data.damage import explained
 from helpers.stores.mirrors import Mirrors, Node, in_turn
 from helpers.stores.remote import CLIENTS
 from hypothesis import given, settings
@@ -209,10 +209,11 @@ def test_partial_answers_that_do_not_say_of_what(client, said, layout):
 @pytest.mark.parametrize("said", ["bytes 0-0/1", "Bytes 1-2/3", "bytes 3-7/*"])
 @pytest.mark.parametrize("client", FSSPEC)
 def test_partial_answers_of_other_bytes_are_errors(client, said):
-    with serving(spoil=said_of_the_range(lambda _: said)) as server:
-        with pytest.raises(StoreReadError) as caught:
-            read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
-        assert_explains(caught.value, "t/c/0/0", said.partition("-")[0].lower())
+    with (
+        serving(spoil=said_of_the_range(lambda _: said)) as server,
+        explained(StoreReadError, "t/c/0/0", said.partition("-")[0].lower()),
+    ):
+        read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -232,10 +233,8 @@ def test_partial_answers_that_pass_for_whole_ones_are_no_damage(client, layout):
         said.pop("Content-Range", None)
         return 200, said, body
 
-    with serving(layout, spoil=spoil) as server:
-        with pytest.raises(StoreReadError) as caught:
-            read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
-        assert_explains(caught.value, "t/c/0/0", "status 200", "Content-Range")
+    with serving(layout, spoil=spoil) as server, explained(StoreReadError, "t/c/0/0", "status 200", "Content-Range"):
+        read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
 
 
 @pytest.mark.every_value
@@ -267,10 +266,11 @@ def test_partial_answers_of_another_length_are_errors(client, more):
 @pytest.mark.parametrize("status", [201, 202, 204, 226, 304])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_answer_that_is_no_object_is_no_damage(status, layout):
-    with serving(layout, spoil=lambda _status, said, _body: (status, said, b"")) as server:
-        with pytest.raises(StoreReadError, match=f"status {status}") as caught:
-            read_array(opened(server), SELECTIONS["one chunk"], device="host")
-        assert_explains(caught.value, "t/c/")
+    with (
+        serving(layout, spoil=lambda _status, said, _body: (status, said, b"")) as server,
+        explained(StoreReadError, "t/c/", match=f"status {status}"),
+    ):
+        read_array(opened(server), SELECTIONS["one chunk"], device="host")
 
 
 UNTRUSTED = {

@@ -8,7 +8,7 @@ import obstore
 import pytest
 import zarr
 from helpers.data.corpus import counting, write
-from helpers.data.damage import assert_explains
+from helpers.data.damage import explained
 from helpers.stores.fakes import FailAfter, ScriptedStore, put
 from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
@@ -47,10 +47,8 @@ def test_words_of_an_error_are_not_a_status(memory, layout, words, selection):
     write(memory, DATA, **LAYOUTS[layout])
     store = ScriptedStore(memory, FailAfter(ConnectionError(words)))
 
-    with pytest.raises(StoreReadError) as caught:
+    with explained(StoreReadError, "c/0/0", words):
         read_array(zarr.open_array(store, mode="r"), selection, device="host")
-
-    assert_explains(caught.value, "c/0/0", words)
 
 
 @pytest.fixture(scope="module")

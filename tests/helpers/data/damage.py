@@ -1,9 +1,11 @@
 """An array of two shards whose first one is damaged, and what an error about it must say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import zarr
 
 from helpers.compare import assert_same_bits
@@ -36,6 +38,14 @@ def assert_explains(error: BaseException, *parts: str) -> None:
     assert error.found.strip()
     assert error.do.strip()
     assert [part for part in parts if part not in str(error)] == []
+
+
+@contextmanager
+def explained(kind: type[BaseException], *parts: str, match: str | None = None) -> Iterator[None]:
+    """Expect an error, which `assert_explains` takes."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert_explains(caught.value, *parts)
 
 
 def assert_only_the_first_shard_is_lost(array: zarr.Array) -> None:
