@@ -36,10 +36,11 @@ class Recorded(Bars):
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded():
     bars = Recorded()
-    monkeypatch.setattr(progress_bar, "shown_bars", [bars])
-    return bars
+    progress_bar.shown_bars.append(bars)
+    yield bars
+    progress_bar.shown_bars.remove(bars)
 
 
 @pytest.fixture

@@ -24,10 +24,7 @@ from xarray_gpuzarr.fetch.source import ObjectSource, Storage
 def byte_source(store: Store, storage: Storage = "auto") -> ObjectSource:
     """Return the best source for a zarr store.
 
-    Raises
-    ------
-    OptionError
-        ``storage="gds"`` was asked for, and the store is no directory of local files.
+    Raises `OptionError` for ``storage="gds"`` where the store is no directory of local files.
     """
     if type(store) is LocalStore:
         return LocalSource(root=os.fspath(store.root), storage=storage)

@@ -16,12 +16,11 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.fetch.source import (
     Edge,
-    LocalFile,
     ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
-    Storage,
+    SourceWithoutFiles,
     Version,
     short,
 )
@@ -37,7 +36,7 @@ def answers_at_once(store: object) -> TypeGuard[MemoryStore]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySource:
+class MemorySource(SourceWithoutFiles):
     """The objects of a `MemoryStore`, which says nothing of versions."""
 
     store: MemoryStore
@@ -47,10 +46,8 @@ class MemorySource:
     """Of objects that one read takes for chunks."""
     lookahead: ClassVar = 1
     is_remote: ClassVar = False
-    is_local: ClassVar = False
     identity: ClassVar = None
     """Objects bear no version."""
-    storage: ClassVar[Storage] = "posix"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
@@ -77,18 +74,6 @@ class MemorySource:
     ) -> MemorySource:
         """Return this source, to look at each object once."""
         return MemorySource(store=self.store, held={}, most_nbytes=most_nbytes)
-
-    def local_file(self, key: str, version: Version = None) -> LocalFile:
-        """Raise: there is none."""
-        raise ValueError(key, version)
-
-    def check(self, key: str, version: Version = None) -> None:
-        """Raise: there is no local file."""
-        raise ValueError(key, version)
-
-    def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002  # all is here
-        """Do nothing."""
-        return False
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
         """Return a function that takes the ranges."""

@@ -40,14 +40,10 @@ class IndexCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, CachedIndex] = OrderedDict()
-        self._nbytes = 0
+        self.nbytes = 0
+        """Memory that all entries take."""
         self._is_torn = False
         """Whether a change has begun and not ended: a signal interrupted it, unless it is under way."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that all entries take."""
-        return self._nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -69,8 +65,8 @@ class IndexCache:
             self._drop(key)
             if entry.nbytes <= most_nbytes:
                 self._entries[key] = entry
-                self._nbytes += entry.nbytes
-            while self._nbytes > most_nbytes:
+                self.nbytes += entry.nbytes
+            while self.nbytes > most_nbytes:
                 self._drop(next(iter(self._entries)))
             self._is_torn = False
 
@@ -91,13 +87,13 @@ class IndexCache:
     def _begin(self) -> None:
         """Begin a change; forget everything if an earlier one was interrupted halfway."""
         if self._is_torn:
-            self._entries, self._nbytes = OrderedDict(), 0
+            self._entries, self.nbytes = OrderedDict(), 0
         self._is_torn = True
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._nbytes -= entry.nbytes
+            self.nbytes -= entry.nbytes
 
 
 cache = IndexCache()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
@@ -21,6 +22,7 @@ from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
     LocalFile,
+    ObjectChangedError,
     ObjectTooLongError,
     Pending,
     PendingEdge,
@@ -31,7 +33,6 @@ from xarray_gpuzarr.fetch.source import (
     failed,
     is_settled,
     short,
-    stale,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.crew import crew
@@ -128,14 +129,23 @@ class LocalSource:
     def _read_some(
         self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
-        """Read ranges of a file, which is opened once, or one range to its end."""
+        """Read ranges of a file, which is opened once, side by side into memory; or one range to its end."""
         fd = self._open(key, version)
         if fd is None:
             return [None] * len(ranges)
         try:
             if ranges[0].nbytes == WHOLE_OBJECT:
                 return [self._rest(fd, key, ranges[0].offset, allocate, version)]
-            return [*self._ranges(fd, key, ranges, allocate, version)]
+            ends = list(accumulate(part.nbytes for part in ranges))
+            room = allocate(ends[-1])
+            parts = [room[end - part.nbytes : end] for part, end in zip(ranges, ends, strict=True)]
+            for (offset, nbytes), part in zip(ranges, parts, strict=True):
+                done = self._read(fd, key, offset, part, version)
+                if done < nbytes:
+                    self._check_version(fd, key, version)
+                    raise short(self.local_path(key), offset, nbytes, done)
+            self._check_version(fd, key, version)
+            return [*parts]
         finally:
             os.close(fd)
 
@@ -151,21 +161,6 @@ class LocalSource:
         if whole is not None:
             return whole[offset:]
         return self.pread(fd, key, offset, allocate(max(0, length - offset)), version)
-
-    def _ranges(
-        self, fd: int, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version
-    ) -> list[memoryview]:
-        """Read ranges of an open file side by side into memory."""
-        ends = list(accumulate(part.nbytes for part in ranges))
-        room = allocate(ends[-1])
-        parts = [room[end - part.nbytes : end] for part, end in zip(ranges, ends, strict=True)]
-        for (offset, nbytes), part in zip(ranges, parts, strict=True):
-            done = self._read(fd, key, offset, part, version)
-            if done < nbytes:
-                self._check_version(fd, key, version)
-                raise short(self.local_path(key), offset, nbytes, done)
-        self._check_version(fd, key, version)
-        return parts
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Return a function that reads the edge on the thread that calls it."""
@@ -229,9 +224,16 @@ class LocalSource:
             raise self._failed(key, "ask for its length", err) from err
 
     def _failed(self, key: str, action: str, err: OSError) -> StoreReadError:
-        """Return the error of a file that cannot be read; one with a stale handle was replaced on its server."""
+        """Return the error of a file that cannot be read, or that a network's file system knows no more."""
         path = self.local_path(key)
-        return stale(path, action) if err.errno == errno.ESTALE else failed(path, action, err)
+        if err.errno != errno.ESTALE:
+            return failed(path, action, err)
+        return ObjectChangedError(
+            f"{path} was replaced while it was read",
+            tried=action,
+            found="a stale handle (ESTALE): its server has no such file any more",
+            do="read again once nothing writes to it",
+        )
 
     def _to_its_end(self, fd: int, key: str, said: os.stat_result) -> memoryview:
         """Read all of a file that reports no length, or a little more than it may have.
@@ -251,12 +253,8 @@ class LocalSource:
     def pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
         """Fill `into` from an open file; a read may return less than asked for, at 2 GiB always.
 
-        Raises
-        ------
-        ObjectChangedError
-            The file is of another version.
-        StoreReadError
-            It ends too soon, or cannot be read.
+        Raises `ObjectChangedError` if the file is of another version, `StoreReadError` if it ends too soon or cannot be
+        read.
         """
         done = self._read(fd, key, offset, into, version)
         self._check_version(fd, key, version)
@@ -271,7 +269,12 @@ class LocalSource:
         """
         done = 0
         try:
-            while done < len(into) and (n := _preadv(fd, into[done:], offset + done)):
+            while done < len(into):
+                part, at = into[done:], offset + done
+                # What the page cache holds; if that is nothing, another thread may compute while this one waits.
+                n = read_cached(fd, part, at) or crew.lend(partial(os.preadv, fd, [part], at))
+                if not n:
+                    break
                 done += n
         except OSError as err:
             self._check_version(fd, key, version)
@@ -290,14 +293,6 @@ def _fresh(nbytes: int) -> memoryview:
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _preadv(fd: int, into: memoryview, offset: int) -> int:
-    """Read what the page cache holds; if that is nothing, wait for the disk while another thread computes."""
-    done = read_cached(fd, into, offset)
-    if not done:
-        return crew.lend(lambda: os.preadv(fd, [into], offset))
-    return done
 
 
 def read_cached(fd: int, into: memoryview, offset: int = 0) -> int:

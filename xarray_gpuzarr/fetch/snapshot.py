@@ -105,9 +105,12 @@ class Snapshot:
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
         key = requests[0][0]
-        taken = self._take(key, [byte_range for _, byte_range in requests])
-        if taken is not None:
-            return AtHand([*taken])
+        whole = self._whole.get(key)
+        if whole is not None:  # it came with its index, and is let go of with the last of its chunks
+            taken: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
+            if whole.left_nbytes <= 0:
+                del self._whole[key]
+            return AtHand(taken)
         pending = self._source.start(requests, self._versions.get(key))
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
@@ -138,7 +141,7 @@ class Snapshot:
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
             return self._start_whole(key, spec)
         if self._one_answer:  # too long to be under way beside others
-            return partial(self._read_whole, key, spec)
+            return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # nor begin before it is waited for
         return self._ask(key, spec)
 
     def will_ask(self, plan: ReadPlan) -> None:
@@ -178,9 +181,6 @@ class Snapshot:
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
         asked = self._source.start_edge(key, spec.location, spec.nbytes)
         return partial(self._arrived, key, spec, asked)
-
-    def _read_whole(self, key: str, spec: ShardIndexSpec) -> FoundIndex:
-        return self._start_whole(key, spec)()
 
     def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
         self._whole[key] = whole = _WholeShard(self._expected(spec))
@@ -241,16 +241,6 @@ class Snapshot:
         if edge.settled and is_sound and self._identity is not None:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._identity, key, spec), entry, fetch_options().index_cache_nbytes)
-
-    def _take(self, key: str, ranges: Sequence[ByteRange]) -> list[memoryview] | None:
-        """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
-        whole = self._whole.get(key)
-        if whole is None:
-            return None
-        taken = [whole.take(each) for each in ranges]
-        if whole.left_nbytes <= 0:
-            del self._whole[key]
-        return taken
 
 
 class _WholeShard:

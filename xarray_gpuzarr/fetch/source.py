@@ -167,10 +167,7 @@ class ByteSource(Protocol):
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading byte ranges of one object, or whole objects: one at least.
 
-        Raises
-        ------
-        StoreReadError
-            On finishing: the store failed or returned another number of bytes.
+        Finishing raises `StoreReadError` if the store failed or returned another number of bytes.
         """
 
 
@@ -207,14 +204,9 @@ class ObjectSource(ByteSource, Protocol):
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Start reading byte ranges of one object, of the given version if there is one, or whole objects.
 
-        Raises
-        ------
-        ObjectChangedError
-            On finishing: the object has another version now, or is gone.
-        StoreReadError
-            On finishing: the store failed or returned another number of bytes.
-        ObjectTooLongError
-            On finishing: an object that is a chunk is longer than it may be.
+        Finishing raises `ObjectChangedError` if the object has another version now, or is gone; `StoreReadError` if the
+        store failed or returned another number of bytes; `ObjectTooLongError` if an object that is a chunk is longer
+        than it may be.
         """
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
@@ -225,6 +217,27 @@ class ObjectSource(ByteSource, Protocol):
 
     def give_up(self) -> None:
         """Give up all that was started and has not been finished; only for what `for_one_read` returned."""
+
+
+class SourceWithoutFiles:
+    """What sources have in common whose objects are no local files, and start early instead of being read ahead."""
+
+    __slots__ = ()
+
+    is_local = False
+    storage: Storage = "posix"
+
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
+        """Raise: there is none."""
+        raise ValueError(self, key, version)
+
+    def check(self, key: str, version: Version = None) -> None:
+        """Raise: there is no local file."""
+        raise ValueError(self, key, version)
+
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002
+        """Do nothing."""
+        return False
 
 
 _REST = 7
@@ -298,13 +311,3 @@ def changed(name: str, was: Version, now: Version, key: str = "") -> ObjectChang
     )
     err.key, err.was, err.now = key, was, now
     return err
-
-
-def stale(name: str, action: str) -> ObjectChangedError:
-    """Return the error of a file that a network's file system knows no more: it was replaced or removed elsewhere."""
-    return ObjectChangedError(
-        f"{name} was replaced while it was read",
-        tried=action,
-        found="a stale handle (ESTALE): its server has no such file any more",
-        do="read again once nothing writes to it",
-    )

@@ -71,7 +71,7 @@ class StrictSource:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.within, name)
-        return self._noting(attribute) if name in _REQUESTS else attribute
+        return self._noting(attribute) if name in {"start_edge", "start_whole"} else attribute
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
@@ -104,6 +104,3 @@ class StrictSource:
             return finish
 
         return start_one
-
-
-_REQUESTS = frozenset({"start_edge", "start_whole"})

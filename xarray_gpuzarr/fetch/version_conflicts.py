@@ -49,8 +49,14 @@ class MetVersions:
     def again(self, err: ObjectChangedError) -> bool:
         """Take note of what an attempt ended in; say whether to begin anew."""
         self._left -= 1
-        if self.care is Care.USUAL and err.key:
-            self._look_at_tags(err)
+        if self.care is Care.USUAL and err.key:  # do tags of the store say less than they should?
+            if self._came_back(err.key, err.was, err.now):
+                care = Care.ASK_AGAIN
+            else:
+                care = Care.USUAL if self._left else self._probe(err.key)
+            if care is not Care.USUAL:
+                self._take(care, for_good=True)
+                self._warn(err)
         elif self.care is Care.ASK_AGAIN and not self._left:
             self._take(Care.ONE_ANSWER, for_good=True)
         if self.care is Care.USUAL and not self._left:  # replaced again and again
@@ -62,16 +68,6 @@ class MetVersions:
         self.care, self._left = care, _ATTEMPTS[care]
         if for_good and self._source.identity is not None:
             needed[self._source.identity] = care
-
-    def _look_at_tags(self, err: ObjectChangedError) -> None:
-        """Find out whether tags of the store say less than they should."""
-        if self._came_back(err.key, err.was, err.now):
-            needed = Care.ASK_AGAIN
-        else:
-            needed = Care.USUAL if self._left else self._probe(err.key)
-        if needed is not Care.USUAL:
-            self._take(needed, for_good=True)
-            self._warn(err)
 
     def _came_back(self, key: str, *versions: Version) -> bool:
         """Note versions of an object in the order in which they were met; say whether one came after another had."""

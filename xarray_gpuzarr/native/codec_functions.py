@@ -29,17 +29,6 @@ class NativeCodec:
     restart: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Functions:
-    number: int
-    module: str
-    decode: str
-    make_context: str = ""
-    free_context: str = ""
-    decode_part: str = ""
-    restart: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeEncoder:
     """What encodes chunks; addresses are 0 where it needs none."""
@@ -50,16 +39,17 @@ class NativeEncoder:
     set_parameter: int = 0
 
 
-_DEFLATE = ("libdeflate_alloc_decompressor", "libdeflate_free_decompressor")
-_ZSTD = ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressStream", "ZSTD_initDStream")
-_FUNCTIONS: Mapping[Codec, _Functions] = {
-    "zstd": _Functions(1, "_zstd", "ZSTD_decompressDCtx", *_ZSTD),
-    "blosc": _Functions(2, "_blosc", "blosc_decompress_ctx", decode_part="blosc_getitem"),
-    "lz4": _Functions(3, "_lz4", "LZ4_decompress_safe", decode_part="LZ4_decompress_safe_partial"),
-    "zlib": _Functions(4, "_deflate", "libdeflate_zlib_decompress_ex", *_DEFLATE),
-    "gzip": _Functions(5, "_deflate", "libdeflate_gzip_decompress_ex", *_DEFLATE),
+_DEFLATE = {"make_context": "libdeflate_alloc_decompressor", "free_context": "libdeflate_free_decompressor"}
+_ZSTD = {"make_context": "ZSTD_createDCtx", "free_context": "ZSTD_freeDCtx"}
+_ZSTD |= {"decode_part": "ZSTD_decompressStream", "restart": "ZSTD_initDStream"}
+_DECODERS: Mapping[Codec, tuple[int, str, Mapping[str, str]]] = {
+    "zstd": (1, "_zstd", {"decode": "ZSTD_decompressDCtx", **_ZSTD}),
+    "blosc": (2, "_blosc", {"decode": "blosc_decompress_ctx", "decode_part": "blosc_getitem"}),
+    "lz4": (3, "_lz4", {"decode": "LZ4_decompress_safe", "decode_part": "LZ4_decompress_safe_partial"}),
+    "zlib": (4, "_deflate", {"decode": "libdeflate_zlib_decompress_ex", **_DEFLATE}),
+    "gzip": (5, "_deflate", {"decode": "libdeflate_gzip_decompress_ex", **_DEFLATE}),
 }
-
+"""The number of each, its module of imagecodecs, and the functions of that module's library."""
 
 _COMPRESSOR = ("libdeflate_alloc_compressor", "libdeflate_free_compressor")
 _ENCODERS: Mapping[Codec, tuple[str, ...]] = {
@@ -73,14 +63,11 @@ _ENCODERS: Mapping[Codec, tuple[str, ...]] = {
 
 
 def _addresses(module: str, names: Mapping[str, str]) -> dict[str, int] | None:
-    """Return where functions of a module's library are, those without a name left out; None where one is not shown."""
+    """Return where functions of a module's library are; None where one is not shown."""
     try:
         library = ctypes.CDLL(import_module(module).__file__)
-        return {
-            name: ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
-            for name, function in names.items()
-            if function
-        }
+        functions = {name: getattr(library, function) for name, function in names.items()}
+        return {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
     except (ImportError, OSError, AttributeError):
         return None
 
@@ -90,10 +77,9 @@ def native_codec(codec: Codec) -> NativeCodec | None:
     """Return a codec with the addresses of its functions; None where its library shows none."""
     if codec == "raw":
         return NativeCodec(number=0)
-    functions = _FUNCTIONS[codec]
-    kinds = ("decode", "make_context", "free_context", "decode_part", "restart")
-    addresses = _addresses(f"imagecodecs.{functions.module}", {kind: getattr(functions, kind) for kind in kinds})
-    return None if addresses is None else NativeCodec(number=functions.number, **addresses)
+    number, module, functions = _DECODERS[codec]
+    addresses = _addresses(f"imagecodecs.{module}", functions)
+    return None if addresses is None else NativeCodec(number=number, **addresses)
 
 
 @cache

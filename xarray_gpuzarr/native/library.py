@@ -135,11 +135,10 @@ class Loops:
         library = ctypes.CDLL(str(path))
         address, number = ctypes.c_void_p, ctypes.c_int64
         self.place_rows = library.gpuzarr_place_rows
-        self.place_rows.argtypes = (address, address, number, number, address, number)
-        self.place_rows.restype = number
+        rows = (address, number, number, address, number)
+        self.place_rows.argtypes, self.place_rows.restype = (address, *rows), number
         self.read_rows = library.gpuzarr_read_rows
-        self.read_rows.argtypes = (address, address, address, number, number, address, number)
-        self.read_rows.restype = number
+        self.read_rows.argtypes, self.read_rows.restype = (address, address, *rows), number
         self.cut_axes = library.gpuzarr_cut_axes
         self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
@@ -182,10 +181,7 @@ def find() -> Loops | str:
 def loops() -> Loops | None:
     """Return the compiled loops; None where there are none.
 
-    Raises
-    ------
-    OptionError
-        ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
+    Raises `OptionError` if ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
     """
     compiled = find()
     return compiled if isinstance(compiled, Loops) else None

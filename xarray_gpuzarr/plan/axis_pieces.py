@@ -82,11 +82,7 @@ def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
 def shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
     """Return the coordinate of each shard that a span touches, and which of its pieces are the shard's.
 
-    Parameters
-    ----------
-    along : Span
-    per_shard : int
-        Chunks of a shard along the axis.
+    A shard has `per_shard` chunks along the axis.
     """
     first, count, step, n_pieces, chunk_length = along
     low, shard_length = first // chunk_length, chunk_length * per_shard
@@ -121,14 +117,8 @@ def largest_box(pieces: Sequence[AxisPieces]) -> int:
 def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> AxisPieces:
     """Cut one axis of a selection at the chunk borders.
 
-    Parameters
-    ----------
-    selected : slice with a positive step, or int64 of shape (n,) that never decreases
-        Elements wanted along the axis, all inside ``[0, length)``.
-    length : int
-        Elements of the array along the axis.
-    chunk_length : int
-        Elements of a chunk along the axis.
+    `selected`, all inside ``[0, length)``, is a slice with a positive step, or int64 of shape (n,) that never
+    decreases. `length` and `chunk_length` are the elements of the array and of a chunk along the axis.
     """
     if isinstance(selected, slice):
         start, stop, step = selected.indices(length)
@@ -137,17 +127,9 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
         return _intersect_slice(start, stop, step, chunk_length)
     chunk_of = selected // chunk_length
     first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(selected) else selected
-    chunk = chunk_of[first]
-    index = selected - chunk_of * chunk_length
-    return AxisPieces(
-        chunk=chunk,
-        out_start=first,
-        count=np.diff(np.r_[first, len(selected)]),
-        in_start=index[first],
-        step=0,
-        index=index,
-        length=len(selected),
-    )
+    chunk, n = chunk_of[first], len(selected)
+    count, index = np.diff(np.r_[first, n]), selected - chunk_of * chunk_length
+    return AxisPieces(chunk=chunk, out_start=first, count=count, in_start=index[first], step=0, index=index, length=n)
 
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
@@ -167,30 +149,15 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
 def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_length: int) -> AxisPieces:
     """Say what chunks give to ``range(start, start + n * step, step)``, of which each holds an element.
 
-    Parameters
-    ----------
-    start : int, or int64 of shape (n_pieces,)
-        First wanted element; a column if pieces are of different ranges.
-    n, step : int
-        Of every range.
-    chunk : int64, shape (n_pieces,)
-        Coordinates of the chunks along the axis.
-    chunk_length : int
-        Elements of a chunk along the axis.
+    `start` is a column of shape (n_pieces,) if pieces are of different ranges, each with `n` and `step`. `chunk`, int64
+    of shape (n_pieces,), has the coordinates of the chunks along the axis, `chunk_length` is their elements along it.
     """
     border = chunk * chunk_length
     # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
-    return AxisPieces(
-        chunk=chunk,
-        out_start=first,
-        count=after - first,
-        in_start=start + first * step - border,
-        step=step,
-        index=None,
-        length=n,
-    )
+    count, in_start = after - first, start + first * step - border
+    return AxisPieces(chunk=chunk, out_start=first, count=count, in_start=in_start, step=step, index=None, length=n)
 
 
 @lru_cache(maxsize=512)

@@ -52,18 +52,11 @@ class CoalesceRule:
 def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule, which: Column | None = None) -> Column:
     """Cut rows, sorted by object and offset, into runs that one request each can fetch.
 
-    Parameters
-    ----------
-    offset, nbytes : int64, shape (n,)
-        Byte range of each row; ranges are equal or disjoint.
-    rule : CoalesceRule
-    which : int64, shape (n,), optional
-        Number of the object of each row; without it, all are of one.
+    `offset` and `nbytes`, int64 of shape (n,), are the byte range of each row; ranges are equal or disjoint. `which`,
+    of the same kind, is the number of the object of each row; without it, all are of one.
 
-    Returns
-    -------
-    int64, shape (n_runs + 1,)
-        Run `i` covers rows ``[bounds[i], bounds[i + 1])``; empty input gives ``[0]``.
+    Returns bounds, int64 of shape (n_runs + 1,): run `i` covers rows ``[bounds[i], bounds[i + 1])``; empty input gives
+    ``[0]``.
     """
     n_rows = len(offset)
     if n_rows == 0:
@@ -91,8 +84,5 @@ def coalesce_rule(*, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, 
     if options.max_request_nbytes is not None:
         max_nbytes = max_raw_nbytes = options.max_request_nbytes
     return _kept(
-        max_gap_nbytes=max_gap_nbytes,
-        max_nbytes=max_nbytes,
-        max_raw_nbytes=max_raw_nbytes,
-        max_together=max_together,
+        max_gap_nbytes=max_gap_nbytes, max_nbytes=max_nbytes, max_raw_nbytes=max_raw_nbytes, max_together=max_together
     )

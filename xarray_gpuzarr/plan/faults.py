@@ -23,16 +23,9 @@ def _name_chunk(spec: ArraySpec, chunk: tuple[int, ...], where: str) -> tuple[st
 
 
 def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], where: str, found: str) -> CorruptChunkError:
-    """Return the error for a chunk that is damaged.
+    """Return the error for a chunk that is damaged, given its coordinate in the grid of inner chunks.
 
-    Parameters
-    ----------
-    spec : ArraySpec
-    chunk : tuple of int
-        Its coordinate in the grid of inner chunks.
-    where : str
-        Key of its object, and which of the object's bytes it is.
-    found : str
+    `where` is the key of its object, and which of the object's bytes it is.
     """
     headline, tried = _name_chunk(spec, chunk, where)
     do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"

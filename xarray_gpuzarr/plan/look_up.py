@@ -25,16 +25,10 @@ from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 def plan_read(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
-    """Plan some blocks, one at least.
+    """Plan some blocks, one at least: from `plan_blocks` with the same target.
 
-    Parameters
-    ----------
-    spec : ArraySpec
-    target : BoxTarget, PointTarget or StackTarget
-    blocks : sequence of Block
-        From `plan_blocks` with the same target; a single one if chunks are objects of their own.
-    indexes : sequence of ShardIndex or None
-        Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
+    If chunks are objects of their own, there is a single block, and its index is None. Else `indexes` has that of the
+    shard of each block; None for one that does not exist.
     """
     compiled = loops()
     if compiled is not None and isinstance(target, BoxTarget) and target.spans is not None:
@@ -66,23 +60,16 @@ def _by_loops(
         keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
         index = [address for of in indexes for address in ((0, 0) if of is None else of.addresses)]
     _kept, at = int64_columns(
-        ranges=[end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)],
-        index=index,
+        ranges=[end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)], index=index
     )
     memory, columns = empty_plan(n, ndim)
     struct = LookupStruct(ndim, len(blocks), n, target.spans_at, *at.values(), columns["object"], most_nbytes)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")
+    most = struct.most_nbytes
     return ReadPlan(
-        spec=spec,
-        target=target,
-        keys=keys,
-        n_chunks=n,
-        n_stored=n_stored,
-        memory=memory,
-        at=columns,
-        most_nbytes=struct.most_nbytes,
+        spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=columns, most_nbytes=most
     )
 
 

@@ -71,16 +71,9 @@ _kept_places = lru_cache(maxsize=512)(_axis_places)
 
 
 class OutputBoxes:
-    """Where the chunks of a box target go in an output.
+    """Where the chunks of a box target, given its pieces per axis, go in an output.
 
-    Parameters
-    ----------
-    pieces : sequence of AxisPieces
-        Of the target, per axis.
-    chunk_shape : sequence of int
-        Shape of a stored chunk.
-    strides : sequence of int
-        Of the output, in bytes or in elements.
+    `chunk_shape` is that of a stored chunk; `strides` are the output's, in bytes or in elements.
     """
 
     def __init__(self, pieces: Sequence[AxisPieces], chunk_shape: Sequence[int], strides: Sequence[int]) -> None:
@@ -100,13 +93,7 @@ class OutputBoxes:
         return True
 
     def place(self, row: Column) -> Placement:
-        """Work out where chunks go.
-
-        Parameters
-        ----------
-        row : int64, shape (n, ndim)
-            Piece numbers of the chunks.
-        """
+        """Work out where chunks go, given their piece numbers: int64, shape (n, ndim)."""
         n = len(row)
         out_at: Column | int = 0
         whole: Flags | bool = True

@@ -29,18 +29,9 @@ class PointGroups:
 
 
 def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
-    """Sort points by chunk.
+    """Sort points by chunk: one integer array of shape (n_points,) per axis; negative coordinates count from the end.
 
-    Parameters
-    ----------
-    points : one integer array of shape (n_points,) per axis
-        Coordinates; negative ones count from the end.
-    grid : ChunkGrid
-
-    Raises
-    ------
-    SelectionError
-        A coordinate lies outside the array.
+    Raises `SelectionError` if a coordinate lies outside the array.
     """
     n_points = len(points[0]) if points else 0
     chunk, within = np.empty((2, n_points, len(grid.shape)), np.int64)
@@ -52,12 +43,8 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     flat = numbered(chunk, grid.n_chunks)
     position = sorting(flat)
     first = first_of_each(flat[position])
-    return PointGroups(
-        chunk=chunk[position[first]],
-        bounds=np.append(first, n_points),
-        within=within.take(position, axis=0),
-        position=position,
-    )
+    bounds, within = np.append(first, n_points), within.take(position, axis=0)
+    return PointGroups(chunk=chunk[position[first]], bounds=bounds, within=within, position=position)
 
 
 def sorting(numbers: Column) -> Column:
@@ -68,14 +55,9 @@ def sorting(numbers: Column) -> Column:
 
 
 def numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:
-    """Return a number for each row of coordinates, in C order of the chunks.
+    """Return a number for each row of coordinates in a grid of shape `n_chunks`, in C order of the chunks.
 
-    Parameters
-    ----------
-    chunk : int64, shape (n, ndim)
-        Coordinates in a grid.
-    n_chunks : tuple of int
-        Shape of the grid.
+    `chunk` is int64, shape (n, ndim).
     """
     if not chunk.size:
         return np.zeros(len(chunk), np.int64)

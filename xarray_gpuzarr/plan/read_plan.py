@@ -46,12 +46,8 @@ OBJECTS_PER_PART = 16
 class BoxTarget:
     """An output that is filled box by box.
 
-    Parameters
-    ----------
-    axes : tuple
-        Per axis, what is wanted, the length of the axis and that of a chunk along it; see `intersect_axis`.
-    per_shard : sequence of int
-        Chunks of a shard along each axis.
+    `axes` says per axis what is wanted, the length of the axis and that of a chunk along it, see `intersect_axis`;
+    `per_shard` is the chunks of a shard along each axis.
     """
 
     def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
@@ -184,14 +180,7 @@ class ReadPlan:
         memory[3 * n :] = all_row.reshape(-1)
         most = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
         return cls(
-            spec=spec,
-            target=target,
-            keys=keys,
-            n_chunks=n,
-            n_stored=n_stored,
-            memory=memory,
-            at=at,
-            most_nbytes=most,
+            spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=at, most_nbytes=most
         )
 
     @property
@@ -241,13 +230,7 @@ class ReadPlan:
         return self.n_stored * self.spec.chunk_nbytes
 
     def cut(self, rule: CoalesceRule) -> Column:
-        """Return bounds, shape (n_parts + 1,): rows ``[bounds[i], bounds[i + 1])`` are fetched and decoded together.
-
-        Parameters
-        ----------
-        rule : CoalesceRule
-            Which neighbours one request fetches.
-        """
+        """Return bounds, shape (n_parts + 1,): rows ``[bounds[i], bounds[i + 1])`` are fetched and decoded together."""
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
@@ -288,7 +271,15 @@ def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
     if not isinstance(target, BoxTarget):
-        yield from _group_blocks(spec, target.groups.chunk)
+        chunk = target.groups.chunk
+        if spec.index is not None:
+            for key, members in _by_shard(spec, chunk):
+                yield Block(key=key, n_rows=len(members), ranges=(range(len(members)),), members=members)
+            return
+        members = np.arange(len(chunk), dtype=np.int64)
+        for lo in range(0, len(chunk), CHUNKS_PER_BLOCK):
+            some = range(lo, min(lo + CHUNKS_PER_BLOCK, len(chunk)))
+            yield Block(key=None, n_rows=len(some), ranges=(some,), members=members)
     elif spec.index is None:
         for ranges in runs_of_pieces(target.n_pieces, CHUNKS_PER_BLOCK):
             yield Block(key=None, n_rows=math.prod(map(len, ranges)), ranges=ranges)
@@ -297,17 +288,6 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
             ranges = tuple([pieces for _, pieces in axes])
             key = spec.keys.key(tuple([at for at, _ in axes]))
             yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)
-
-
-def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
-    if spec.index is None:
-        members = np.arange(len(chunk), dtype=np.int64)
-        for lo in range(0, len(chunk), CHUNKS_PER_BLOCK):
-            some = range(lo, min(lo + CHUNKS_PER_BLOCK, len(chunk)))
-            yield Block(key=None, n_rows=len(some), ranges=(some,), members=members)
-        return
-    for key, members in _by_shard(spec, chunk):
-        yield Block(key=key, n_rows=len(members), ranges=(range(len(members)),), members=members)
 
 
 def _by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:

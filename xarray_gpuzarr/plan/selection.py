@@ -42,17 +42,10 @@ class OuterSelection:
 def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
     """Normalise what NumPy calls basic indexing, and index arrays applied axis by axis.
 
-    Parameters
-    ----------
-    selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them
-        Missing trailing axes are taken whole.
-    shape : sequence of int
-        Shape of the array that is indexed.
+    `selection` is an int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them; missing trailing axes are
+    taken whole. `shape` is that of the array that is indexed.
 
-    Raises
-    ------
-    SelectionError
-        Too many indices, an index outside the array, or an index of an unknown kind.
+    Raises `SelectionError` for too many indices, an index outside the array, or an index of an unknown kind.
     """
     in_order: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []

@@ -91,21 +91,12 @@ class StackTarget:
 def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
     """Cut crops of an array at the borders of the inner chunks, and sort what chunks give by chunk.
 
-    Parameters
-    ----------
-    axes : sequence of StackAxis
-        Per axis of the array; sample ``b`` of the output is what NumPy's ``array[np.ix_(...)]`` gives for its
-        elements along each axis.
-    n_samples : int
-    grid : ChunkGrid
+    `axes` are those of the array; sample ``b`` of the output is what NumPy's ``array[np.ix_(...)]`` gives for its
+    elements along each axis.
 
-    Raises
-    ------
-    SelectionError
-        A wanted element lies outside the array; elements are counted from the start of their axis only. Starts or index
-        arrays are not of integers, not one for each sample, or decrease.
-    MemoryError
-        More boxes than can be counted.
+    Raises `SelectionError` if a wanted element lies outside the array (elements are counted from the start of their
+    axis only), or starts or index arrays are not of integers, not one for each sample, or decrease; `MemoryError` for
+    more boxes than can be counted.
     """
     cut_axes = [
         _cut_axis(axis, selected, n_samples, (length, chunk_length))
@@ -118,20 +109,12 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     number = numbered(chunk, grid.n_chunks)
     order = sorting(number)
     first = first_of_each(number.take(order))
-    return StackTarget(
-        pieces=(_samples(n_samples), *(pieces for pieces, _ in cut_axes)),
-        groups=BoxGroups(
-            chunk=chunk.take(order.take(first), axis=0),
-            bounds=np.append(first, len(order)),
-            row=row.take(order, axis=0),
-        ),
-    )
-
-
-def _samples(n: int) -> AxisPieces:
-    each = np.arange(n, dtype=np.int64)
-    zeros, ones = np.zeros(n, np.int64), np.ones(n, np.int64)
-    return AxisPieces(chunk=each, out_start=each, count=ones, in_start=zeros, step=1, index=None, length=n)
+    each = np.arange(n_samples, dtype=np.int64)
+    zeros, ones = np.zeros_like(each), np.ones_like(each)
+    samples = AxisPieces(chunk=each, out_start=each, count=ones, in_start=zeros, step=1, index=None, length=n_samples)
+    chunk, row, bounds = chunk.take(order.take(first), axis=0), row.take(order, axis=0), np.append(first, len(order))
+    groups = BoxGroups(chunk=chunk, bounds=bounds, row=row)
+    return StackTarget(pieces=(samples, *(pieces for pieces, _ in cut_axes)), groups=groups)
 
 
 def _box_rows(axes: Sequence[tuple[AxisPieces, Column | None]], n_samples: int) -> Column:
@@ -216,15 +199,10 @@ def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
     np.not_equal(chunk_of[:, 1:], chunk_of[:, :-1], out=is_first[:, 1:])
     first = np.flatnonzero(is_first)
     index = (table - chunk_of * chunk_length).reshape(-1)
+    chunk, at, in_start = chunk_of.reshape(-1).take(first), first % count, index.take(first)
+    counts = np.diff(first, append=n_samples * count)
     pieces = AxisPieces(
-        chunk=chunk_of.reshape(-1).take(first),
-        out_start=first % count,
-        count=np.diff(first, append=n_samples * count),
-        in_start=index.take(first),
-        step=0,
-        index=index,
-        index_start=first,
-        length=count,
+        chunk=chunk, out_start=at, count=counts, in_start=in_start, step=0, index=index, index_start=first, length=count
     )
     return pieces, np.count_nonzero(is_first, axis=1)
 

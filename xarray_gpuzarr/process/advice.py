@@ -28,15 +28,9 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     if frame is None:
         warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
         return
-    names = frame.f_globals
-    warnings.warn_explicit(
-        text,
-        GpuZarrWarning,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=names.get("__name__"),
-        registry=names.setdefault("__warningregistry__", {}),
-    )
+    path, name = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, GpuZarrWarning, path, frame.f_lineno, name, registry)
 
 
 def _users_frame() -> FrameType | None:
@@ -45,20 +39,16 @@ def _users_frame() -> FrameType | None:
     for start in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
         frame = start
         while frame is not None:
-            if not _is_library(frame.f_code.co_filename, folders):
+            name = frame.f_code.co_filename
+            is_pythons = name.startswith(_PYTHON) and not _INSTALLED.intersection(Path(name).parts)
+            if not is_pythons and not name.startswith((*folders, "<frozen ")):
                 return frame
             frame = frame.f_back
     return None
 
 
-def _is_library(filename: str, folders: tuple[str, ...]) -> bool:
-    """Whether code is of a package that lies between the user and us, or of Python itself."""
-    if filename.startswith((*folders, "<frozen ")):
-        return True
-    return filename.startswith(_PYTHON) and not {"site-packages", "dist-packages"}.intersection(Path(filename).parts)
-
-
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}
 _BETWEEN = ("xarray_gpuzarr", "xarray", "dask", "distributed", "zarr", "tornado", "IPython", "ipykernel", "traitlets")
 
 

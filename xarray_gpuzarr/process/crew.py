@@ -186,10 +186,7 @@ class Crew:
         start by itself on the calling thread, and is what is left of them later. Helpers then come only when other runs
         end.
 
-        Raises
-        ------
-        Exception
-            The first one that `work` raised on any thread; all threads have stopped by then.
+        Raises the first error that `work` raised on any thread; all threads have stopped by then.
         """
         if most == 1:
             thread_setting()  # one that is unusable fails short reads, too
@@ -219,7 +216,10 @@ class Crew:
         for other in [other for other in list(self._runs) if other.own is not None]:
             self._ask_for_help(other)
         if run.errors:
-            _raise_first(run.errors)
+            try:
+                raise run.errors.pop(0)
+            finally:  # no local variable refers to an error: the cycle would keep results alive
+                run.errors.clear()
 
     def _ask_for_help(self, run: _Run) -> None:
         with self._lock:
@@ -249,14 +249,6 @@ class Crew:
     def _serve(self) -> None:
         while True:
             self._asked.get().help(lambda: self.n_active)
-
-
-def _raise_first(errors: list[BaseException]) -> None:
-    """Raise an error that no local variable refers to: the cycle would keep results alive."""
-    try:
-        raise errors.pop(0)
-    finally:
-        errors.clear()
 
 
 crew = Crew()

@@ -32,15 +32,8 @@ PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "c
 """The most cautious value of each: what ``engine="plain"`` stands for."""
 
 _MIB = 1024**2
-_AT_LEAST = {
-    "slot_nbytes": 64 * 1024,
-    "n_slots": 2,
-    "batch_nbytes": 1,
-    "batch_chunks": 1,
-    "n_batches": 1,
-    "n_reads": 1,
-    "scratch_nbytes": 1,
-}
+_AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2}
+_AT_LEAST |= dict.fromkeys(("batch_nbytes", "batch_chunks", "n_batches", "n_reads", "scratch_nbytes"), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +90,12 @@ class ResourceOptions:
             value = getattr(self, name)
             if value not in choices:
                 raise unusable(name, f"{name}={value!r}", "valid options: " + ", ".join(choices))
-        if not _is_verify(self.verify):
-            raise unusable("verify", f"verify={self.verify!r}", "not one of first, all, off, nor a number from 0 to 1")
+        verify = self.verify
+        is_usable = verify in (None, "first", "all", "off")
+        if isinstance(verify, int | float) and not isinstance(verify, bool):
+            is_usable = 0 <= verify <= 1
+        if not is_usable:
+            raise unusable("verify", f"verify={verify!r}", "not one of first, all, off, nor a number from 0 to 1")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ResourceOptions:
@@ -127,23 +124,13 @@ class ResourceOptions:
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with what ``engine`` among them stands for; others among them come first.
 
-    Raises
-    ------
-    OptionError
-        It is neither ``"usual"`` nor ``"plain"``.
+    Raises `OptionError` if it is neither ``"usual"`` nor ``"plain"``.
     """
     others = dict(options)
     engine = others.pop("engine", "usual")
     if engine not in ("usual", "plain"):
         raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
     return {**PLAIN, **others} if engine == "plain" else others
-
-
-def _is_verify(verify: object) -> bool:
-    """Say whether something is a `Verify` or None."""
-    if isinstance(verify, int | float) and not isinstance(verify, bool):
-        return 0 <= verify <= 1
-    return verify in (None, "first", "all", "off")
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -153,8 +140,5 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
-
-
-def resource_options() -> ResourceOptions:
-    """Return the options in force."""
-    return in_force.options or in_force.get()
+resource_options = in_force.get
+"""Returns the options in force."""

@@ -25,10 +25,7 @@ _threads: dict[threading.Thread, Callable[[], None]] = {}
 def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] = lambda: None) -> None:
     """Start a daemon thread that the end of the process waits for, after calling `stop`, which lets `run` end soon.
 
-    Raises
-    ------
-    RuntimeError
-        The system starts no more threads.
+    Raises `RuntimeError` if the system starts no more threads.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -60,6 +60,5 @@ class FetchOptions:
 in_force: InForce[FetchOptions] = InForce(FetchOptions)
 
 
-def fetch_options() -> FetchOptions:
-    """Return the options in force."""
-    return in_force.get()
+fetch_options = in_force.get
+"""Returns the options in force."""

@@ -136,13 +136,9 @@ _buffers = threading.local()
 
 
 def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return scratch of this thread, contents undefined, valid until `name` is asked for again.
+    """Return scratch of this thread, uint8, contents undefined, valid until `name` is asked for again.
 
     Fresh memory costs a page fault per 4 KiB.
-
-    Returns
-    -------
-    uint8, shape (nbytes,), host memory
     """
     memory, _ = lent(name, nbytes)
     return aligned(nbytes) if memory is None else memory[:nbytes]

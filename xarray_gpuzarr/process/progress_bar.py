@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from threading import Lock, RLock
@@ -27,6 +27,7 @@ from xarray_gpuzarr.process.advice import advise
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
 
 def can_draw(console: Console) -> bool:
@@ -67,10 +68,6 @@ def client_of_dask() -> Any:
     return client if hasattr(client, "scheduler_info") else None
 
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
-
 DELAY_S = 0.5
 """Nothing is drawn for what takes less."""
 PERIOD_S = 0.1
@@ -107,7 +104,15 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
         return
     advise_of_workers()
     bars = Bars(console)
-    tasks = _dask_callbacks(bars)
+
+    def start_state(_graph: Any, state: Mapping[str, Any]) -> None:
+        bars.add_tasks(expected=sum(len(state[kind]) for kind in ("ready", "waiting")))
+
+    def posttask(*_: object) -> None:
+        bars.add_tasks(done=1)
+
+    # What dask's local schedulers are to call, for start, start_state, pretask, posttask and finish.
+    tasks = (None, start_state, None, posttask, None)
     try:
         shown_bars.append(bars)
         Callback.active.add(tasks)
@@ -202,18 +207,14 @@ class Bars:
                 period_s = PERIOD_S
             self._draw()
             with self._drawing:
-                if self._progress.live.is_started:
-                    self._stop()
+                if self._progress.live.is_started:  # in a notebook, rich would show an empty output below the bars
+                    console = self._progress.console
+                    quiet = console.quiet
+                    console.quiet = quiet or console.is_jupyter
+                    self._progress.stop()
+                    console.quiet = quiet
         finally:
             self._ended.release()
-
-    def _stop(self) -> None:
-        """Leave the bars as they were drawn last; in a notebook, rich would show an empty output below them."""
-        console = self._progress.console
-        quiet = console.quiet
-        console.quiet = quiet or console.is_jupyter
-        self._progress.stop()
-        console.quiet = quiet
 
     def _draw(self) -> None:
         elapsed_s = time.monotonic() - self._start
@@ -233,18 +234,6 @@ class Bars:
     def _update(self, row: TaskID, amount: str, done: int, expected: int | None) -> None:
         shown = row in self._touched
         self._progress.update(row, completed=done, total=expected, amount=amount, visible=shown)
-
-
-def _dask_callbacks(bars: Bars) -> tuple[Callable[..., None] | None, ...]:
-    """Return what dask's local schedulers are to call, as a tuple: without dask, there is no base class to inherit."""
-
-    def start_state(_graph: Any, state: Mapping[str, Any]) -> None:
-        bars.add_tasks(expected=sum(len(state[kind]) for kind in ("ready", "waiting")))
-
-    def posttask(*_: object) -> None:
-        bars.add_tasks(done=1)
-
-    return None, start_state, None, posttask, None  # start, start_state, pretask, posttask, finish
 
 
 shown_bars: list[Bars] = []

@@ -42,7 +42,19 @@ def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str,
 
     Names that end in ``nbytes`` may carry a unit. Raises `OptionError` if a variable holds no number.
     """
-    return {name: _parse_number(name, environ[variable(name)]) for name in names if variable(name) in environ}
+    numbers = {}
+    for name in names:
+        text = environ.get(variable(name))
+        if text is None:
+            continue
+        tried = f"{variable(name)}={text!r}"
+        if _is_size(name):
+            numbers[name] = parse_nbytes(text, _headline(name), tried=tried, do=_do(name))
+        elif re.fullmatch(r"[0-9]+", text):
+            numbers[name] = int(text)
+        else:
+            raise unusable(name, tried, "not a whole number")
+    return numbers
 
 
 def check_number(name: str, value: object, least: int) -> None:
@@ -59,22 +71,6 @@ def variable(name: str) -> str:
 def unusable(name: str, tried: str, found: str) -> OptionError:
     """Return the error of a setting that cannot be used."""
     return OptionError(_headline(name), tried=tried, found=found, do=_do(name))
-
-
-def _parse_number(name: str, text: str) -> int:
-    tried = f"{variable(name)}={text!r}"
-    if _is_size(name):
-        return parse_nbytes(text, _headline(name), tried=tried, do=_do(name))
-    if not re.fullmatch(r"[0-9]+", text):
-        raise unusable(name, tried, "not a whole number")
-    return int(text)
-
-
-def _in_bytes(name: str, value: object) -> object:
-    """Return the value of a setting, a size that is written as text in bytes."""
-    if not (_is_size(name) and isinstance(value, str)):
-        return value
-    return parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
 
 
 def _is_size(name: str) -> bool:
@@ -114,9 +110,11 @@ class InForce[Options]:
 
         Raises `OptionError` for an unusable value.
         """
-        changed: Options = replace(
-            self._kind.from_environment(), **{name: _in_bytes(name, value) for name, value in options.items()}
-        )
+        usual, in_bytes = self._kind.from_environment(), dict(options)
+        for name, value in options.items():
+            if _is_size(name) and isinstance(value, str):
+                in_bytes[name] = parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
+        changed: Options = replace(usual, **in_bytes)
         return changed
 
     def choose(self, options: Mapping[str, object]) -> None:

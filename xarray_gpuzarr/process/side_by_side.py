@@ -40,11 +40,8 @@ def side_by_side[Result](
 
     `as_caller` makes a thread one that reads where the calling thread would; it is entered once on each thread.
 
-    Raises
-    ------
-    Exception
-        The first that a call raises. Calls that have begun are waited for, unless a signal interrupts; others are not
-        made.
+    Raises the first error that a call raises. Calls that have begun are waited for, unless a signal interrupts; others
+    are not made.
     """
     waiting = deque(range(len(calls)))
     results: dict[int, Result] = {}

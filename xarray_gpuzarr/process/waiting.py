@@ -64,10 +64,7 @@ class Bell:
 def apart[Result](call: Callable[[], Result]) -> Result:
     """Return what `call` does where no signal interrupts it: on a thread of its own if this is the main one.
 
-    Raises
-    ------
-    RuntimeError
-        The system starts no more threads.
+    Raises `RuntimeError` if the system starts no more threads.
     """
     if get_ident() != main_thread().ident:
         return call()

@@ -22,17 +22,9 @@ def read_by_zarr(
 ) -> Any:
     """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    key : tuple of slice or array of int
-        One for each axis.
-    decoder : Decoder
-        Brings the result to its device.
-    pointwise : bool
-        Whether the arrays of `key`, of one shape, are the coordinates of single elements; these are returned flat.
-    or_host : bool
-        Whether the host will do where the device is unusable.
+    `key` has a slice or an array of int for each axis; if it is `pointwise`, the arrays, of one shape, are the
+    coordinates of single elements, which are returned flat. `decoder` brings the result to its device; with `or_host`,
+    the host will do where that is unusable.
     """
     array = stored.zarr_array
     assert array is not None
@@ -44,7 +36,9 @@ def read_by_zarr(
             values = array.vindex[tuple([each.reshape(-1) for each in key])]
         else:
             values = array.oindex[key] if array.ndim else array[()]
-        block = _as_array(values, array.dtype)
+        block: np.ndarray[Any, Any] = values if isinstance(values, np.ndarray) else np.empty((), array.dtype)
+        if block is not values:  # for no axes, zarr-python gives scalars, which know too little of their dtype
+            block[()] = values
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(byte_source(array.store).name) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
@@ -65,12 +59,3 @@ def read_by_zarr(
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
     return by_usable(decoder, lambda usable: usable.upload(block, stored.cast), or_host=or_host)
-
-
-def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return what zarr-python read as an array: it gives scalars, which know too little of their dtype, for no axes."""
-    if isinstance(block, np.ndarray):
-        return block
-    array = np.empty((), dtype)
-    array[()] = block
-    return array

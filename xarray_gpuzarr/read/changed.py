@@ -15,25 +15,11 @@ _NOT_OF_CHUNKS = {"shape", "fill_value", "dimension_names"}
 """An array that has only become longer has the chunks that it had."""
 
 
-def document_name(opened: str) -> str:
-    """Return the name of the document of an array that was opened by some metadata."""
-    return "zarr.json" if json.loads(opened)["zarr_format"] == 3 else ".zarray"
-
-
 def changes(opened: str, document: bytes) -> str:
-    """Say what has changed, if it is anything that chunks depend on; else return nothing.
+    """Say what has changed since metadata were `opened`, if it is anything that chunks depend on; else return nothing.
 
-    Parameters
-    ----------
-    opened : str
-        As `stored.metadata.to_json` writes them.
-    document : bytes
-        As it is stored now.
-
-    Raises
-    ------
-    Exception
-        Of any kind: it is no document of an array, or of one that zarr-python does not know.
+    `opened` is as `stored.metadata.to_json` writes them, `document` as it is stored now. Raises exceptions of any kind
+    if that is no document of an array, or of one that zarr-python does not know.
     """
     then: dict[str, Any] = json.loads(opened)
     metadata = (ArrayV3Metadata if then["zarr_format"] == 3 else ArrayV2Metadata).from_dict(json.loads(document))
@@ -47,18 +33,12 @@ def changes(opened: str, document: bytes) -> str:
 def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataError | None:
     """Return the error of an array whose metadata are others now; None if they are not, or if that cannot be told.
 
-    Asks the store, once: for reads that have failed.
-
-    Parameters
-    ----------
-    source : ObjectSource
-    path : str
-        Of the array in the store.
-    opened : str
-        Metadata that the array was opened with, as in `ArraySpec.metadata`.
+    Asks the store, once: for reads that have failed. `path` is that of the array in the store, `opened` the metadata
+    that it was opened with, as in `ArraySpec.metadata`.
     """
     try:
-        document = source.start_whole(f"{path.strip('/')}/{document_name(opened)}".lstrip("/"))()
+        name = "zarr.json" if json.loads(opened)["zarr_format"] == 3 else ".zarray"
+        document = source.start_whole(f"{path.strip('/')}/{name}".lstrip("/"))()
         differences = "" if document is None else changes(opened, bytes(document.data))
     except Exception:  # noqa: BLE001  # of any kind; the failure of the read is the one to tell
         return None

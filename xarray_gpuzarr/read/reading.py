@@ -38,26 +38,13 @@ _MOST_ELEMENTS = 2**56
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None, *, or_host: bool = False) -> Any:
-    """Read an outer (orthogonal) selection.
+    """Read an outer (orthogonal) selection, as `outer_selection` takes it, of dtype `stored.cast.dtype`.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them
-    decoder : Decoder
-    out : array or None
-        Where the decoder may put the result; see `Decoder.decode`.
-    or_host : bool
-        Whether the host decodes where the device of `decoder` is unusable.
+    The result is on the decoder's device: `out`, where the decoder may put it (see `Decoder.decode`), a view of it or
+    another array. With `or_host`, the host decodes where the device of `decoder` is unusable.
 
-    Returns
-    -------
-    array of dtype `stored.cast.dtype` on the decoder's device
-        `out` itself, a view of it or another array.
-
-    Raises
-    ------
-    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    Raises `SelectionError`, `MetadataError`, `ShardIndexError`, `CorruptChunkError`, `StoreReadError`,
+    `HostMemoryError`.
     """
     spec, outer = stored.spec, outer_selection(selection, stored.shape)
     if isinstance(spec, Unplanned):
@@ -74,13 +61,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
     """Read single elements: one integer array per axis, broadcast against each other.
 
-    Returns
-    -------
-    array of the broadcast shape and dtype `stored.cast.dtype` on the decoder's device
-
-    Raises
-    ------
-    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    The result has the broadcast shape and is on the decoder's device; dtype, errors and `or_host` are as of `read`.
     """
     spec, arrays = stored.spec, np.broadcast_arrays(*points)
     shape = arrays[0].shape
@@ -96,25 +77,9 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
-    """Read what has been cut at the borders of chunks.
+    """Read what has been cut at the borders of chunks of an array of this spec; the result has shape `target.shape`.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    spec : ArraySpec
-        Its.
-    target : BoxTarget, PointTarget or StackTarget
-    decoder : Decoder
-    out : array or None
-        Where the decoder may put the result; see `Decoder.decode`.
-
-    Returns
-    -------
-    array of shape `target.shape` and dtype `stored.cast.dtype` on the decoder's device
-
-    Raises
-    ------
-    MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    Its dtype, device and errors, and `out`, are as of `read`.
     """
     try:
         return _read_target(stored, spec, target, decoder, out)
@@ -227,16 +192,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
 
 
 class Attempts:
-    """The attempts of one read.
-
-    Parameters
-    ----------
-    source : ObjectSource
-    spec : ArraySpec
-    decoder : Decoder
-    or_host : bool
-        Whether the host decodes where the device of `decoder` is unusable.
-    """
+    """The attempts of one read; with `or_host`, the host decodes where the device of `decoder` is unusable."""
 
     def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
         self._source, self._spec, self._or_host = source, spec, or_host
@@ -260,7 +216,10 @@ class Attempts:
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
         if isinstance(err, ObjectChangedError):
-            return self._begin_anew(err)
+            self.use_cache = False
+            versions = self._versions = self._versions or MetVersions(self._source, self.care)
+            is_worth_it, self.care = versions.again(err), versions.care
+            return is_worth_it
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")
             return True
@@ -273,10 +232,3 @@ class Attempts:
             self.is_alone = isinstance(err, DeviceMemoryError)
             return True
         return False
-
-    def _begin_anew(self, err: ObjectChangedError) -> bool:
-        """Say whether to read once more, after an object was found to be of another version."""
-        self.use_cache = False
-        versions = self._versions = self._versions or MetVersions(self._source, self.care)
-        is_worth_it, self.care = versions.again(err), versions.care
-        return is_worth_it

@@ -38,15 +38,8 @@ def own_version() -> str:
 class OfAnotherVersion:
     """What stands for an array whose fields this version may not know.
 
-    Parameters
-    ----------
-    rebuild : callable
-        Makes the array of `pickled`, where the version is the one that has pickled it: `pickled[0]`.
-    pickled : tuple
-
-    Notes
-    -----
-    An error while it is unpickled would end the connection of a worker of dask, and the computation would hang.
+    `rebuild` makes the array of `pickled`, where the version is the one that has pickled it: `pickled[0]`. An error
+    while it is unpickled would end the connection of a worker of dask, and the computation would hang.
     """
 
     def __init__(self, rebuild: Any, pickled: tuple[Any, ...]) -> None:
@@ -115,11 +108,8 @@ class StoredArray:
             return ""
         if not isinstance(decoder, FileReader):
             return ""
-        why_not = (
-            "asked for"
-            if self.source.storage == "posix"
-            else decoder.why_staged(self.spec, self.cast, self.source.storage)
-        )
+        storage = self.source.storage
+        why_not = "asked for" if storage == "posix" else decoder.why_staged(self.spec, self.cast, storage)
         return "gds" if why_not is None else f"posix: {why_not}"
 
 
@@ -131,37 +121,22 @@ def _unpickled(version: str, known: bytes, source: Any, zarr_array: Any) -> Stor
 
 
 def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
-    """Describe an open zarr array so that `read` can read it.
+    """Describe an open zarr array so that `read` can read it; no cast keeps values and dtype as zarr-python has them.
 
-    Parameters
-    ----------
-    array : zarr.Array
-    cast : Cast or None
-        None keeps the stored values and the dtype that zarr-python gives them.
-    storage : "auto", "posix" or "gds"
-        How local files reach a GPU.
-
-    Raises
-    ------
-    OptionError
-        ``"gds"`` for an array that is not in local files.
-    MetadataError, UnsupportedCodecError
-        As of `parse_array`; names the store.
+    Raises `OptionError` for ``storage="gds"`` where the array is not in local files; `MetadataError` and
+    `UnsupportedCodecError` as `parse_array` does, with the name of the store.
     """
     try:
         spec = parse_array(array)
     except GpuZarrError as err:
         raise err.within(byte_source(array.store).name) from err.__cause__
     planned = isinstance(spec, ArraySpec)
-    source = byte_source(array.store, storage) if planned else None
-    config = getattr(array, "config", None)  # which arrays of zarr-python before 3.2 do not show
-    return StoredArray(
-        shape=tuple(array.shape),
-        spec=spec,
-        source=StrictSource(source) if source is not None and refuses_missing(config) else source,
-        zarr_array=None if planned else array,
-        cast=cast or Cast(dtype=array.dtype.str),
-    )
+    source: ObjectSource | None = byte_source(array.store, storage) if planned else None
+    # Arrays of zarr-python before 3.2 do not show their config.
+    if source is not None and refuses_missing(getattr(array, "config", None)):
+        source = StrictSource(source)
+    shape, cast, zarr_array = tuple(array.shape), cast or Cast(dtype=array.dtype.str), None if planned else array
+    return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
 
 
 def in_store(array: zarr.Array[Any], store: Store) -> zarr.Array[Any]:

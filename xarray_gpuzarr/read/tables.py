@@ -18,16 +18,7 @@ _MOST_ROWS = 1024
 
 
 class ChunkTables:
-    """The plans of one read, made as they are drawn, by one thread at a time.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    target : BoxTarget, PointTarget or StackTarget
-    snapshot : Snapshot
-    progress : ReadProgress or None
-        Told of the plans that are drawn.
-    """
+    """The plans of one read, made as they are drawn, by one thread at a time; `progress` is told of them."""
 
     def __init__(self, spec: ArraySpec, target: Target, snapshot: Snapshot, progress: ReadProgress | None) -> None:
         self._spec, self._target, self._snapshot, self._progress = spec, target, snapshot, progress

@@ -20,15 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class HostArray:
-    """One array, and the cast of its elements.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    cast : Cast
-    loops : Loops or None
-        The compiled loops, where there are any.
-    """
+    """One array, and the cast of its elements; `loops` are the compiled ones, where there are any."""
 
     def __init__(self, spec: ArraySpec, cast: Cast, loops: Loops | None) -> None:
         self.spec, self.cast, self.loops = spec, cast, loops

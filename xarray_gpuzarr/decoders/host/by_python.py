@@ -15,7 +15,6 @@ from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.host_memory import buffer
-from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
 
 Key = tuple[Any, ...]
@@ -63,10 +62,7 @@ class ChunkPlacer:
     def _decode(self, src: memoryview) -> Array:
         """Decode one chunk to an array of the chunk's shape, valid until the next call on this thread.
 
-        Raises
-        ------
-        FrameError
-            The bytes are not a chunk of this array.
+        Raises `FrameError` if the bytes are not a chunk of this array.
         """
         array = self._array
         if array.codec is None:
@@ -124,19 +120,15 @@ class BoxKeys:
     def parts(self, chunk: Array, numbers: list[int]) -> Iterator[tuple[Key, Array]]:
         """Return the boxes of a chunk, each with what picks its place."""
         seen = chunk if self._stack is None else chunk[None]
-        for box, key in zip(self._boxes(numbers), self.of(numbers), strict=True):
-            yield key, _picked(seen, tuple(map(getitem, self._in_keys, box)))
-
-
-def _picked(chunk: Array, keys: tuple[slice | Column, ...]) -> Array:
-    """Pick the wanted elements of a chunk."""
-    slices: Key = (*(key if isinstance(key, slice) else slice(None) for key in keys), ...)
-    picked = chunk[slices]
-    listed = {axis: key for axis, key in enumerate(keys) if not isinstance(key, slice)}
-    # Axis by axis, that which leaves least first: one index of all axes may be longer than the chunk.
-    for axis in sorted(listed, key=lambda axis: len(listed[axis]) / chunk.shape[axis]):
-        picked = picked.take(listed[axis], axis)
-    return picked
+        for box, out_key in zip(self._boxes(numbers), self.of(numbers), strict=True):
+            keys = tuple(map(getitem, self._in_keys, box))
+            slices: Key = (*(key if isinstance(key, slice) else slice(None) for key in keys), ...)
+            picked = seen[slices]
+            listed = [(axis, key) for axis, key in enumerate(keys) if not isinstance(key, slice)]
+            # Axis by axis, that which leaves least first: one index of all axes may be longer than the chunk.
+            for axis, key in sorted(listed, key=lambda each: len(each[1]) / seen.shape[each[0]]):
+                picked = picked.take(key, axis)
+            yield out_key, picked
 
 
 class PointKeys:

@@ -20,18 +20,14 @@ def cast_array(cast: Cast, src: Array) -> Array:
     values = np.empty(src.shape, dtype)
     np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
     if cast.mask:
-        _mask(cast, values)
+        hit = values == cast.mask[0]
+        for value in cast.mask[1:]:
+            hit |= values == value
+        if hit.any():  # looking takes less time than replacing none
+            nan = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
+            np.copyto(values, nan, where=hit)
     if cast.scale is not None:
         np.multiply(values, cast.scale, out=values, casting="unsafe")
     if cast.offset is not None:
         np.add(values, cast.offset, out=values, casting="unsafe")
     return values
-
-
-def _mask(cast: Cast, values: Array) -> None:
-    hit = values == cast.mask[0]
-    for value in cast.mask[1:]:
-        hit |= values == value
-    if hit.any():  # looking takes less time than replacing none
-        nan = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
-        np.copyto(values, nan, where=hit)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import imagecodecs
 
-from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most, decompress
+from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.native import crc32c
@@ -19,7 +19,6 @@ from xarray_gpuzarr.stored.codecs import (
     ElementSpec,
     PipelineSpec,
     ShuffleSpec,
-    StageSpec,
     encoded_nbytes,
 )
 
@@ -35,13 +34,7 @@ _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
 
 
 def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
-    """Check a checksum and return the payload, a part of `src`.
-
-    Raises
-    ------
-    FrameError
-        Too short, or another checksum.
-    """
+    """Check a checksum and return the payload, a part of `src`; raise `FrameError` if it is another, or too short."""
     if len(src) < _NBYTES:
         raise FrameError(f"{len(src)} bytes, too short for a checksum")
     payload, stored = (src[_NBYTES:], src[:_NBYTES]) if spec.at_start else (src[:-_NBYTES], src[-_NBYTES:])
@@ -53,30 +46,33 @@ def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
 
 
 def _decode_into(spec: CompressorSpec | ShuffleSpec | ElementSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode a stage into memory of just its length."""
+    """Decode a stage into memory of just its length, or raise one of `LIBRARY_ERRORS`."""
     if isinstance(spec, ShuffleSpec):
         unshuffle(spec, src, dst)
     elif isinstance(spec, ElementSpec):
         decode_elements(spec, src, dst)
     else:
-        decompress(spec, src, dst)
+        decoded = decode_at_most(spec, src, most=len(dst))
+        if len(decoded) != len(dst):
+            raise FrameError(f"{len(decoded)} bytes")
+        copy_bytes(decoded, dst)
 
 
 class ChunkCodec:
     """All that turns the bytes of a chunk into its elements, ready to decode chunks. Safe to share between threads.
 
-    Parameters
-    ----------
-    pipeline : PipelineSpec
-        Without codecs that only zarr-python knows.
-    chunk_nbytes : int
-        Bytes of one decoded chunk.
+    The pipeline is one without codecs that only zarr-python knows; `chunk_nbytes` is of one decoded chunk.
     """
 
     def __init__(self, pipeline: PipelineSpec, chunk_nbytes: int) -> None:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
-        self._nbytes = _decoded_nbytes(self._stages, chunk_nbytes)
+        self._nbytes: list[int | None] = []
+        """Bytes that each stage gives; None before another compressor than the first one that encodes."""
+        known: int | None = chunk_nbytes
+        for stage in reversed(self._stages):
+            self._nbytes.insert(0, known)
+            known = None if known is None else encoded_nbytes(stage, known)
         self._most = pipeline.most_nbytes(chunk_nbytes)
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
@@ -91,18 +87,9 @@ class ChunkCodec:
         return decoded
 
     def into(self, src: memoryview, dst: memoryview) -> None:
-        """Decode a chunk into the whole of `dst`.
+        """Decode a chunk, not modified, into the whole of `dst`: uint8, shape (chunk_nbytes,), host memory.
 
-        Parameters
-        ----------
-        src : memoryview of uint8, host memory
-            Encoded chunk, not modified.
-        dst : memoryview of uint8, shape (chunk_nbytes,), host memory
-
-        Raises
-        ------
-        FrameError
-            The bytes do not decode to exactly that many; names the codec.
+        Raises `FrameError`, which names the codec, if the bytes do not decode to exactly that many.
         """
         decoded = self._decode(src, dst)
         if decoded is not dst:
@@ -125,27 +112,11 @@ class ChunkCodec:
                     _decode_into(stage, src, out)
                     src = out
             except LIBRARY_ERRORS as err:
-                raise _explained(str(stage), err, self._chunk_nbytes if nbytes is None else nbytes) from err
+                if isinstance(err, ImportError):
+                    raise CodecFailure(f"{stage}: {err}") from err
+                expected = self._chunk_nbytes if nbytes is None else nbytes
+                raise FrameError(f"{stage}: {err} (expected {expected} decoded bytes)") from err
         return src
 
 
-@lru_cache(maxsize=128)
-def chunk_codec(pipeline: PipelineSpec, chunk_nbytes: int) -> ChunkCodec:
-    """Return the `ChunkCodec` of a pipeline, made once."""
-    return ChunkCodec(pipeline, chunk_nbytes)
-
-
-def _decoded_nbytes(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int | None]:
-    """Return how many bytes each stage gives; None before another compressor than the first one that encodes."""
-    lengths: list[int | None] = []
-    known: int | None = chunk_nbytes
-    for stage in reversed(stages):
-        lengths.append(known)
-        known = None if known is None else encoded_nbytes(stage, known)
-    return lengths[::-1]
-
-
-def _explained(codec: str, err: BaseException, nbytes: int) -> FrameError:
-    if isinstance(err, ImportError):
-        return CodecFailure(f"{codec}: {err}")
-    return FrameError(f"{codec}: {err} (expected {nbytes} decoded bytes)")
+chunk_codec = lru_cache(maxsize=128)(ChunkCodec)

@@ -19,7 +19,6 @@ import zstandard
 from xarray_gpuzarr.decoders.host.zstd_frames import check_declared, zstd_at_most
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
 from xarray_gpuzarr.native import Codec
-from xarray_gpuzarr.process.host_memory import copy_bytes
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
@@ -94,32 +93,11 @@ COMPRESSORS: dict[type, Compressor] = of_each(
 )
 
 
-def decompress(spec: CompressorSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode a frame into exactly the whole of `dst`, or raise one of `LIBRARY_ERRORS`."""
-    decoded = decode_at_most(spec, src, most=len(dst))
-    if len(decoded) != len(dst):
-        raise FrameError(f"{len(decoded)} bytes")
-    copy_bytes(decoded, dst)
-
-
 def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryview:
-    """Decode a frame, or several where the format allows that, to memory of its own.
+    """Decode a frame, or several where the format allows that, to at most so many bytes of memory of its own.
 
-    Parameters
-    ----------
-    spec : CompressorSpec
-    src : memoryview of uint8, host memory
-    most : int
-        Bytes that it may decode to.
-
-    Returns
-    -------
-    memoryview of uint8, shape (n,) with n <= most
-
-    Raises
-    ------
-    FrameError
-        More bytes, or a frame cut short; other damage raises what the library of the format raises.
+    Both are uint8 in host memory. Raises `FrameError` for more bytes, or a frame cut short; other damage raises what
+    the library of the format raises.
     """
     check_declared(spec, src, most)
     decoded = COMPRESSORS[type(spec)].at_most(src, most)

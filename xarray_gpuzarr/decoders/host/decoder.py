@@ -35,11 +35,7 @@ class HostDecoder:
 
     costs = Costs()
     """What handing over work costs."""
-
-    @property
-    def device(self) -> Device:
-        """``"host"``."""
-        return "host"
+    device: Device = "host"
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
         """Say whether chunks are decoded in bulk or one by one by zarr-python."""

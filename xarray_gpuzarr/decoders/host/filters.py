@@ -38,13 +38,7 @@ Array = npt.NDArray[Any]
 
 
 def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
-    """Put shuffled bytes in order.
-
-    Raises
-    ------
-    FrameError
-        No whole number of elements, or another length.
-    """
+    """Put shuffled bytes in order; raise `FrameError` for no whole number of elements, or another length."""
     n = len(src)
     if n % spec.elementsize:
         raise FrameError(f"{n} bytes are no whole number of elements of {spec.elementsize} bytes")
@@ -56,10 +50,7 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
 def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
     """Return how many bytes a filter decodes so many to: behind a compressor, nothing else tells.
 
-    Raises
-    ------
-    FrameError
-        No whole number of elements.
+    Raises `FrameError` for no whole number of elements.
     """
     if not isinstance(spec, ElementSpec):
         return nbytes
@@ -71,29 +62,14 @@ def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
 
 
 def decode_elements(spec: ElementSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode the elements of one chunk.
+    """Decode the elements of one chunk, all in host memory: `src`, not modified, of dtype `spec.encoded` to `dst`.
 
-    Parameters
-    ----------
-    spec : ElementSpec
-    src : memoryview of uint8, host memory
-        Elements of dtype `spec.encoded`, not modified.
-    dst : memoryview of uint8, host memory
-        Written: elements of dtype `spec.decoded`.
-
-    Raises
-    ------
-    FrameError
-        Not as many elements as fit `dst`, or one that has no decoded value.
+    Raises `FrameError` if they are not as many as fit `dst`, of dtype `spec.decoded`, or one has no decoded value.
     """
     if len(src) != encoded_nbytes(spec, len(dst)):
         raise FrameError(f"{len(src)} encoded bytes")
     with np.errstate(all="ignore"):
         _ELEMENTS[type(spec)](spec, np.frombuffer(src, spec.encoded), np.frombuffer(dst, spec.decoded))
-
-
-def _astype(_spec: AsTypeSpec, encoded: Array, decoded: Array) -> None:
-    np.copyto(decoded, encoded, casting="unsafe")
 
 
 def _delta(_spec: DeltaSpec, encoded: Array, decoded: Array) -> None:
@@ -147,7 +123,7 @@ def _cast_value(spec: CastValueSpec, encoded: Array, decoded: Array) -> None:
 _ELEMENTS: dict[type, Callable[[Any, Array, Array], None]] = of_each(
     AnyElementSpec,
     {
-        AsTypeSpec: _astype,
+        AsTypeSpec: lambda _, encoded, decoded: np.copyto(decoded, encoded, casting="unsafe"),
         CastValueSpec: _cast_value,
         DeltaSpec: _delta,
         FixedScaleOffsetSpec: _fixed_scale_offset,

@@ -19,9 +19,9 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.native import Loops, address, address_of, empty_columns, int64_columns
+from xarray_gpuzarr.native import address, address_of, empty_columns, int64_columns
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
-from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
@@ -32,13 +32,8 @@ from xarray_gpuzarr.process.records import Column, record
 class Encoded:
     """Encoded chunks in host memory, valid until the next request of this thread.
 
-    Parameters
-    ----------
-    plan : ReadPlan
-    bounds : sequence of int
-        Part ``i`` has the rows ``[bounds[i], bounds[i + 1])``.
-    data : sequence of memoryview or None
-        Of each part, from the first byte of its first chunk on; None for an object that does not exist.
+    Part ``i`` has the rows ``[bounds[i], bounds[i + 1])`` of the plan; `data` is that of each part, from the first byte
+    of its first chunk on, or None for an object that does not exist.
     """
 
     def __init__(self, plan: ReadPlan, bounds: Sequence[int], data: Sequence[memoryview | None]) -> None:
@@ -92,16 +87,6 @@ class _Axes:
     """What has these numbers."""
 
 
-def _axes_of_spans(loops: Loops, spans: Sequence[Span], spans_at: int) -> _Axes:
-    """Cut evenly spaced elements at the borders of chunks; `spans_at` is that of the target."""
-    n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
-    n = sum(n_pieces)
-    table = np.empty(3 * n, np.int64)
-    at = address(table)
-    loops.cut_axes(spans_at, len(spans), n, at)
-    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=at, memory=table)
-
-
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
     """Take pieces as they are; none for points."""
     first, position = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
@@ -109,11 +94,7 @@ def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
     index = tuple([0 if p.index is None else address(p.index) for p in pieces])
     n_pieces, steps = tuple([len(p.count) for p in pieces]), tuple([p.step for p in pieces])
     return _Axes(
-        n_pieces=n_pieces,
-        steps=steps,
-        index=index if any(index) else (),
-        table=address(table),
-        memory=(table, pieces),
+        n_pieces=n_pieces, steps=steps, index=index if any(index) else (), table=address(table), memory=(table, pieces)
     )
 
 
@@ -162,15 +143,7 @@ _kept_job = lru_cache(maxsize=64)(_job)
 
 
 class LoopOutput:
-    """The output of one read, as the compiled loops take it.
-
-    Parameters
-    ----------
-    array : HostArray
-        One that the loops have a program for.
-    target : BoxTarget, PointTarget or StackTarget
-    out : ndarray of shape `target.shape`
-    """
+    """The output of one read, of shape `target.shape`, as the compiled loops take it; these have to know the array."""
 
     def __init__(self, array: HostArray, target: Target, out: Array) -> None:
         assert array.loops is not None
@@ -181,7 +154,13 @@ class LoopOutput:
         self._in_strides = array.placed_strides
         self._out_stride = out.strides[0] if out.ndim else 0
         if isinstance(target, BoxTarget) and target.spans is not None:
-            axes = _axes_of_spans(array.loops, target.spans, target.spans_at)
+            spans = target.spans
+            n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
+            n = sum(n_pieces)
+            table = np.empty(3 * n, np.int64)
+            at = address(table)
+            array.loops.cut_axes(target.spans_at, len(spans), n, at)
+            axes = _Axes(n_pieces=n_pieces, steps=steps, index=(), table=at, memory=table)
         else:
             axes = _axes_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
         n_new = int(isinstance(target, StackTarget))
@@ -267,10 +246,7 @@ class LoopCall:
     def read(self, rows: range, n_threads: int) -> tuple[Sequence[int], int]:
         """Read, decode and place rows, which `files` hold unless they are missing.
 
-        Returns
-        -------
-        left, n_read : sequence of int, int
-            Rows that were left, and bytes that were read.
+        Returns rows that were left, and how many bytes were read.
         """
         assert self.files is not None
         output, files = self._output, FilesStruct.from_buffer_copy(self.files[0])
@@ -290,17 +266,8 @@ class LoopCall:
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:
     """Return the files that hold the chunks of a plan, one at least; None if there can be no such files.
 
-    Parameters
-    ----------
-    plan : ReadPlan
-    source : ByteSource
-        Local.
-
-    Returns
-    -------
-    struct, kept : FilesStruct, object
-        All but the memory that threads read into, each the longest chunk or neighbours that are read at once; and what
-        it points to.
+    The source is local. The struct lacks the memory that threads read into, each the longest chunk or neighbours that
+    are read at once; what it points to is returned, too.
     """
     paths = bytearray()
     starts: list[int] = []

@@ -121,30 +121,18 @@ class Steps:
     """Steps as the loops take them, and the memory that they lie in."""
 
     def __init__(self, before: np.dtype[Any], steps: Sequence[_Step], after: np.dtype[Any]) -> None:
-        self._steps = (StepStruct * len(steps))(*map(_step, steps))
-        self.struct = StepsStruct(
-            steps=ctypes.addressof(self._steps),
-            n_steps=len(steps),
-            in_itemsize=before.itemsize,
-            out_itemsize=after.itemsize,
-            in_swap=_swapped(before),
-            out_swap=_swapped(after),
-        )
-
-    @property
-    def address(self) -> int:
-        """Where the struct lies."""
-        return ctypes.addressof(self.struct)
-
-
-def _step(step: _Step) -> StepStruct:
-    kind, before, after, numbers = step
-    try:
-        values = np.array(numbers, before).tobytes()
-    except OverflowError as err:
-        raise _NotKnownError from err
-    to = _DTYPES.index(after or before)
-    return StepStruct(kind=kind, dtype=_DTYPES.index(before), to=to, n_values=len(numbers), values=values)
+        structs = []
+        for kind, dtype, to, numbers in steps:
+            try:
+                values = np.array(numbers, dtype).tobytes()
+            except OverflowError as err:
+                raise _NotKnownError from err
+            dtypes = {"dtype": _DTYPES.index(dtype), "to": _DTYPES.index(to or dtype)}
+            structs.append(StepStruct(kind=kind, **dtypes, n_values=len(numbers), values=values))
+        self._steps = (StepStruct * len(steps))(*structs)
+        itemsizes, swaps = (before.itemsize, after.itemsize), (_swapped(before), _swapped(after))
+        self.struct = StepsStruct(ctypes.addressof(self._steps), len(steps), *itemsizes, *swaps)
+        self.address = ctypes.addressof(self.struct)
 
 
 @record
@@ -173,14 +161,7 @@ class NativeProgram:
 def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
     """Return what the loops do to the chunks of a read; None where they do not know how.
 
-    Parameters
-    ----------
-    codecs : PipelineSpec
-    chunk_nbytes : int
-        Of a decoded chunk.
-    stored : numpy.dtype
-        Of its elements.
-    cast : Cast
+    `chunk_nbytes` is of a decoded chunk, `stored` the dtype of its elements.
     """
     if codecs.other is not None or not chunk_nbytes:
         return None

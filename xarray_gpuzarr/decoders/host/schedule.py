@@ -58,20 +58,9 @@ _ANY = 2**62
 def schedule(
     array: HostArray, source: ByteSource, n_chunks: int, out_nbytes: int, *, budget: int, costs: Costs
 ) -> Schedule:
-    """Share out a read.
+    """Share out a read that touches so many chunks, and has a result of so many bytes; the source is asked for none.
 
-    Parameters
-    ----------
-    array : HostArray
-    source : ByteSource
-        Asked for no bytes.
-    n_chunks : int
-        Chunks that it touches.
-    out_nbytes : int
-        Bytes of its result.
-    budget : int
-        Threads of this process that may decode at once.
-    costs : Costs
+    `budget` threads of this process may decode at once.
     """
     # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -100,16 +100,14 @@ class PlanTasks:
             bounds = self.parts[lo : hi + 1]
             task = self._part_task(bounds)
             if self.is_local:
-                yield Task(self._local_run(range(bounds[0], bounds[-1])), task.requests, is_started=False)
+                run = partial(self._run_local, range(bounds[0], bounds[-1]))
+                yield Task(run, task.requests, is_started=False)
             else:
                 yield from (is_cut and self._piece_tasks(bounds[0])) or (task,)
 
-    def _local_run(self, rows: range) -> Callable[[None], None]:
-        def run(_: None) -> None:
-            for task in self.read_local(rows):
-                task.run(task.start(self.read.source))
-
-        return run
+    def _run_local(self, rows: range, _: None) -> None:
+        for task in self.read_local(rows):
+            task.run(task.start(self.read.source))
 
     def _fill_missing(self, _: None) -> None:
         """Write the fill value where missing chunks would go."""

@@ -96,10 +96,7 @@ def http_answer(
 ) -> Answer:
     """Make sure that a body is what was asked for, and read what the headers say of the object; see `Client.get`.
 
-    Raises
-    ------
-    OSError
-        The body is of other bytes, or the status says that it is none of the object.
+    Raises `OSError` if the body is of other bytes, or the status says that it is none of the object.
     """
     if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
         raise OSError(f"the server answered with status {status}, {body.nbytes} bytes")

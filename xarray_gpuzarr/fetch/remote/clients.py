@@ -77,13 +77,6 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
     return nbytes <= (request.start if isinstance(request, RangeByteRequest) else request.offset)
 
 
-def nbytes_without_reading(store: Store, key: str) -> Callable[[], Awaitable[int]] | None:
-    """Return what asks a store for the length of an object; None where that would read all of it."""
-    while isinstance(store, WrapperStore) and type(store).getsize is Store.getsize:
-        store = wrapped(store)  # which hands on everything but this
-    return None if type(store).getsize is Store.getsize else lambda: store.getsize(key)
-
-
 async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int) -> Body:
     """Read what a request needs of the body of an aiohttp response, and keep no more, whatever the server sends.
 
@@ -200,8 +193,12 @@ class StoreClient:
         return Answer(data=memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8)))
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
-        """See `Client.is_too_short`."""
-        return await is_too_short(err, request, nbytes_without_reading(self._store, key))
+        """See `Client.is_too_short`; no length is asked for where that would read all of the object."""
+        store = self._store
+        while isinstance(store, WrapperStore) and type(store).getsize is Store.getsize:
+            store = wrapped(store)  # which hands on everything but this
+        reads_all = type(store).getsize is Store.getsize
+        return await is_too_short(err, request, None if reads_all else lambda: store.getsize(key))
 
 
 class AdlfsClient(StoreClient):

@@ -25,10 +25,7 @@ def note(client: object) -> None:
 def use(client: object, name: str) -> None:
     """Remember that a client is used in this process to read `name`; see `note`.
 
-    Raises
-    ------
-    StoreReadError
-        It was used before this process was forked off.
+    Raises `StoreReadError` if it was used before this process was forked off.
     """
     if client in _lost_names if isinstance(client, str) else id(client) in _lost:
         raise StoreReadError(

@@ -25,14 +25,12 @@ from xarray_gpuzarr.fetch.remote.clients import Client, client_for
 from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, event_loop
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
-    Allocate,
     Edge,
-    LocalFile,
     ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
-    Storage,
+    SourceWithoutFiles,
     Version,
     changed,
     failed,
@@ -73,35 +71,22 @@ def _words(request: ByteRequest | None) -> str:
     return "the whole object" if request is None else f"all bytes from {request.offset} on"
 
 
-class WaitingRanges:
-    """Byte ranges that were asked for: a `Pending`."""
-
-    __slots__ = ("_most_nbytes", "_version", "_wanted", "asked")
-
-    def __init__(self, asked: Sequence[Asked], ranges: Sequence[ByteRange], version: Version, most_nbytes: int) -> None:
-        self.asked, self._wanted, self._version = asked, ranges, version
-        self._most_nbytes = most_nbytes
-
-    def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
-        """Wait for the bytes of all."""
-        return [self._checked(*each) for each in zip(self.asked, self._wanted, strict=True)]
-
-    def _checked(self, asked: Asked, byte_range: ByteRange) -> memoryview | None:
-        """Wait for a range; refuse one of another version or of another length, and an object that is too long."""
-        answer, version = asked.answer(), self._version
-        if answer is None:
-            if version is None or version == UNTAGGED:
-                return None
-            raise changed(asked.name, version, None, asked.key)
-        if not answer.is_of(version):
-            raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
-        if byte_range.nbytes == WHOLE_OBJECT:
-            nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))
-            if nbytes > self._most_nbytes:
-                raise ObjectTooLongError(asked.key, nbytes)
-        elif byte_range.nbytes != len(answer.data):
-            raise short(asked.name, byte_range.offset, byte_range.nbytes, len(answer.data))
-        return answer.data
+def range_of(asked: Asked, byte_range: ByteRange, version: Version, most_nbytes: int) -> memoryview | None:
+    """Wait for a range; refuse one of another version or of another length, and an object that is too long."""
+    answer = asked.answer()
+    if answer is None:
+        if version is None or version == UNTAGGED:
+            return None
+        raise changed(asked.name, version, None, asked.key)
+    if not answer.is_of(version):
+        raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
+    if byte_range.nbytes == WHOLE_OBJECT:
+        nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))
+        if nbytes > most_nbytes:
+            raise ObjectTooLongError(asked.key, nbytes)
+    elif byte_range.nbytes != len(answer.data):
+        raise short(asked.name, byte_range.offset, byte_range.nbytes, len(answer.data))
+    return answer.data
 
 
 def edge_of(asked: Asked) -> Edge | None:
@@ -123,15 +108,14 @@ _WAITING = 8
 """Answers that may wait for a thread before requests have to: the store is not held up by who falls behind a little."""
 
 
-class StoreSource:
+class StoreSource(SourceWithoutFiles):
     """Any zarr store, through byte-range requests.
 
     As the source of one read, it has at most `n_under_way` requests under way at once, asks again for a version that
     other answers are not of if `ask_again`, and takes objects of at most `most_nbytes` for chunks.
     """
 
-    is_remote, is_local = True, False
-    storage: Storage = "posix"
+    is_remote = True
 
     __slots__ = ("_ask_again", "_client", "_gate", "_most_nbytes", "_n_under_way", "_under_way", "store")
 
@@ -192,23 +176,11 @@ class StoreSource:
         """What the client says of the store."""
         return self._client.identity
 
-    def local_file(self, key: str, version: Version = None) -> LocalFile:
-        """Raise: there is none."""
-        raise ValueError(self._name(key), version)
-
-    def check(self, key: str, version: Version = None) -> None:
-        """Raise: there is no local file."""
-        raise ValueError(self._name(key), version)
-
-    def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002  # starting is reading ahead
-        """Do nothing: requests are started early instead."""
-        return False
-
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
-        """Ask the store for everything now; the returned object waits for the answers."""
-        most = self._most_nbytes
-        asked = self._ask_all([(key, _request(byte_range)) for key, byte_range in requests], version, most)
-        return WaitingRanges(asked, [byte_range for _, byte_range in requests], version, most)
+        """Ask the store for everything now; the returned function waits for the answers."""
+        most, ranges = self._most_nbytes, [byte_range for _, byte_range in requests]
+        all_asked = self._ask_all([(key, _request(byte_range)) for key, byte_range in requests], version, most)
+        return lambda _allocate: [range_of(*each, version, most) for each in zip(all_asked, ranges, strict=True)]
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
@@ -251,12 +223,7 @@ class StoreSource:
         ]
 
     async def _answer(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        key: str,
-        request: ByteRequest | None,
-        version: Version,
-        most_nbytes: int,
+        self, loop: asyncio.AbstractEventLoop, key: str, request: ByteRequest | None, version: Version, most_nbytes: int
     ) -> Answer | None:
         """Ask once no more than ``max_requests`` to this server, nor too many of this read, are under way.
 

@@ -40,12 +40,8 @@ class Reply[Result]:
     def result(self, limit_s: float | None = None) -> Result:
         """Wait for the answer; return it, or raise what the store raised.
 
-        Raises
-        ------
-        TimeoutError
-            There was none in time.
-        concurrent.futures.CancelledError
-            It was given up, or the interpreter ends.
+        Raises `TimeoutError` if there was none in time, `concurrent.futures.CancelledError` if it was given up, or the
+        interpreter ends.
         """
         if not self.wait(limit_s):
             raise TimeoutError
@@ -147,12 +143,7 @@ class UnderWay:
 def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Run a coroutine on zarr's event loop, to read `name`; cancel it if this thread is interrupted.
 
-    Raises
-    ------
-    RuntimeError
-        This thread is that of the event loop.
-    TimeoutError
-        zarr's ``async.timeout`` is over.
+    Raises `RuntimeError` on the thread of the event loop, `TimeoutError` if zarr's ``async.timeout`` is over.
     """
     under_way = UnderWay()
     try:
@@ -166,10 +157,7 @@ def begin_on_loop[Result](
 ) -> list[Reply[Result]]:
     """Start coroutines on zarr's event loop to read `name`, and return at once; `under_way` can cancel them.
 
-    Raises
-    ------
-    RuntimeError
-        This thread is that of the event loop.
+    Raises `RuntimeError` on the thread of the event loop.
     """
     loop = event_loop(name)
     if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
@@ -178,13 +166,7 @@ def begin_on_loop[Result](
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Return zarr's event loop, to read `name`.
-
-    Raises
-    ------
-    StoreReadError
-        The system starts no thread for it.
-    """
+    """Return zarr's event loop, to read `name`; raise `StoreReadError` if the system starts no thread for it."""
     loop, thread = sync.loop[0], sync.iothread[0]
     if loop is not None and thread is not None and thread.ident is not None:
         return loop
