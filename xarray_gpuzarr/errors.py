@@ -67,19 +67,17 @@ class GpuZarrError(Exception):
     def __str__(self) -> str:
         if self._is_laid_out:
             return "\n".join(map(visible, self.headline.split("\n")))
-        parts = (self.headline, self.tried, self.found, self.do)
-        headline, tried, found, do = (visible(_short(part)) for part in parts)
+        parts = [self.headline, self.tried, self.found, self.do]
+        for number, text in enumerate(parts):
+            left_out = len(text) - _FIRST - _LAST
+            short = text if left_out <= 0 else f"{text[:_FIRST]} [... {left_out} characters ...] {text[-_LAST:]}"
+            parts[number] = visible(short)
+        headline, tried, found, do = parts
         return f"{headline}\n  tried: {tried}\n  found: {found}\n  do:    {do}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # BaseException would call the class with `args`, and subclasses such as OSError would leave the rest out.
         return (type(self), (self.headline,), vars(self))
-
-
-def _short(text: str) -> str:
-    """Return a text without the middle, where it is long."""
-    left_out = len(text) - _FIRST - _LAST
-    return text if left_out <= 0 else f"{text[:_FIRST]} [... {left_out} characters ...] {text[-_LAST:]}"
 
 
 class GpuZarrWarning(UserWarning):

@@ -6,53 +6,18 @@ same every time. It is packed as reanalyses are: int16 with scale, offset and fi
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 from zarr.codecs import ZstdCodec
-
-CONTINENTS = {
-    "North America": """
-        -168 66 -156 71 -125 70 -95 72 -82 68 -94 60 -82 55 -78 62 -70 61 -64 59 -56 52 -66 50 -66 45 -70 42 -76
-        35 -81 31 -80 25 -83 30 -90 30 -97 27 -97 20 -91 19 -87 21 -88 16 -83 15 -83 10 -78 9 -81 7 -86 12 -95
-        16 -105 20 -109 25 -113 31 -110 23 -115 30 -121 35 -124 41 -124 48 -135 58 -150 60 -162 55 -158 58 -165
-        61""",
-    "Greenland": "-73 78 -60 82 -30 83 -18 80 -22 70 -40 65 -44 60 -52 64 -54 70 -68 76",
-    "South America": """
-        -78 9 -72 12 -62 10 -51 4 -50 0 -35 -6 -39 -13 -40 -20 -48 -26 -54 -34 -58 -38 -65 -42 -68 -50 -66 -55
-        -73 -53 -75 -45 -72 -30 -70 -18 -76 -14 -81 -5 -79 2""",
-    "Africa": """
-        -6 35 10 37 11 33 20 31 33 31 35 27 39 18 43 12 51 12 48 5 41 -2 40 -10 35 -20 35 -24 32 -29 26 -34 18
-        -34 15 -27 12 -17 13 -9 9 -1 9 4 4 6 -8 4 -15 10 -17 15 -16 22 -10 30""",
-    "Eurasia": """
-        -9 37 -9 43 -1 44 -4 48 3 51 8 54 8 57 10 57 11 54 20 55 24 59 30 60 23 60 25 65 21 64 17 60 16 56 12 56
-        10 59 5 59 5 62 14 68 25 71 40 67 45 68 68 69 72 73 105 77 113 74 140 73 160 70 180 69 180 65 172 61 163
-        60 162 56 157 51 155 57 160 61 143 59 135 55 141 52 135 44 128 40 129 35 126 35 125 39 121 40 118 38 122
-        37 119 35 122 30 117 23 109 21 108 16 109 12 105 9 101 13 103 2 101 3 98 9 98 16 94 16 91 22 87 21 80 15
-        80 10 77 8 73 17 72 21 67 25 57 26 51 28 48 30 51 25 56 25 59 22 52 16 45 13 43 15 35 28 35 33 36 36 27
-        37 27 40 41 41 38 45 31 46 28 43 26 40 23 40 23 37 19 41 13 45 18 40 16 38 12 42 8 44 3 43 0 39 -2 37""",
-    "Australia": """
-        114 -22 122 -18 130 -12 136 -12 139 -17 142 -11 146 -19 153 -26 151 -34 147 -38 140 -38 135 -34 130 -32
-        122 -34 115 -34""",
-    "Antarctica": """
-        -180 -78 -150 -77 -100 -73 -65 -66 -60 -74 -35 -78 -15 -72 30 -69 90 -66 140 -66 170 -72 180 -78 180 -91
-        -180 -91""",
-    "Baffin": "-80 73 -62 66 -72 63 -85 70",
-    "Iceland": "-24 65 -14 65 -18 63",
-    "Great Britain": "-5 50 1 51 0 53 -2 57 -5 59 -5 54",
-    "Madagascar": "44 -25 44 -16 49 -12 50 -16 47 -25",
-    "Sumatra": "95 5 104 -2 106 -6 102 -4",
-    "Borneo": "109 2 113 3 117 7 119 5 117 0 116 -4 110 -3",
-    "New Guinea": "131 -1 141 -3 147 -6 150 -10 143 -9 138 -7",
-    "Japan": "130 32 136 34 140 36 142 40 145 44 141 45 140 39 133 35",
-    "New Zealand": "173 -35 178 -38 174 -41 170 -46 167 -46 172 -41",
-}
 
 Field = npt.NDArray[np.float32]
 
@@ -138,12 +103,12 @@ def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray
 
 
 def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
-    """Return which points lie inside a continent, shape (n_lat, n_lon)."""
+    """Return which points lie inside a continent, shape (n_lat, n_lon): its corners are longitudes and latitudes."""
     lat = grid.lat[:, None]
     lon = (grid.lon[None, :] + 180) % 360 - 180
     land = np.zeros((grid.n_lat, grid.n_lon), bool)
-    for corners in CONTINENTS.values():
-        x, y = np.array(corners.split(), float).reshape(-1, 2).T
+    for corners in json.loads((resources.files(__package__) / "continents.json").read_text()).values():
+        x, y = np.array(corners, float).reshape(-1, 2).T
         inside = np.zeros_like(land)
         for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
             if y0 != y1:

@@ -33,8 +33,7 @@ MOST_THREADS = 32
 
 
 def side_by_side[Result](
-    calls: Sequence[Callable[[], Result]],
-    as_caller: Callable[[], AbstractContextManager[object]] = nullcontext,
+    calls: Sequence[Callable[[], Result]], as_caller: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> list[Result]:
     """Return what each of several calls returns, in their order.
 

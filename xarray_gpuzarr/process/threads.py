@@ -22,15 +22,6 @@ def thread_budget() -> int:
     return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
 
 
-def fetching_budget() -> int:
-    """Return how many threads of this process may bring bytes to pinned memory at once.
-
-    ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the cores that this process may use, however few threads dask has: they
-    copy and hold no lock, and a GPU's worker has one thread of dask but many cores.
-    """
-    return thread_setting() or n_cores()
-
-
 def thread_setting() -> int | None:
     """Return ``XARRAY_GPUZARR_NUM_THREADS``; None if it is not set."""
     setting = os.environ.get(_ENV)

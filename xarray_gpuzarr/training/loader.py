@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from xarray import IndexVariable
+
 from xarray_gpuzarr.backend.accessor.explanation import TableText, format_nbytes, html_table
 from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders import StreamOf
@@ -15,7 +17,7 @@ from xarray_gpuzarr.training.budget import Budget
 from xarray_gpuzarr.training.iterator import BatchIterator, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
-from xarray_gpuzarr.training.sources import Way
+from xarray_gpuzarr.training.sources import Way, in_c_order
 from xarray_gpuzarr.training.template import Template
 
 if TYPE_CHECKING:
@@ -104,8 +106,12 @@ class Batches:
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
         as_caller = as_caller_of(self._template.lazies, stream_of)
-        with as_caller():
-            self._template = self._template.with_whole_read()
+        with as_caller():  # what is not cut is read now
+            whole = self._template.whole.copy().load()
+            for variable in whole.variables.values():
+                if not isinstance(variable, IndexVariable):
+                    variable.data = in_c_order(variable.data)
+            self._template = replace(self._template, whole=whole)
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
         progress = Progress(order, epoch, batch)
         drawn, n_batches = self._epoch(epoch, order), len(self)

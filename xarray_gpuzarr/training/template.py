@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from xarray import Coordinates, Dataset, IndexVariable, Variable
+from xarray import Coordinates, Dataset, Variable
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read.stopping import Stop
-from xarray_gpuzarr.training.sources import Source, Stored, in_c_order, read_sources, source_of
+from xarray_gpuzarr.training.sources import Source, Stored, read_sources, source_of
 from xarray_gpuzarr.training.stacks import Boxes
 
 SAMPLE = "sample"
@@ -125,11 +125,3 @@ class Template:
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
         dataset.encoding = dict(self.whole.encoding)
         return dataset
-
-    def with_whole_read(self) -> Self:
-        """Return the template with what is not cut in memory, in C order but for indexes."""
-        whole = self.whole.copy().load()
-        for variable in whole.variables.values():
-            if not isinstance(variable, IndexVariable):
-                variable.data = in_c_order(variable.data)
-        return replace(self, whole=whole)

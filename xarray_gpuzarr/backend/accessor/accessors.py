@@ -98,12 +98,7 @@ class DatasetAccessor(Accessor):
         return copied
 
     def encoding(
-        self,
-        chunks: Size = "1 MiB",
-        shards: Size | None = "128 MiB",
-        *,
-        compressors: Any = None,
-        zarr_format: int = 3,
+        self, chunks: Size = "1 MiB", shards: Size | None = "128 MiB", *, compressors: Any = None, zarr_format: int = 3
     ) -> dict[Any, dict[str, Any]]:
         """Return an `encoding` for `xarray.Dataset.to_zarr`: chunks and shards by size, packed as the source is.
 

@@ -89,7 +89,10 @@ class _Axes:
 
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
     """Take pieces as they are; none for points."""
-    first, position = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
+    # The first wanted element of each piece, or where its elements begin in the index.
+    begins = [p.out_start if p.index_start is None else p.index_start for p in pieces]
+    first = [p.in_start if p.index is None else begin for p, begin in zip(pieces, begins, strict=True)]
+    position = [p.out_start for p in pieces]
     table = np.concatenate([_NONE, *first, *position, *[p.count for p in pieces]])
     index = tuple([0 if p.index is None else address(p.index) for p in pieces])
     n_pieces, steps = tuple([len(p.count) for p in pieces]), tuple([p.step for p in pieces])
@@ -99,13 +102,6 @@ def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
 
 
 _NONE = np.zeros(0, np.int64)
-
-
-def _first_elements(pieces: AxisPieces) -> Column:
-    """Return the first wanted element of each piece, or where its elements begin in the index."""
-    if pieces.index is None:
-        return pieces.in_start
-    return pieces.out_start if pieces.index_start is None else pieces.index_start
 
 
 def _job(

@@ -195,7 +195,9 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     stage_structs = [*_stages(stages, lengths[1:])]
     shuffles = any(isinstance(spec, ShuffleSpec) for spec in stages)
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
-    inflating = _inflating(compressor)
+    # zlib inside of Blosc is decoded in half the time that C-Blosc takes.
+    of_zlib = isinstance(compressor, BloscSpec) and compressor.cname == "zlib"
+    inflating = (native_codec("zlib") if of_zlib else None) or NativeCodec(number=0)
     structs = (StageStruct * len(stage_structs))(*(struct for struct, _ in stage_structs))
     taken = None if is_copy else Steps(placed, steps, out)
     struct = JobStruct(
@@ -225,12 +227,6 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         struct=struct,
         kept=(stage_structs, structs, taken),
     )
-
-
-def _inflating(compressor: StageSpec | None) -> NativeCodec:
-    """Return what decodes zlib inside of Blosc in half the time that C-Blosc takes; nothing for other compressors."""
-    of_zlib = isinstance(compressor, BloscSpec) and compressor.cname == "zlib"
-    return (native_codec("zlib") if of_zlib else None) or NativeCodec(number=0)
 
 
 def _fused(spec: StageSpec, decoded: np.dtype[Any]) -> list[_Step] | None:

@@ -167,10 +167,7 @@ def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:
     with _threads(1):
         alone = seconds_of(lambda: read_array(sample.array, part, device="host"))
     every = seconds_of(lambda: read_array(sample.array, whole, device="host"))
-    return Rates(
-        alone=n_alone * sample.chunk_nbytes / alone,
-        every=sample.n_chunks * sample.chunk_nbytes / every,
-    )
+    return Rates(alone=n_alone * sample.chunk_nbytes / alone, every=sample.n_chunks * sample.chunk_nbytes / every)
 
 
 @contextmanager

@@ -103,7 +103,8 @@ class Stager:
         self._spec = spec
         self._chain = chain
         self._choice = choice
-        self._n_threads = threads.fetching_budget()
+        # However few threads dask has: they copy and hold no lock, and a GPU's worker has one thread but many cores.
+        self._n_threads = threads.thread_setting() or threads.n_cores()
         share_nbytes = workspace.options.slot_nbytes // self._n_threads // _REQUESTS_PER_THREAD
         self.most_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
         """Longest request for bytes that are read to where they stay."""
