@@ -21,7 +21,8 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import explain, zarr_pipeline
-from xarray_gpuzarr.codec_pipeline import reading, threads
+from xarray_gpuzarr.codec_pipeline import reading
+from xarray_gpuzarr.read.stopping import on_thread, read_threads
 
 ROOT = Path(__file__).parents[2]
 DATA = counting((8, 6))
@@ -330,7 +331,7 @@ def test_cancellation_waits_for_the_thread():
         stop.check()
 
     async def cancelled():
-        task = asyncio.create_task(threads.on_thread(read, threads.read_threads(None)))
+        task = asyncio.create_task(on_thread(read, read_threads(None)))
         while not began.is_set():
             await asyncio.sleep(0.005)
         task.cancel()
@@ -348,8 +349,8 @@ def test_a_read_that_was_cancelled_before_it_began_never_begins(monkeypatch):
     busy, began = threading.Event(), []
 
     async def cancelled():
-        first = asyncio.create_task(threads.on_thread(lambda _: busy.wait(20), threads.read_threads(None)))
-        second = asyncio.create_task(threads.on_thread(lambda _: began.append(1), threads.read_threads(None)))
+        first = asyncio.create_task(on_thread(lambda _: busy.wait(20), read_threads(None)))
+        second = asyncio.create_task(on_thread(lambda _: began.append(1), read_threads(None)))
         await asyncio.sleep(0.02)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):

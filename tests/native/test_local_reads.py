@@ -21,7 +21,6 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
-from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
@@ -31,7 +30,7 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read.reading import read, read_target
 from xarray_gpuzarr.read.stored_array import stored_array
-from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.cf import Cast, cast_array
 
 pytestmark = pytest.mark.usefixtures("compiled", "known_indexes")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host.casting import cast_array
-from xarray_gpuzarr.stored.cf import Cast, parse_cast
+from xarray_gpuzarr.stored.cf import Cast, cast_array, parse_cast
 
 pytestmark = [
     pytest.mark.every_decoder,

@@ -23,7 +23,6 @@ from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
-from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
@@ -39,7 +38,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
-from xarray_gpuzarr.read.stopping import StoppableDecoder
+from xarray_gpuzarr.read.stopping import StoppableDecoder, on_thread, read_threads
 from xarray_gpuzarr.read.stored_array import refuses_missing
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast

@@ -26,7 +26,6 @@ from zarr.storage import ObjectStore, StorePath
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
-from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
@@ -34,7 +33,7 @@ from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
-from xarray_gpuzarr.read.stopping import Stop
+from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import Metadata
 from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 Number = int | float | complex
 
@@ -112,3 +113,24 @@ def _is_exact(value: np.generic, decoded: np.dtype[Any]) -> bool:
 
 def _scalar(value: Any) -> Any:
     return value if value is None else np.asarray(value).item()
+
+
+def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return `src`, cast: a new array, or `src` itself where there is nothing to do."""
+    dtype = np.dtype(cast.dtype)
+    if cast.is_copy and src.dtype == dtype:
+        return src
+    values = np.empty(src.shape, dtype)
+    np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
+    if cast.mask:
+        hit = values == cast.mask[0]
+        for value in cast.mask[1:]:
+            hit |= values == value
+        if hit.any():  # looking takes less time than replacing none
+            nan = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
+            np.copyto(values, nan, where=hit)
+    if cast.scale is not None:
+        np.multiply(values, cast.scale, out=values, casting="unsafe")
+    if cast.offset is not None:
+        np.add(values, cast.offset, out=values, casting="unsafe")
+    return values

@@ -97,22 +97,15 @@ def _fixed_scale_offset(_id: str, conf: Conf, dtype: DType) -> FixedScaleOffsetS
 
 
 def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
-    dtypes = _dtypes(conf.get("decode_dtype"), conf["encode_dtype"], dtype)
+    """Read ``astype``, and ``quantize``, which is decoded likewise."""
+    rounds = codec_id == "quantize"
+    decoded, encoded = ("dtype", conf.get("astype")) if rounds else ("decode_dtype", conf["encode_dtype"])
+    dtypes = _dtypes(conf.get(decoded), encoded, dtype)
     if dtypes is None or dtypes[0] == dtypes[1]:
         return IdentitySpec(name=codec_id) if dtypes else None
-    return AsTypeSpec(decoded=dtypes[0], encoded=dtypes[1])
-
-
-def _quantize(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
-    dtypes = _dtypes(conf.get("dtype"), conf.get("astype"), dtype)
-    if dtypes is None or dtypes[0] == dtypes[1]:
-        return IdentitySpec(name=codec_id) if dtypes else None
-    # In format 3, zarr-python forgets that the stored dtype is another one.
-    return AsTypeSpec(name="quantize", decoded=dtypes[0], encoded=dtypes[1]) if dtype is None else None
-
-
-def _bitround(codec_id: str, _conf: Conf, dtype: DType) -> IdentitySpec | None:
-    return IdentitySpec(name=codec_id) if dtype is None or dtype.kind == "f" else None
+    if rounds and dtype is not None:  # in format 3, zarr-python forgets that the stored dtype is another one
+        return None
+    return AsTypeSpec(name="quantize" if rounds else "astype", decoded=dtypes[0], encoded=dtypes[1])
 
 
 _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | None]] = {
@@ -127,8 +120,8 @@ _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | No
     "delta": _delta,
     "fixedscaleoffset": _fixed_scale_offset,
     "astype": _astype,
-    "quantize": _quantize,
-    "bitround": _bitround,
+    "quantize": _astype,
+    "bitround": lambda name, _, dtype: IdentitySpec(name=name) if dtype is None or dtype.kind == "f" else None,
     "packbits": lambda _id, _conf, _dtype: PackBitsSpec(decoded="|b1", encoded="|u1"),
 }
 

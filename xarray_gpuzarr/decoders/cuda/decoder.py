@@ -32,7 +32,6 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, DifferentValue
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
-from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
@@ -42,7 +41,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.cf import Cast, cast_array
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 """Waits between tries to read alone."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
-from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.host_memory import buffer
+from xarray_gpuzarr.stored.cf import cast_array
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
 
 Key = tuple[Any, ...]

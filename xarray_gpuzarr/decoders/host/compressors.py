@@ -57,7 +57,7 @@ LIBRARY_ERRORS = (
     MemoryError,  # a frame that declares an absurd length
     ImportError,  # a codec whose library is missing; imagecodecs imports its parts when they are called
 )
-_COPY_RATE = 4e9
+_COPY_RATE, _LZ4 = 4e9, numcodecs.get_codec({"id": "lz4"})
 
 
 def _gzip_at_most(src: memoryview, most: int) -> memoryview:
@@ -73,22 +73,19 @@ def _zlib_at_most(src: memoryview, most: int) -> memoryview:
     return memoryview(decoded)
 
 
-def _lz4_at_most(src: memoryview, _most: int) -> memoryview:  # the declared length was looked at
-    return memoryview(numcodecs.get_codec({"id": "lz4"}).decode(src)).cast("B")
-
-
-def _blosc_at_most(src: memoryview, _most: int) -> memoryview:  # likewise; numcodecs knows no snappy inside of Blosc
-    return memoryview(imagecodecs.blosc_decode(src[: blosc_nbytes(src)[1]], numthreads=1))
-
-
 COMPRESSORS: dict[type, Compressor] = of_each(
     CompressorSpec,
     {
         ZstdSpec: Compressor(at_most=zstd_at_most, rate=0.7e9, native="zstd"),
         GzipSpec: Compressor(at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
         ZlibSpec: Compressor(at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
-        Lz4Spec: Compressor(at_most=_lz4_at_most, rate=2e9, native="lz4"),
-        BloscSpec: Compressor(at_most=_blosc_at_most, rate=2e9, native="blosc"),
+        # Of the next two, the declared length was looked at.
+        Lz4Spec: Compressor(at_most=lambda src, _: memoryview(_LZ4.decode(src)).cast("B"), rate=2e9, native="lz4"),
+        BloscSpec: Compressor(  # numcodecs knows no snappy inside of Blosc
+            at_most=lambda src, _: memoryview(imagecodecs.blosc_decode(src[: blosc_nbytes(src)[1]], numthreads=1)),
+            rate=2e9,
+            native="blosc",
+        ),
     },
 )
 

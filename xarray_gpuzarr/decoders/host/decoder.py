@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.array import host_array
-from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
@@ -27,7 +26,7 @@ from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.cf import Cast, cast_array
 
 
 class HostDecoder:
