@@ -111,9 +111,24 @@ def _print_variables(
         console.print("", Explanation(rows=detailed, note=explained.note), "", sep="\n")
     if read:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in read]), "")
+        cells = []
+        for row, lazy in read:
+            on_disk = disk_nbytes(lazy)
+            shown = "not counted" if on_disk is None else format_nbytes(on_disk) if on_disk else "no files"
+            a_task = math.prod(_block_shape(row)) * np.dtype(row.dtype).itemsize
+            nbytes = (row.decompressed_nbytes or 0, row.decoded_nbytes, a_task)
+            cells.append((row.variable, shown, *map(format_nbytes, nbytes)))
+        console.print(table_of(columns, cells), "")
         parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {options.gpu_memory}")
-        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in read]))
+        cells = []
+        for row, lazy in read:
+            memory = _task(row, lazy, gpu_nbytes)
+            if memory is None:
+                cells.append((row.variable, "", "", "a chunk does not fit", "0"))
+            else:
+                sizes = map(format_nbytes, (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes))
+                cells.append((row.variable, *sizes, str(_n_at_once(memory, gpu_nbytes))))
+        console.print(table_of(parts, cells))
     if brief:
         say("", *aligned([brief_cells(row) for row in brief]), "")
         say(f"{_counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
@@ -159,25 +174,6 @@ def _task(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
 def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
     """Return how many such tasks read at once: as many as fit, and `n_reads` at most."""
     return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
-
-
-def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:
-    memory = _task(row, lazy, gpu_nbytes)
-    if memory is None:
-        return (row.variable, "", "", "a chunk does not fit", "0")
-    parts = (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes)
-    return (row.variable, *map(format_nbytes, parts), str(_n_at_once(memory, gpu_nbytes)))
-
-
-def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
-    on_disk = disk_nbytes(lazy)
-    return (
-        row.variable,
-        "not counted" if on_disk is None else format_nbytes(on_disk) if on_disk else "no files",
-        format_nbytes(row.decompressed_nbytes or 0),
-        format_nbytes(row.decoded_nbytes),
-        format_nbytes(math.prod(_block_shape(row)) * np.dtype(row.dtype).itemsize),
-    )
 
 
 def disk_nbytes(lazy: LazyArray) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xarray_gpuzarr.cuda.current import native_device
+from xarray_gpuzarr.cuda.driver import native_device
 from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as fetching

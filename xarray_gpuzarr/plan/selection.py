@@ -54,11 +54,16 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif (array := _as_array(key)).ndim == 0:
-            at = int(checked_index(array, length, axis))
-            ordered, back = slice(at, at + 1), 0
         else:
-            ordered, back = _ordered_array(array, length, axis)
+            try:
+                array = np.asarray(key)
+            except ValueError as err:  # a ragged list
+                raise _bad_index(key, str(err)) from err
+            if array.ndim:
+                ordered, back = _ordered_array(array, length, axis)
+            else:
+                at = int(checked_index(array, length, axis))
+                ordered, back = slice(at, at + 1), 0
         in_order.append(ordered)
         if back is not None:
             undo.append((axis, back))
@@ -97,13 +102,6 @@ def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
     n = len(range(start, stop, step))
     last = start + (n - 1) * step
     return slice(last, start + 1, -step) if n else slice(0, 0, 1), slice(None, None, -1)
-
-
-def _as_array(key: Any) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(key)
-    except ValueError as err:  # a ragged list
-        raise _bad_index(key, str(err)) from err
 
 
 def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Column, Column | None]:

@@ -165,11 +165,23 @@ def _cut_axis(
             raise _bad(f"{selected} on axis {axis}")
         return intersect_axis(selected, length, chunk_length), None
     if isinstance(selected, Crops):
-        return _cut_crops(_checked_crops(selected, n_samples, axis, length), length, chunk_length)
+        start, count, step = np.asarray(selected.start), operator.index(selected.count), operator.index(selected.step)
+        if start.shape != (n_samples,) or count < 0 or step < 1:
+            starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
+            raise _bad(f"{starts}, on axis {axis}, for {n_samples} samples")
+        if count:
+            span = (count - 1) * step
+            start = _inside(start, axis, length, length - span, f" and {span} elements behind it")
+        return _cut_crops(Crops(start=start, count=count, step=step), length, chunk_length)
     table = _checked_table(selected, n_samples, axis, length)
-    even = _evenly_spaced(table)
-    if even is not None:
-        return _cut_crops(even, length, chunk_length)
+    count = table.shape[1]
+    if count < 2:
+        start = table[:, 0] if count else np.zeros(len(table), np.int64)
+        return _cut_crops(Crops(start=start, count=count), length, chunk_length)
+    steps = np.diff(table, axis=1)
+    step = int(steps[0, 0]) if len(steps) else 1
+    if step and (steps == step).all():
+        return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
     return _cut_table(table, chunk_length) if len(table) > 1 else (intersect_axis(table[0], length, chunk_length), None)
 
 
@@ -207,16 +219,6 @@ def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
     return pieces, np.count_nonzero(is_first, axis=1)
 
 
-def _evenly_spaced(table: Column) -> Crops | None:
-    """Return an index table as crops; None if its rows are not evenly spaced, or not all alike."""
-    count = table.shape[1]
-    if count < 2:
-        return Crops(start=table[:, 0] if count else np.zeros(len(table), np.int64), count=count)
-    steps = np.diff(table, axis=1)
-    step = int(steps[0, 0]) if len(steps) else 1
-    return Crops(start=table[:, 0], count=count, step=step) if step and (steps == step).all() else None
-
-
 def _checked_table(selected: Column, n_samples: int, axis: int, length: int) -> Column:
     """Return an index array as a table, of a single row if that is for all samples."""
     table = np.asarray(selected)
@@ -228,17 +230,6 @@ def _checked_table(selected: Column, n_samples: int, axis: int, length: int) -> 
     if (table[:, 1:] < table[:, :-1]).any():
         raise _bad(f"indices that decrease, on axis {axis}")
     return table
-
-
-def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops:
-    start, count, step = np.asarray(crops.start), operator.index(crops.count), operator.index(crops.step)
-    if start.shape != (n_samples,) or count < 0 or step < 1:
-        starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
-        raise _bad(f"{starts}, on axis {axis}, for {n_samples} samples")
-    if count:
-        span = (count - 1) * step
-        start = _inside(start, axis, length, length - span, f" and {span} elements behind it")
-    return Crops(start=start, count=count, step=step)
 
 
 def _inside(at: npt.NDArray[Any], axis: int, length: int, end: int, behind: str = "") -> Column:

@@ -277,10 +277,6 @@ _paused: list[Bars] = []
 """Those that draw nothing while a process is forked off."""
 
 
-def _before_fork() -> None:
-    _paused.extend(bars for bars in tuple(shown_bars) if bars.pause())
-
-
 def _after_fork_in_parent() -> None:
     while _paused:
         _paused.pop().go_on()
@@ -293,4 +289,8 @@ def _after_fork_in_child() -> None:
     shown_bars.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=lambda: _paused.extend(bars for bars in tuple(shown_bars) if bars.pause()),
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

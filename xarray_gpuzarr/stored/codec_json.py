@@ -87,8 +87,7 @@ def _parse_codec(entry: Json, dtype: DType, *, transposed: bool) -> CodecSpec:
         raise _bad_codec(entry, "an entry without a name")
     conf = (entry.get("configuration") if isinstance(entry, Mapping) else None) or {}
     try:
-        spec = _known_codec(name, conf, dtype, transposed=transposed)
-        return spec or OtherSpec(name=name, configuration=_text(conf))
+        return _known_codec(name, conf, dtype, transposed=transposed) or OtherSpec(name=name, configuration=_text(conf))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
         raise _bad_codec(entry, f"{type(err).__name__}: {err}") from err
 
@@ -114,15 +113,6 @@ def _bytes(conf: Conf, dtype: DType) -> BytesSpec:
     if endian not in ("little", "big", None) or (endian is None and dtype is not None and dtype.itemsize > 1):
         raise ValueError(f"endian {endian!r} of elements of {dtype}")
     return BytesSpec(endian=endian)
-
-
-def _transpose(conf: Conf, _: DType) -> TransposeSpec | None:
-    order = conf["order"]
-    return None if isinstance(order, str) else TransposeSpec(order=tuple(int(axis) for axis in order))
-
-
-def _blosc(conf: Conf, _: DType) -> BloscSpec:
-    return BloscSpec(cname=str(conf["cname"]), shuffle=str(conf["shuffle"]), typesize=conf.get("typesize"))
 
 
 def _sharding(conf: Conf, dtype: DType) -> ShardingSpec:
@@ -176,8 +166,12 @@ def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
 _CORE: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
     "bytes": _bytes,
     "endian": _bytes,
-    "transpose": _transpose,
-    "blosc": _blosc,
+    "transpose": lambda conf, _: (
+        None if isinstance(conf["order"], str) else TransposeSpec(order=tuple(map(int, conf["order"])))
+    ),
+    "blosc": lambda conf, _: BloscSpec(
+        cname=str(conf["cname"]), shuffle=str(conf["shuffle"]), typesize=conf.get("typesize")
+    ),
     "sharding_indexed": _sharding,
     "scale_offset": _scale_offset,
     "cast_value": _cast_value,

@@ -33,9 +33,12 @@ def find_parts(variable: Variable) -> Parts:
         data = data.array
     if not isinstance(data, da.Array):
         return Parts.of(Part.of(data))
-    chunked = _chunked_reader(data)
-    if chunked is not None:
-        return Parts.of(Part.of(chunked.array))
+    graph, original = data.dask, f"original-{data.name}"  # as `dask.array.from_array` names it
+    if graph.dependencies.get(data.name) == {original}:  # it was only chunked: its tasks need not be made for that
+        reader = dict(graph.layers[original]).get(original)
+        reader = getattr(reader, "value", reader)
+        if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (data.shape, data.dtype):
+            return Parts.of(Part.of(reader.array))
     grid = np.empty(data.numblocks, object)
     traced = _Traced(ensure_dict(data.dask))
     for block in product(*map(range, grid.shape)):
@@ -49,17 +52,6 @@ def find_parts(variable: Variable) -> Parts:
     if len({id(part.lazy) for part in parts.grid.flat}) < parts.grid.size:  # a chunk could be read for several parts
         raise UnresolvedError(IN_TURNS)
     return parts
-
-
-def _chunked_reader(array: da.Array) -> BlockReader | None:
-    """Return the reader of an array that was only chunked; its tasks need not be made for that."""
-    graph, original = array.dask, f"original-{array.name}"  # as `dask.array.from_array` names it
-    if graph.dependencies.get(array.name) != {original}:
-        return None
-    reader = dict(graph.layers[original]).get(original)
-    reader = getattr(reader, "value", reader)
-    is_whole = isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (array.shape, array.dtype)
-    return reader if is_whole else None
 
 
 class _Traced:

@@ -105,7 +105,12 @@ class Parts:
                 if not all(a.joins(b, axis) for a, b in zip(p.flat, q.flat, strict=True))
             ]
             cuts = [0, *borders, len(planes)]
-            grid = np.concatenate([_joined(planes[lo:hi], axis) for lo, hi in pairwise(cuts)], axis)
+            wider = []
+            for lo, hi in pairwise(cuts):
+                wider.append(np.empty_like(planes[lo]))
+                for number, parts in enumerate(zip(*(plane.flat for plane in planes[lo:hi]), strict=True)):
+                    wider[-1].flat[number] = joined(parts, axis) if len(parts) > 1 else parts[0]
+            grid = np.concatenate(wider, axis)
             bounds[axis] = bounds[axis][cuts]
         return type(self)(bounds=tuple(bounds), grid=grid)
 
@@ -114,13 +119,6 @@ def joined(parts: Sequence[Part], axis: int) -> Part:
     """Return one part for several side by side that `join` each other."""
     along = np.concatenate([np.asarray(part.along(axis), np.int64) for part in parts])
     return parts[0].taking(axis, as_range(along))
-
-
-def _joined(planes: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
-    grid = np.empty_like(planes[0])
-    for number, parts in enumerate(zip(*(plane.flat for plane in planes), strict=True)):
-        grid.flat[number] = joined(parts, axis) if len(parts) > 1 else parts[0]
-    return grid
 
 
 def elements(key: Any, length: int) -> Along:

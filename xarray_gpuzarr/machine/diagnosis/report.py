@@ -78,19 +78,18 @@ class Diagnosis:
         return f"```text\ngpuzarr doctor, {self.date}\n\n{self}\n```"
 
     def _repr_html_(self) -> str:
-        return "".join(map(_as_html, self.sections))
+        def row(cells: Sequence[str], tag: str) -> str:
+            texts = (html.escape(visible(str(without_names(cell)))) for cell in cells)
+            return "<tr>" + "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in texts) + "</tr>"
 
-
-def _as_html(section: Section) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        texts = (html.escape(visible(str(without_names(cell)))) for cell in cells)
-        return "<tr>" + "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in texts) + "</tr>"
-
-    head = f"<thead>{row(section.columns, 'th')}</thead>" if section.columns else ""
-    body = "".join(row(cells, "td") for cells in section.rows)
-    below = [*section.notes, *(f"FAILED: {failure}" for failure in section.failures)]
-    notes = "".join(f"<p>{html.escape(visible(str(without_names(line))))}</p>" for line in below)
-    return f"<h4>{html.escape(section.title)}</h4><table>{head}<tbody>{body}</tbody></table>{notes}"
+        page = ""
+        for section in self.sections:
+            head = f"<thead>{row(section.columns, 'th')}</thead>" if section.columns else ""
+            body = "".join(row(cells, "td") for cells in section.rows)
+            below = [*section.notes, *(f"FAILED: {failure}" for failure in section.failures)]
+            notes = "".join(f"<p>{html.escape(visible(str(without_names(line))))}</p>" for line in below)
+            page += f"<h4>{html.escape(section.title)}</h4><table>{head}<tbody>{body}</tbody></table>{notes}"
+        return page
 
 
 def said(error: Exception) -> str:
