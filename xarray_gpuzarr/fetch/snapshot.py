@@ -82,7 +82,7 @@ class Snapshot:
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
         self.rule: CoalesceRule = source.rule
-        self.lookahead = self._source.lookahead
+        self.lookahead, self.prefetch = self._source.lookahead, self._source.prefetch
         self.is_remote = source.is_remote
         self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
@@ -97,10 +97,6 @@ class Snapshot:
     def check(self, key: str) -> None:
         """Raise if a local file is not of the version that its index was read from."""
         self._source.check(key, self._versions.get(key))
-
-    def prefetch(self, key: str, byte_range: ByteRange) -> bool:
-        """Let the system read ahead; see `ByteSource.prefetch`."""
-        return self._source.prefetch(key, byte_range)
 
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
@@ -121,7 +117,7 @@ class Snapshot:
                     spec = self._spec
                     chunk = spec.keys.coord(err.key, spec.grid.ndim)
                     raise corrupt_chunk_at(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
-            counters.add(read_nbytes=sum(len(data) for data in parts if data is not None))
+            counters.add(read_nbytes=sum([len(data) for data in parts if data is not None]))
             return parts
 
         return finish
