@@ -4,7 +4,6 @@ import asyncio
 import pickle
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 import pytest
 import xarray as xr
@@ -131,16 +130,6 @@ def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus,
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     assert ("a GPU that this process may use" not in missing_for_cuda()) is usable
-
-
-@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
-@pytest.mark.parametrize("chunks", [None, {}])
-def test_dataset_survives_pickle(path, pickler, chunks):
-    ds = open_ours(path, chunks=chunks)
-
-    again = pickler.loads(pickler.dumps(ds))
-
-    assert_same_dataset(again, open_stock(path))
 
 
 def test_pickle_does_not_grow_with_attributes_or_shape(tmp_path):
