@@ -68,14 +68,6 @@ def test_array_in_any_store(any_store, layout, codecs):
     assert_same_bits(read_array(array, (slice(3, 9), [12, 0]), device="host"), DATA[3:9][:, [12, 0]])
 
 
-@pytest.mark.parametrize("index_location", ["start", "end"])
-def test_missing_chunks_and_shards_in_any_store(any_store, index_location):
-    data = np.pad(DATA[:5, :4], ((6, 0), (0, 9)))
-    array = write(any_store, data, chunks=(2, 3), shards={"shape": (4, 6), "index_location": index_location})
-
-    assert_same_bits(read_array(array, device="host"), data)
-
-
 @pytest.mark.every_value
 def test_dataset_in_any_store(any_store):
     dataset().to_zarr(any_store, encoding=ENCODING)

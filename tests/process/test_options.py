@@ -70,39 +70,30 @@ def test_plain_is_the_most_cautious_value_of_each():
     assert found == ResourceOptions(n_batches=1, n_reads=1, little="device", checks="strict", verify="off")
 
 
-@pytest.mark.parametrize(
-    ("chosen", "found"),
-    [
-        ({"max_gap_nbytes": -1}, "at least 0"),
-        ({"max_request_nbytes": 0}, "at least 1"),
-        ({"max_request_nbytes": 1.5}, "at least 1"),
-        ({"max_requests": 0}, "at least 1"),
-        ({"max_requests": None}, "at least 1"),
-        ({"max_requests": True}, "at least 1"),
-        ({"index_cache_nbytes": -1}, "at least 0"),
-        ({"index_cache_nbytes": None}, "at least 0"),
-        ({"slot_nbytes": 65_535}, "at least 65536"),
-        ({"slot_nbytes": 1e6}, "at least 65536"),
-        ({"slot_nbytes": None}, "at least 65536"),
-        ({"n_slots": 1}, "at least 2"),
-        ({"batch_nbytes": True}, "at least 1"),
-        ({"batch_nbytes": 0}, "at least 1"),
-        ({"scratch_nbytes": 0}, "at least 1"),
-        ({"memory": "managed"}, "valid options: auto, pool, async, current"),
-        ({"memory": None}, "valid options: auto, pool, async, current"),
-        ({"n_batches": 0}, "at least 1"),
-        ({"n_reads": 0}, "at least 1"),
-        ({"little": "host"}, "valid options: auto, device"),
-        ({"checks": True}, "valid options: warn, strict, off"),
-        *(({name: text}, NO_SIZE) for name in SETTINGS for text in ("64 M", "", "-1 kB", "many")),
+UNUSABLE = {
+    "at least 0": [("max_gap_nbytes", -1), ("index_cache_nbytes", -1), ("index_cache_nbytes", None)],
+    "at least 1": [
+        *(("max_requests", value) for value in (0, None, True)),
+        *(("max_request_nbytes", 0), ("max_request_nbytes", 1.5), ("batch_nbytes", True), ("batch_nbytes", 0)),
+        *(("scratch_nbytes", 0), ("n_batches", 0), ("n_reads", 0)),
     ],
+    "at least 65536": [("slot_nbytes", value) for value in (65_535, 1e6, None)],
+    "at least 2": [("n_slots", 1)],
+    "valid options: auto, pool, async, current": [("memory", "managed"), ("memory", None)],
+    "valid options: auto, device": [("little", "host")],
+    "valid options: warn, strict, off": [("checks", True)],
+    NO_SIZE: [(name, text) for name in SETTINGS for text in ("64 M", "", "-1 kB", "many")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"), [(*given, found) for found, several in UNUSABLE.items() for given in several]
 )
-def test_an_unusable_value_is_refused_by_name_and_changes_nothing(chosen, found):
-    ((name, value),) = chosen.items()
+def test_an_unusable_value_is_refused_by_name_and_changes_nothing(name, value, found):
     before = configure(max_requests=7, n_slots=5)
 
     with pytest.raises(OptionError) as caught:
-        configure(**{"max_gap_nbytes": 3, "n_batches": 2} | chosen)
+        configure(**{"max_gap_nbytes": 3, "n_batches": 2, name: value})
 
     assert caught.value.tried == f"{name}={value!r}"
     assert caught.value.found.endswith(found)
