@@ -16,6 +16,7 @@ from xarray_gpuzarr.backend.open_errors import ALONE
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 opens = pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+ONE_OF = "name one of the groups in"
 FIELD = xr.Dataset({"t": (("y", "x"), np.ones((4, 6)))})
 
 
@@ -37,19 +38,11 @@ def store(request, tmp_path, zarr_format):
 @pytest.mark.parametrize(
     ("group", "found", "do"),
     [
-        (
-            "obs/c",
-            "no group 'obs/c'; the arrays there are t",
-            "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a",
-        ),
-        ("/ob/", "no group 'ob'", "name one of the groups in this store (perhaps 'obs'): model, obs"),
-        ("zzz/a", "no group 'zzz/a'", "name one of the groups in this store: model, obs"),
+        ("obs/c", "no group 'obs/c'; the arrays there are t", f"{ONE_OF} 'obs' (perhaps 'obs/a'): obs/a"),
+        ("/ob/", "no group 'ob'", f"{ONE_OF} this store (perhaps 'obs'): model, obs"),
+        ("zzz/a", "no group 'zzz/a'", f"{ONE_OF} this store: model, obs"),
         ("obs/a/b", "there are no groups in 'obs/a'", "open 'obs/a'"),
-        (
-            PurePosixPath("modle"),
-            "no group 'modle'",
-            "name one of the groups in this store (perhaps 'model'): model, obs",
-        ),
+        (PurePosixPath("modle"), "no group 'modle'", f"{ONE_OF} this store (perhaps 'model'): model, obs"),
         ("obs/t", "an array, not a group, at 'obs/t'", "read it alone: "),
     ],
 )
@@ -137,10 +130,8 @@ def test_a_zip_file(tmp_path, opens):
     with pytest.raises(NoGroupError, match="a zip file") as caught:
         opens(str(path), engine="gpuzarr")
 
-    by_url = f"zip::{path}"
-    assert (
-        caught.value.do == f"open zarr.storage.ZipStore('{path}') in place of its path; on the command line, {by_url}"
-    )
+    by_url, said = f"zip::{path}", caught.value.do
+    assert said == f"open zarr.storage.ZipStore('{path}') in place of its path; on the command line, {by_url}"
     assert opens(by_url, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
     assert opens(ZipStore(path), engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
 

@@ -52,83 +52,33 @@ def opened(kinds, request):
     return dataset.assign(loaded=("x", np.arange(8, dtype="i4")))
 
 
+OF_HOST = {"codecs": "bytes(little) > zstd", "where": "host"}
+LEFT = {"dims": DIMS, "shape": (48, 6, 8), "cast": "none", "where": "host, by zarr-python"}
 ROWS = (
     Row(
-        variable="packed",
-        dims=DIMS,
-        shape=(48, 6, 8),
-        stored_dtype="int16",
-        dtype="float64",
-        shard_shape=(24, 6, 8),
-        n_shards=2,
-        chunk_shape=(1, 6, 8),
-        n_chunks=48,
-        codecs="bytes(little) > zstd",
-        cast="mask -1, * 0.5, + 3",
-        where="host",
-        decompressed_nbytes=4608,
-        decoded_nbytes=18432,
+        variable="packed", dims=DIMS, shape=(48, 6, 8), stored_dtype="int16", dtype="float64",
+        cast="mask -1, * 0.5, + 3", shard_shape=(24, 6, 8), n_shards=2, chunk_shape=(1, 6, 8), n_chunks=48,
+        decompressed_nbytes=4608, decoded_nbytes=18432, **OF_HOST,
     ),
     Row(
-        variable="rare",
-        dims=DIMS,
-        shape=(48, 6, 8),
-        stored_dtype="uint8",
-        dtype="uint8",
-        chunk_shape=(8, 6, 8),
-        n_chunks=6,
-        codecs="bytes > numcodecs.lzma",
-        cast="none",
-        where="host, by zarr-python",
-        why="codec numcodecs.lzma is decoded chunk by chunk",
-        decompressed_nbytes=2304,
-        decoded_nbytes=2304,
+        variable="rare", stored_dtype="uint8", dtype="uint8", chunk_shape=(8, 6, 8), n_chunks=6,
+        codecs="bytes > numcodecs.lzma", why="codec numcodecs.lzma is decoded chunk by chunk",
+        decompressed_nbytes=2304, decoded_nbytes=2304, **LEFT,
     ),
     Row(
-        variable="checked",
-        dims=DIMS,
-        shape=(48, 6, 8),
-        stored_dtype="float32",
-        dtype="float32",
-        codecs="sharding(index at end) > crc32c",
-        cast="none",
-        where="host, by zarr-python",
-        why="codecs around the sharding codec",
-        decompressed_nbytes=9216,
-        decoded_nbytes=9216,
+        variable="checked", stored_dtype="float32", dtype="float32", codecs="sharding(index at end) > crc32c",
+        why="codecs around the sharding codec", decompressed_nbytes=9216, decoded_nbytes=9216, **LEFT,
     ),
     Row(
-        variable="area",
-        dims=("y", "x"),
-        shape=(6, 8),
-        stored_dtype="float32",
-        dtype="float32",
-        chunk_shape=(6, 8),
-        n_chunks=1,
-        codecs="bytes(little) > zstd",
-        cast="none",
-        where="host",
-        decompressed_nbytes=192,
-        decoded_nbytes=192,
+        variable="area", dims=("y", "x"), shape=(6, 8), stored_dtype="float32", dtype="float32", chunk_shape=(6, 8),
+        n_chunks=1, cast="none", decompressed_nbytes=192, decoded_nbytes=192, **OF_HOST,
     ),
     Row(
-        variable="loaded",
-        dims=("x",),
-        shape=(8,),
-        stored_dtype=None,
-        dtype="int32",
-        where="in memory",
-        why="already loaded, as numpy.ndarray",
-        decoded_nbytes=32,
+        variable="loaded", dims=("x",), shape=(8,), stored_dtype=None, dtype="int32", where="in memory",
+        why="already loaded, as numpy.ndarray", decoded_nbytes=32,
     ),
-)
-
-
-LEFT_TO_XARRAY = {
-    "y": "index coordinate",
-    "seen": "times stay with xarray",
-    "name": "text and objects stay with xarray",
-}
+)  # fmt: skip
+OF_XARRAY = {"y": "index coordinate", "seen": "times stay with xarray", "name": "text and objects stay with xarray"}
 
 
 def by_name(explanation: Explanation) -> dict[str, Row]:
@@ -142,7 +92,7 @@ def test_row_of_each_kind_of_variable_for_which_nothing_is_read(opened, kinds, e
     assert by_name(opened.gpuzarr.explain())[expected.variable] == expected
 
 
-@pytest.mark.parametrize(("name", "why"), LEFT_TO_XARRAY.items())
+@pytest.mark.parametrize(("name", "why"), OF_XARRAY.items())
 def test_row_of_what_xarray_reads(opened, name, why):
     row, variable = by_name(opened.gpuzarr.explain())[name], opened[name]
 
@@ -366,15 +316,8 @@ def test_to_host_of_arrays_and_trees(on_device):
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (99_400, "99.4 kB"),
-        (999_499, "999 kB"),
-        (999_600, "1 MB"),
-        (89_243_576, "89.2 MB"),
-        (3_280_000_000, "3.28 GB"),
-        (5 * 10**18, "5000 PB"),
+        *((0, "0 B"), (999, "999 B"), (1000, "1 kB"), (99_400, "99.4 kB"), (999_499, "999 kB"), (999_600, "1 MB")),
+        *((89_243_576, "89.2 MB"), (3_280_000_000, "3.28 GB"), (5 * 10**18, "5000 PB")),
     ],
 )
 def test_bytes_are_written_with_three_digits(nbytes, expected):

@@ -106,9 +106,7 @@ def test_sizes_are_kept_within_and_filled(shape, dtype, chunk_nbytes, shard_nbyt
     ("keywords", "words"),
     [
         ({"chunks": "1 mile"}, "not a size"),
-        ({"chunks": 0}, "at least 1"),
-        ({"chunks": True}, "at least 1"),
-        ({"chunks": {"time": 0}}, "at least 1"),
+        *(({"chunks": chunks}, "at least 1") for chunks in (0, True, {"time": 0})),
         ({"shards": {"tme": 4}}, "perhaps 'time'"),
         ({"chunks": {"time": 4}, "shards": {"time": 6}}, "6 is no multiple of 4"),
         ({"chunks": {"time": 24}, "shards": {"time": 12}}, "12 is no multiple of 24"),

@@ -4,12 +4,11 @@ import asyncio
 import pickle
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.compare import assert_same_dataset, assert_same_tree, assert_same_values
+from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import counting, write
 from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
 from helpers.linux import needs_linux
@@ -104,27 +103,6 @@ def test_preferred_chunks_are_the_shard(path, name):
     assert encoding["shards"] == SHARDS
 
 
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory):
-    path = tmp_path_factory.mktemp("groups") / "tree.zarr"
-    write_weather(path)
-    write_weather(path, group="a", seed=1, mode="a")
-    write_weather(path, group="a/b", seed=2, mode="a")
-    return path
-
-
-@pytest.mark.parametrize("group", [None, "a"])
-@pytest.mark.parametrize("chunks", [None, {}])
-def test_datatree(groups, group, chunks):
-    keywords = {"group": group, "chunks": chunks, "consolidated": False}
-
-    ours = xr.open_datatree(groups, engine="gpuzarr", device="host", **keywords)
-    stock = xr.open_datatree(groups, engine="zarr", **keywords)
-
-    assert list(ours.groups) == list(stock.groups)
-    assert_same_tree(ours, stock)
-
-
 @pytest.mark.parametrize("name", ["a.zarr", "a.zarr/", "a.nc", "s3://a/b.zarr"])
 def test_engine_never_volunteers(name):
     assert not GpuZarrBackendEntrypoint().guess_can_open(name)
@@ -152,16 +130,6 @@ def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus,
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     assert ("a GPU that this process may use" not in missing_for_cuda()) is usable
-
-
-@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
-@pytest.mark.parametrize("chunks", [None, {}])
-def test_dataset_survives_pickle(path, pickler, chunks):
-    ds = open_ours(path, chunks=chunks)
-
-    again = pickler.loads(pickler.dumps(ds))
-
-    assert_same_dataset(again, open_stock(path))
 
 
 def test_pickle_does_not_grow_with_attributes_or_shape(tmp_path):
@@ -266,20 +234,6 @@ def test_coordinates_attribute_makes_coordinates(memory):
 
     assert set(ours.coords) == {"c", "extra"}
     assert_same_dataset(ours, stock)
-
-
-@pytest.mark.parametrize(
-    "keywords", [{}, {"drop_variables": "time"}, {"decode_times": False}, {"mask_and_scale": False}]
-)
-def test_time_bounds_take_the_units_of_their_coordinate(memory, keywords):
-    time = {"units": "days since 2000-01-01", "calendar": "standard", "bounds": "time_bounds"}
-    zarr.create_group(memory)
-    write(memory, counting((4,)), name="time", chunks=(2,), dimension_names=["time"], attributes=time)
-    write(memory, counting((4, 2)), name="time_bounds", chunks=(2, 2), dimension_names=["time", "nv"])
-
-    ours = open_ours(memory, consolidated=False, **keywords)
-
-    assert_same_dataset(ours, open_stock(memory, consolidated=False, **keywords))
 
 
 @needs_rectilinear_grids

@@ -252,10 +252,6 @@ def test_any_packed_variable(packed):
 
 def assert_read_alike(store):
     """Compare all that both engines make of a store, lazily and with dask."""
-    ours, stock, tasks = (
-        opened(store, "gpuzarr"),
-        opened(store, "zarr"),
-        opened(store, "gpuzarr", chunks={}),
-    )
+    ours, stock, tasks = (opened(store, "gpuzarr"), opened(store, "zarr"), opened(store, "gpuzarr", chunks={}))
     assert_same_dataset(ours, stock)
     assert_same_values(tasks["v"].values, stock["v"].values)

@@ -72,8 +72,7 @@ def stores(draw: Any) -> MemoryStore:
 def noting(action: str, errors: str) -> Iterator[list[tuple[type, str]]]:
     """Note warnings, dealt with as `action` says; NumPy does with its errors what `errors` says."""
     noted: list[tuple[type, str]] = []
-    with warnings.catch_warnings(record=True) as caught, np.errstate(all=errors):
-        warnings.simplefilter(action)
+    with warnings.catch_warnings(record=True, action=action) as caught, np.errstate(all=errors):
         yield noted
     noted += [(w.category, str(w.message)) for w in caught]
 

@@ -329,11 +329,8 @@ def test_a_pattern_opens_the_groups_that_match(zarr_format, consolidated, patter
     for path in expected:
         assert_same_dataset(ours[path].to_dataset(inherit=False), whole[path].to_dataset(inherit=False))
     others = {path for path in whole.groups if path not in expected}
-    assert not [
-        key
-        for key in store.asked
-        if is_data(key) and f"/{key}".startswith(tuple(f"{o}/" for o in others)) and not key.endswith("/")
-    ]
+    below = tuple(f"{path}/" for path in others)
+    assert not [key for key in store.asked if is_data(key) and f"/{key}".startswith(below) and not key.endswith("/")]
     assert sorted(open_tree(stored, group=pattern).groups) == expected
 
 
@@ -380,14 +377,7 @@ def test_the_path_of_a_store_is_kept(zarr_format):
 
 
 class FailingStore(Wrapper):
-    """Fails for some keys and listings.
-
-    Parameters
-    ----------
-    store : Store
-    fails : callable
-        Given a key, or the path of a listing and a slash.
-    """
+    """Fails where `fails` says so of a key, or of the path of a listing and a slash."""
 
     def __init__(self, store, fails):
         super().__init__(store)
@@ -411,12 +401,7 @@ class FailingStore(Wrapper):
 def assert_same_outcome(opens, store, is_same=None, **keywords):
     """Compare what both engines give of a store, or their errors, and their warnings; return what the stock one gives.
 
-    Parameters
-    ----------
-    opens : xarray.open_datatree or xarray.open_dataset
-    store : Store
-    is_same : callable, optional
-        Compares errors: given ours and the stock one.
+    Errors are compared by `is_same`, given ours and the stock one, or are equal.
     """
     ours, stock = (outcome(lambda engine=engine: opens(store, **engine, **keywords)) for engine in ENGINES)
     if isinstance(stock[0], tuple) or isinstance(ours[0], tuple):
@@ -509,9 +494,8 @@ def test_an_interrupt_gives_up_what_is_under_way():
             finally:
                 given_up.set()
 
-    signaller = threading.Thread(
-        target=lambda: (begun.wait(), signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-    )
+    main = threading.main_thread().ident
+    signaller = threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(main, signal.SIGINT)))
     signaller.start()
     with pytest.raises(KeyboardInterrupt):
         open_ours(Hanging(tree(3, consolidated=True)))

@@ -35,8 +35,7 @@ def tree():
 def folder(tmp_path_factory):
     """Trees of each kind, ``bucket/2-True`` for format 2 and consolidated, and parts of one dataset."""
     directory = tmp_path_factory.mktemp("served")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for zarr_format in (2, 3):
             for consolidated in (True, False):
                 path = directory / "bucket" / f"{zarr_format}-{consolidated}"
@@ -103,8 +102,7 @@ def test_an_icechunk_session_is_opened():
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_zip_file_is_opened(tmp_path, zarr_format):
-    with ZipStore(tmp_path / "t.zip", mode="w") as store, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with ZipStore(tmp_path / "t.zip", mode="w") as store, warnings.catch_warnings(action="ignore"):
         tree().to_zarr(store, zarr_format=zarr_format, consolidated=False)
 
     with ZipStore(tmp_path / "t.zip", mode="r") as ours, ZipStore(tmp_path / "t.zip", mode="r") as stock:

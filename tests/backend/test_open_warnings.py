@@ -8,20 +8,18 @@ from helpers.outcome import outcome
 from helpers.stores.fakes import Wrapper
 from zarr.storage import MemoryStore
 
+TWO_FILL_VALUES = {"_FillValue": 1.0, "missing_value": 2.0}
 VARIABLES = {
     "times before any reference": (np.arange(3.0) + 1, {"units": "days since 0001-01-01"}),
     "times long after their reference": (np.arange(3.0) + 730_000, {"units": "days since 0001-01-01"}),
     "ambiguous reference": (np.arange(3.0) + 1, {"units": "days since 1-1-1"}),
     "another calendar": (np.arange(3.0) + 1, {"units": "days since 2000-01-01", "calendar": "noleap"}),
     "far times": (np.arange(3.0) + 1e7, {"units": "days since 2000-01-01"}),
-    "times with two fill values": (
-        np.arange(3.0),
-        {"units": "days since 2000-01-01", "_FillValue": 1, "missing_value": 2},
-    ),
-    "two fill values": (np.arange(3.0), {"_FillValue": 1.0, "missing_value": 2.0}),
+    "times with two fill values": (np.arange(3.0), {"units": "days since 2000-01-01", **TWO_FILL_VALUES}),
+    "two fill values": (np.arange(3.0), TWO_FILL_VALUES),
     "two fill values of integers": (np.arange(3), {"_FillValue": 1, "missing_value": [2, 3]}),
     "two fill values of truth": (np.arange(3, dtype="i1"), {"dtype": "bool", "_FillValue": 1, "missing_value": 2}),
-    "two complex fill values": (np.arange(3) * 1j, {"_FillValue": 1.0, "missing_value": 2.0}),
+    "two complex fill values": (np.arange(3) * 1j, TWO_FILL_VALUES),
     "complex numbers made real": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "add_offset": -9}),
     "complex numbers made truth": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "dtype": "bool"}),
     "unsigned numbers with a point": (np.arange(3.0), {"_Unsigned": "true"}),

@@ -80,7 +80,14 @@ def test_what_is_loaded_needs_no_package(tmp_path, pickler, settings):
     assert not done.returncode, done.stdout.decode() + done.stderr.decode()
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda ds: pickle.loads(pickle.dumps(ds))])
+COPIES = {
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    **{by.__name__: lambda ds, by=by: by.loads(by.dumps(ds)) for by in (pickle, cloudpickle)},
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_what_is_lazy_still_chunks_itself(tmp_path, copied):
     write_weather(tmp_path)
 

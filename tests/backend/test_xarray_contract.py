@@ -71,8 +71,7 @@ def test_building_the_graph_reads_nothing(recording):
     ],
 )
 def test_auto_gives_multiples_of_the_shard(path, nbytes, expected):
-    with dask.config.set({"array.chunk-size": nbytes}), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with dask.config.set({"array.chunk-size": nbytes}), warnings.catch_warnings(action="error"):
         chunks = open_u10(path, chunks="auto").chunks
 
     assert chunks == expected

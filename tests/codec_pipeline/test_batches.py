@@ -35,28 +35,15 @@ whole = (slice(0, 4), slice(0, 3))
 ODD = {
     "a shard twice": ([((0, 0), whole, whole), ((0, 0), whole, whole)], (4, 3)),
     "a shard of a product is missing": (
-        [
-            ((0, 0), whole, (slice(0, 4), slice(0, 3))),
-            ((0, 1), whole, (slice(0, 4), slice(3, 6))),
-            ((1, 0), whole, (slice(4, 8), slice(0, 3))),
-        ],
+        [((0, 0), whole, whole), ((0, 1), whole, (whole[0], slice(3, 6))), ((1, 0), whole, (slice(4, 8), whole[1]))],
         (8, 6),
     ),
     "shards of an axis differ": (
-        [
-            ((0, 0), whole, (slice(0, 4), slice(0, 3))),
-            ((0, 1), (slice(0, 2), slice(0, 3)), (slice(0, 4), slice(3, 6))),
-        ],
+        [((0, 0), whole, whole), ((0, 1), (slice(0, 2), slice(0, 3)), (slice(0, 4), slice(3, 6)))],
         (4, 6),
     ),
     "a part of the output is left": ([((0, 0), whole, whole)], (5, 3)),
-    "places overlap": (
-        [
-            ((0, 0), whole, whole),
-            ((1, 0), whole, (slice(2, 6), slice(0, 3))),
-        ],
-        (8, 3),
-    ),
+    "places overlap": ([((0, 0), whole, whole), ((1, 0), whole, (slice(2, 6), slice(0, 3)))], (8, 3)),
     "steps change": (
         [
             ((0, 0), (slice(0, 4, 2), slice(0, 3)), (slice(0, 2), slice(0, 3))),

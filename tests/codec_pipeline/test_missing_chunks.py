@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,46 +131,32 @@ def opened(store, **keywords):
     return xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False, **keywords)
 
 
-def by_read_array(store):
-    array = zarr.open_array(store, path="a", mode="r")
-    return lambda box: read_array(array, box, device="host")
-
-
-def by_engine(store):
-    a = opened(store).a
-    return lambda box: a[box].values
-
-
 def by_points(store):
     a = opened(store).a
     y, x = (xr.DataArray(np.arange(n), dims=dim) for n, dim in ((8, "y"), (6, "x")))
     return lambda box: a[y[box[0]], x[box[1]]].values
 
 
-def by_dask(store):
-    a = opened(store, chunks={}).a
-    return lambda box: a[box].compute().values
+def pickled(array):
+    return pickle.loads(pickle.dumps(array)).compute(scheduler="synchronous")
 
 
-def by_dask_elsewhere(store):
-    a = opened(store, chunks={}).a
-    return lambda box: pickle.loads(pickle.dumps(a[box])).compute(scheduler="synchronous").values
+def joined(dataset):
+    return np.concatenate([batch.a.data[:, 0] for batch in batches(dataset, {"y": 1}, 3)])
 
 
-def by_batches(store):
-    ds = opened(store)
-    return lambda box: np.concatenate(
-        [batch.a.data[:, 0] for batch in batches(ds.isel(y=box[0], x=box[1]), {"y": 1}, 3)]
-    )
+def of(opened, read):
+    """Return what opens a store and returns what reads a box of it."""
+    return lambda store: partial(read, opened(store))
 
 
 DOORS = {
-    "read_array": by_read_array,
-    "engine": by_engine,
+    "read_array": of(partial(zarr.open_array, path="a", mode="r"), partial(read_array, device="host")),
+    "engine": of(opened, lambda ds, box: ds.a[box].values),
     "points": by_points,
-    "dask": by_dask,
-    "dask, pickled": by_dask_elsewhere,
-    "batches": by_batches,
+    "dask": of(partial(opened, chunks={}), lambda ds, box: ds.a[box].compute().values),
+    "dask, pickled": of(partial(opened, chunks={}), lambda ds, box: pickled(ds.a[box]).values),
+    "batches": of(opened, lambda ds, box: joined(ds.isel(y=box[0], x=box[1]))),
 }
 """Given a store, what reads a box of its array; the array is opened at once."""
 

@@ -94,9 +94,8 @@ HERE = {
     "obstore local": lambda d: ObjectStore(ObstoreLocal(d / "bucket/s.zarr")),
     "obstore memory": lambda _: in_memory(ObjectStore(ObstoreMemory())),
     "fsspec local": lambda d: FsspecStore.from_url(f"file://{d}/bucket/s.zarr", storage_options={"auto_mkdir": False}),
-    "fsspec memory": lambda _: in_memory(
-        FsspecStore.from_url(f"memory://{next(NUMBERED)}.zarr")
-    ),  # one for the process
+    # Memory of fsspec is one for the process.
+    "fsspec memory": lambda _: in_memory(FsspecStore.from_url(f"memory://{next(NUMBERED)}.zarr")),
 }
 SERVED = {name: lambda server, client=client: client(server.url, "bucket/s.zarr") for name, client in CLIENTS.items()}
 MOTO = {
@@ -192,11 +191,9 @@ def test_many_threads(store):
 @pytest.fixture
 def fresh_sessions():
     """Let fsspec keep no session of another event loop, nor of this test's."""
-    for client in (S3FileSystem, HTTPFileSystem):
-        client.clear_instance_cache()
+    S3FileSystem.clear_instance_cache(), HTTPFileSystem.clear_instance_cache()
     yield
-    for client in (S3FileSystem, HTTPFileSystem):
-        client.clear_instance_cache()
+    S3FileSystem.clear_instance_cache(), HTTPFileSystem.clear_instance_cache()
 
 
 @pytest.mark.usefixtures("fresh_sessions")

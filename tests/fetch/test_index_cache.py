@@ -93,11 +93,9 @@ def test_many_threads_keep_the_sum_right():
 
     def work(seed):
         chosen = random.Random(seed)
+        calls = [cache.get, cache.drop, lambda k: cache.put(k, entry(chosen.randrange(1, 16)), limit)]
         for _ in range(500):
-            name = str(chosen.randrange(40))
-            chosen.choice([cache.get, cache.drop, lambda k: cache.put(k, entry(chosen.randrange(1, 16)), limit)])(
-                key(name)
-            )
+            chosen.choice(calls)(key(str(chosen.randrange(40))))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -198,10 +196,7 @@ def rewritten(path, data, way):
         os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-STORES = {
-    "local": LocalStore,
-    "obstore": lambda path: ObjectStore(ObstoreLocal(path)),
-}
+STORES = {"local": LocalStore, "obstore": lambda path: ObjectStore(ObstoreLocal(path))}
 
 
 @pytest.mark.parametrize("way", ["replaced", "in place"])
@@ -303,22 +298,18 @@ def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_ne
     layout = {"chunks": data.shape, "shards": data.shape, "compressors": ZstdCodec(level=1)}
     array = write(LocalStore(tmp_path), data, **layout)
 
-    def replace_once():
-        write(LocalStore(tmp_path), data * 2, **layout, overwrite=True)
-
-    after_index(monkeypatch, replace_once, 1)
+    after_index(monkeypatch, lambda: write(LocalStore(tmp_path), data * 2, **layout, overwrite=True), 1)
 
     assert_same_bits(read_array(array, device="host"), data * 2)
 
 
 def after_index(monkeypatch, change, n_changes):
     """Change an array after each of the next reads of an index."""
-    original, left = snapshot.decode_shard_index, [n_changes]
+    original, left = snapshot.decode_shard_index, iter(range(n_changes))
 
     def decode_then_change(*args, **keywords):
         index = original(*args, **keywords)
-        if left[0]:
-            left[0] -= 1
+        if next(left, None) is not None:
             change()
         return index
 

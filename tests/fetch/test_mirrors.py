@@ -175,36 +175,30 @@ def picks(n, seed):
     return {"in turn": in_turn(n), "at random": at_random(n, seed), "by range": by_range(n)}
 
 
-SERVERS = st.fixed_dictionaries(
-    {
-        "n": st.integers(2, 5),
-        "n_versions": st.integers(2, 3),
-        "seed": st.integers(0, 10**6),
-        "marks": st.sampled_from([*MARKS]),
-        "pick": st.sampled_from([*picks(1, 0)]),
-        "heeds_if_match": st.booleans(),
-        "client": st.sampled_from([*CLIENTS]),
-        "options": st.sampled_from([LONG, SHORT, SHORT]),
-    }
-)
-
-
 @settings(max_examples=usually(8, full=25))  # each starts a server
-@given(drawn=SERVERS, chosen=st.lists(st.sampled_from([*SELECTIONS]), min_size=1, max_size=5))
+@given(
+    n=st.integers(2, 5),
+    n_versions=st.integers(2, 3),
+    seed=st.integers(0, 10**6),
+    marks=st.sampled_from([*MARKS]),
+    picking=st.sampled_from([*picks(1, 0)]),
+    heeds=st.booleans(),
+    client=st.sampled_from([*CLIENTS]),
+    limits=st.sampled_from([LONG, SHORT, SHORT]),
+    chosen=st.lists(st.sampled_from([*SELECTIONS]), min_size=1, max_size=5),
+)
 @pytest.mark.host_decoder
-def test_servers_with_an_older_version_are_never_mixed(drawn, chosen):
+def test_servers_with_an_older_version_are_never_mixed(
+    *, n, n_versions, seed, marks, picking, heeds, client, limits, chosen
+):
     """Raw shards of the same length, with the same index: only what the servers say tells them apart."""
     forget()
-    n = drawn["n"]
-    datas = [DATA + 1000 * (number % drawn["n_versions"]) for number in range(n)]
-    heeds = drawn["heeds_if_match"] and drawn["marks"] != "one tag, other times"
-    pick = picks(n, drawn["seed"])[drawn["pick"]]
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        Mirrors(nodes(drawn["marks"], datas=datas), pick, heeds_if_match=heeds) as server,
-    ):
-        patch.setattr(options.in_force, "options", drawn["options"])
-        array = opened(server, drawn["client"])
+    datas = [DATA + 1000 * (number % n_versions) for number in range(n)]
+    heeds = heeds and marks != "one tag, other times"
+    served = Mirrors(nodes(marks, datas=datas), picks(n, seed)[picking], heeds_if_match=heeds)
+    with pytest.MonkeyPatch.context() as patch, served as server:
+        patch.setattr(options.in_force, "options", limits)
+        array = opened(server, client)
         for name in chosen:
             values = read_array(array, SELECTIONS[name], device="host")
             assert_no_shard_is_mixed(values, SELECTIONS[name], datas)
@@ -276,22 +270,14 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
 def test_one_warning_for_each_store():
     with Mirrors(nodes("strong"), in_turn(2)) as server:
         array = opened(server)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", GpuZarrWarning)
+        with warnings.catch_warnings(record=True, action="always", category=GpuZarrWarning) as caught:
             assert_all_right(array)
             assert_all_right(opened(server))
 
     (warning,) = [w for w in caught if w.category is GpuZarrWarning]
     assert warning.filename == __file__
-    for words in (
-        "has several ETags or times at once",
-        "found:",
-        '"0-',
-        '"1-',
-        "bytes, 2020-09-13",
-        "do:",
-        "Last-Modified",
-    ):
+    found = ("found:", '"0-', '"1-', "bytes, 2020-09-13")
+    for words in ("has several ETags or times at once", *found, "do:", "Last-Modified"):
         assert words in str(warning.message)
 
 
@@ -302,8 +288,7 @@ def test_one_server_is_asked_as_ever(monkeypatch, client, name, n_requests):
     monkeypatch.setattr(options.in_force, "options", LONG)
     with Mirrors(nodes("strong", n=1), in_turn(1)) as server:
         array = opened(server, client)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", GpuZarrWarning)
+        with warnings.catch_warnings(action="error", category=GpuZarrWarning):
             assert_right(array, SELECTIONS[name])
 
     assert len(server.of_data) == n_requests

@@ -23,16 +23,9 @@ pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.fi
 
 DATA = counting((11, 13), "f4")
 SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
+PACKED = {"dtype": "i2", "scale_factor": 0.1, "add_offset": 273.15, "_FillValue": -32768}
 HDF5_ENCODING = {
-    "t2m": {
-        "zlib": True,
-        "shuffle": True,
-        "chunksizes": (2, 3, 4),
-        "dtype": "i2",
-        "scale_factor": 0.1,
-        "add_offset": 273.15,
-        "_FillValue": -32768,
-    },
+    "t2m": {"zlib": True, "shuffle": True, "chunksizes": (2, 3, 4), **PACKED},
     "u10": {"zlib": True, "chunksizes": (4, 6, 8)},
 }
 

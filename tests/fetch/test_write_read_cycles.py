@@ -29,11 +29,7 @@ WIDTH = 6
 LAYOUTS = {
     "raw in shards": {"chunks": (2, 3), "shards": (4, 6), "compressors": None},
     "zstd in shards": {"chunks": (2, 3), "shards": (4, 6), "compressors": ZstdCodec()},
-    "indexes in front": {
-        "chunks": (1, 3),
-        "shards": {"shape": (8, 3), "index_location": "start"},
-        "compressors": None,
-    },
+    "indexes in front": {"chunks": (1, 3), "shards": {"shape": (8, 3), "index_location": "start"}, "compressors": None},
     "zstd": {"chunks": (2, 3), "compressors": ZstdCodec()},
 }
 NUMBERED = count()
@@ -88,15 +84,14 @@ def remote(name):
     return lambda directory, server: Plain(CLIENTS[name](server.url, f"{BUCKET}/{next(NUMBERED)}.zarr"))
 
 
+MKDIR = {"auto_mkdir": True}
 STORES = {
     "local": lambda directory, _: Plain(LocalStore(directory / "s")),
     "memory": lambda _directory, _: Plain(MemoryStore()),
     "obstore memory": lambda _directory, _: Plain(ObjectStore(ObstoreMemory())),
     "obstore local": lambda directory, _: Plain(ObjectStore(ObstoreLocal(directory / "s", mkdir=True))),
     "fsspec memory": lambda directory, _: Plain(FsspecStore.from_url(f"memory://{directory}")),
-    "fsspec local": lambda directory, _: Plain(
-        FsspecStore.from_url(f"file://{directory}/s", storage_options={"auto_mkdir": True})
-    ),
+    "fsspec local": lambda directory, _: Plain(FsspecStore.from_url(f"file://{directory}/s", storage_options=MKDIR)),
     "a wrapper": lambda directory, _: Plain(LoggingStore(LocalStore(directory / "s"), log_level="CRITICAL")),
     "obstore s3": remote("obstore s3"),
     "fsspec s3": remote("fsspec s3"),

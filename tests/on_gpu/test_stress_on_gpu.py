@@ -83,12 +83,7 @@ def arrays():
 def small(monkeypatch):
     """Several segments and batches for most reads."""
     options = ResourceOptions(
-        slot_nbytes=1 << 16,
-        n_slots=2,
-        batch_nbytes=1 << 18,
-        batch_chunks=1,
-        scratch_nbytes=1 << 28,
-        little="device",
+        slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 18, batch_chunks=1, scratch_nbytes=1 << 28, little="device"
     )
     monkeypatch.setattr(in_force, "options", options)
 

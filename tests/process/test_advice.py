@@ -39,8 +39,7 @@ def open_store(store, **options):
 
 
 def test_a_subject_is_warned_of_once():
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         advise("first", "one", found="", do="")
         advise("first", "two", found="", do="")
         advise("second", "three", found="", do="")
@@ -102,8 +101,7 @@ def test_many_small_tasks_are_advised_against(store, monkeypatch, many, small, c
     monkeypatch.setattr(chunkmanager, "MANY_TASKS", many)
     monkeypatch.setattr(chunkmanager, "SMALL_TASK_NBYTES", small)
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         open_store(store, chunks=chunks, device="host")
 
     told = [str(w.message) for w in warned if w.category is GpuZarrWarning]
@@ -160,8 +158,7 @@ def test_chunks_of_a_tree_may_be_those_of_some_groups(fields, recwarn):
 def test_a_gpu_without_packages_is_told_of(monkeypatch, missing, warns):
     monkeypatch.setattr(choice, "missing_for_cuda", lambda: missing)
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         assert choice.resolve_device("auto") == "host"
         assert choice.resolve_device("auto") == "host"
         assert choice.resolve_device("host") == "host"
@@ -184,8 +181,7 @@ def test_a_large_variable_that_the_gpu_cannot_decode_is_told_of(store, monkeypat
     monkeypatch.setattr(open_options, "resolve_device", lambda _: "cuda")
     monkeypatch.setattr(lazy_array, "decoder_for", lambda _: OnDevice())
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         open_store(store)
         open_store(store)
 

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -196,11 +197,9 @@ def test_threads_add_up():
             with mine.stage("fetch"):
                 mine.add(n_reads=1, read_nbytes=3)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result()
 
     assert (mine.snapshot().n_reads, mine.snapshot().read_nbytes) == (4000, 12_000)
 

@@ -156,7 +156,7 @@ LARGE = 2 * module.ALIGNED_NBYTES
 
 
 def begins_a_line(array):
-    return array.__array_interface__["data"][0] % 64 == 0
+    return address(array) % 64 == 0
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, LARGE])

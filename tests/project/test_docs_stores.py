@@ -21,12 +21,7 @@ import xarray_gpuzarr
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
-OF_IMAGES = {
-    "image": IMAGE,
-    "thumbnail": IMAGE[:, ::4, ::4].max(0),
-    "crop": IMAGE[0, 64:128],
-    "brightest": IMAGE.max(),
-}
+OF_IMAGES = {"image": IMAGE, "thumbnail": IMAGE[:, ::4, ::4].max(0), "crop": IMAGE[0, 64:128], "brightest": IMAGE.max()}
 """What examples make of the pyramids, by its name."""
 HTTP, S3 = "http://localhost:8000", "http://localhost:9000"
 

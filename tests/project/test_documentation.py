@@ -81,8 +81,7 @@ def test_python_blocks_of_a_page_run_one_after_another(page, empty):
 
 def stored(store, name):
     """Return the dtype in which a variable lies in a store that opens without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with warnings.catch_warnings(action="error", category=RuntimeWarning):
         return xr.open_dataset(store, engine="zarr", mask_and_scale=False)[name].dtype.name
 
 

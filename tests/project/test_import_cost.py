@@ -50,10 +50,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
         ("import xarray_gpuzarr", LIGHT),
         (f"{ENTRY}; e.load()", LIGHT),
         (f"{ENTRY}; e.load()().guess_can_open('a.zarr')", LIGHT),
-        (
-            "import xarray_gpuzarr; xarray_gpuzarr.OptionError",
-            LIGHT | {"xarray_gpuzarr.errors"},
-        ),
+        ("import xarray_gpuzarr; xarray_gpuzarr.OptionError", LIGHT | {"xarray_gpuzarr.errors"}),
         ("import xarray_gpuzarr; dir(xarray_gpuzarr); xarray.Dataset.gpuzarr", LIGHT),
     ],
 )
@@ -110,8 +107,7 @@ def test_the_accessor_is_there(imports):
 
 
 @pytest.mark.parametrize(
-    ("of", "body"),
-    [(xr.Dataset, DatasetAccessor), (xr.DataArray, DataArrayAccessor), (xr.DataTree, DataTreeAccessor)],
+    ("of", "body"), [(xr.Dataset, DatasetAccessor), (xr.DataArray, DataArrayAccessor), (xr.DataTree, DataTreeAccessor)]
 )
 def test_the_accessor_of_a_class_shows_what_its_accessor_has(of, body):
     assert of.gpuzarr.explain is body.explain
@@ -178,16 +174,11 @@ def test_no_module_hides_from_the_floors_whom_it_imports():
 @cache
 def imported_by(statement):
     """Return the top-level packages that a fresh Python has imported after `statement`."""
-    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    return set(run(code).split())
+    return {name.partition(".")[0] for name in run(f"import sys; {statement}; print(*sys.modules)").split()}
 
 
 @pytest.mark.parametrize(
-    "statement",
-    [
-        f"import {EVERYTHING}",
-        "import xarray as xr; xr.backends.list_engines()['gpuzarr']",
-    ],
+    "statement", [f"import {EVERYTHING}", "import xarray as xr; xr.backends.list_engines()['gpuzarr']"]
 )
 def test_importing_brings_in_no_gpu_plot_or_cluster_package(statement):
     imported = imported_by(statement)

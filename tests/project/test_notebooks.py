@@ -49,11 +49,9 @@ def test_notebook_was_run_from_top_to_bottom(path):
 @each
 def test_notebook_ran_without_errors_and_warnings(path):
     outputs = [output for cell in code_cells(read(path)) for output in cell["outputs"]]
+    kinds = {(output["output_type"], output.get("name")) for output in outputs}
 
-    assert {(output["output_type"], output.get("name")) for output in outputs} <= {
-        ("execute_result", None),
-        ("display_data", None),
-    }
+    assert kinds <= {("execute_result", None), ("display_data", None)}
 
 
 @each

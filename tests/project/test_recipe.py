@@ -47,11 +47,8 @@ def follow(house, steps):
 def run(house, code):
     """Run a program with the copy of the package, in its folder."""
     environment = {**os.environ, "PYTHONPATH": str(house)}
-    command = [
-        sys.executable,
-        "-c",
-        f"import {PACKAGE}; assert {PACKAGE}.__path__ == [{str(house / PACKAGE)!r}]\n{code}",
-    ]
+    is_copy = f"import {PACKAGE}; assert {PACKAGE}.__path__ == [{str(house / PACKAGE)!r}]\n"
+    command = [sys.executable, "-c", is_copy + code]
     return subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -509,53 +509,46 @@ def test_explain_says_how_each_variable_is_read(ds, monkeypatch):
     assert loader.nbytes == 3 * 2 * (8 + 8 + 12 * 8)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"sizes": {}}, "unusable sizes="),
-        ({"sizes": 3}, "unusable sizes="),
-        ({"sizes": {"z": 1}}, "unknown dimensions in sizes="),
-        ({"sizes": {"time": 25}}, "larger than the dataset"),
-        ({"sizes": {"time": 0}}, "unusable sizes['time']="),
-        ({"sizes": {"time": 1.0}}, "unusable sizes['time']="),
-        ({"sizes": {"time": True}}, "unusable sizes['time']="),
-        ({"batch": 0}, "unusable batch="),
-        ({"batch": "3"}, "unusable batch="),
-        ({"batch": 13, "drop_last": True}, "too few samples for a batch on each rank"),
-        ({"stride": {"time": 0}}, "unusable stride['time']="),
-        ({"stride": {"x": 1}}, "unknown dimensions in stride="),
-        ({"stride": 1}, "unusable stride="),
-        ({"random": 0}, "unusable random="),
-        ({"random": True}, "unusable random="),
-        ({"random": 2**40}, "more samples than an epoch can have"),
-        ({"random": 3, "stride": {"time": 1}}, "asked for in two ways"),
-        ({"positions": {}}, "unusable positions="),
-        ({"positions": {"time": []}}, "unusable positions="),
-        ({"positions": {"time": [0.5]}}, "unusable positions= along 'time'"),
-        ({"positions": {"time": [[0]]}}, "unusable positions= along 'time'"),
-        ({"positions": {"time": [[0], [0, 1]]}}, "unusable positions= along 'time'"),
-        ({"positions": {"time": 3}}, "unusable positions= along 'time'"),
-        ({"positions": {"time": [True]}}, "unusable positions= along 'time'"),
-        ({"positions": {"time": [-1]}}, "positions= along 'time' lie outside"),
-        ({"positions": {"time": [0, 23]}}, "positions= along 'time' lie outside"),
-        ({"positions": {"time": np.array([2**63], "u8")}}, "positions= along 'time' lie outside"),
-        ({"positions": {"x": [0]}}, "unknown dimensions in positions="),
-        ({"sizes": {"time": 2, "x": 2}, "positions": {"time": [0]}}, "unusable positions= along 'x'"),
-        ({"sizes": {"time": 2, "x": 2}, "positions": {"time": [0], "x": [0, 1]}}, "unusable positions="),
-        ({"shuffle": 1}, "unusable shuffle="),
-        ({"drop_last": None}, "unusable drop_last="),
-        ({"window": "much"}, "unusable window="),
-        ({"window": -1}, "unusable window="),
-        ({"window": 1.5}, "unusable window="),
-        ({"memory": "little"}, "unusable memory="),
-        ({"memory": 0}, "unusable memory="),
-        ({"seed": -1}, "unusable seed="),
-        ({"seed": None}, "unusable seed="),
-        ({"prefetch": -1}, "unusable prefetch="),
-        ({"rank": 1}, "rank= and world_size= belong together"),
-        ({"rank": 2, "world_size": 2}, "unusable rank="),
-        ({"rank": 0, "world_size": 13}, "too few samples for a batch on each rank"),
+TWO_AXES = {"time": 2, "x": 2}
+UNUSABLE = {
+    "sizes=": [{"sizes": {}}, {"sizes": 3}],
+    "sizes['time']=": [{"sizes": {"time": n}} for n in (0, 1.0, True)],
+    "batch=": [{"batch": 0}, {"batch": "3"}],
+    "stride['time']=": [{"stride": {"time": 0}}],
+    "stride=": [{"stride": 1}],
+    "random=": [{"random": 0}, {"random": True}],
+    "positions=": [
+        *({"positions": positions} for positions in ({}, {"time": []})),
+        {"sizes": TWO_AXES, "positions": {"time": [0], "x": [0, 1]}},
     ],
+    "positions= along 'time'": [{"positions": {"time": at}} for at in ([0.5], [[0]], [[0], [0, 1]], 3, [True])],
+    "positions= along 'x'": [{"sizes": TWO_AXES, "positions": {"time": [0]}}],
+    "shuffle=": [{"shuffle": 1}],
+    "drop_last=": [{"drop_last": None}],
+    "window=": [{"window": window} for window in ("much", -1, 1.5)],
+    "memory=": [{"memory": "little"}, {"memory": 0}],
+    "seed=": [{"seed": -1}, {"seed": None}],
+    "prefetch=": [{"prefetch": -1}],
+    "rank=": [{"rank": 2, "world_size": 2}],
+}
+IMPOSSIBLE = {
+    "unknown dimensions in sizes=": [{"sizes": {"z": 1}}],
+    "unknown dimensions in stride=": [{"stride": {"x": 1}}],
+    "unknown dimensions in positions=": [{"positions": {"x": [0]}}],
+    "larger than the dataset": [{"sizes": {"time": 25}}],
+    "too few samples for a batch on each rank": [{"batch": 13, "drop_last": True}, {"rank": 0, "world_size": 13}],
+    "more samples than an epoch can have": [{"random": 2**40}],
+    "asked for in two ways": [{"random": 3, "stride": {"time": 1}}],
+    "positions= along 'time' lie outside": [
+        {"positions": {"time": at}} for at in ([-1], [0, 23], np.array([2**63], "u8"))
+    ],
+    "rank= and world_size= belong together": [{"rank": 1}],
+    **{f"unusable {name}": keywords for name, keywords in UNUSABLE.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"), [(keywords, message) for message, several in IMPOSSIBLE.items() for keywords in several]
 )
 def test_bad_options_are_refused(ds, keywords, message):
     with pytest.raises(OptionError) as refused:

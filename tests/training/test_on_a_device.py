@@ -57,13 +57,7 @@ def test_a_read_is_one_array_on_the_device_and_decodes_each_chunk_once(gpu, stor
 
 
 @pytest.mark.parametrize(
-    "selection",
-    [
-        {},
-        {"time": slice(None, None, -1)},
-        {"x": slice(None, None, -2)},
-        {"y": [4, 0, 5, 5, 1]},
-    ],
+    "selection", [{}, {"time": slice(None, None, -1)}, {"x": slice(None, None, -2)}, {"y": [4, 0, 5, 5, 1]}]
 )
 def test_samples_of_two_stores_are_joined_on_the_device(gpu, stores, selection):
     ds = xr.concat([opened(store, chunks={}) for store in stores], dim="time").isel(selection)

@@ -34,13 +34,8 @@ def drawn(n, epoch=0, shard=4, **changes):
 
 def lattice(lengths, sizes, stride=None):
     dims = "abc"[: len(lengths)]
-    samples = choose_samples(
-        dict(zip(dims, lengths, strict=True)),
-        dict(zip(dims, sizes, strict=True)),
-        stride=stride,
-        random=None,
-        positions=None,
-    )
+    of_dims = (dict(zip(dims, numbers, strict=True)) for numbers in (lengths, sizes))
+    samples = choose_samples(*of_dims, stride=stride, random=None, positions=None)
     return samples.starts(NO_RANDOM).of(np.arange(samples.n_samples)).tolist()
 
 
@@ -96,22 +91,6 @@ def test_windows_hold_samples_of_few_shards():
     assert (windows[:, 0] // 16).tolist() != [0, 1, 2, 3]
 
 
-samplings = st.fixed_dictionaries(
-    {
-        "n": st.integers(1, 60),
-        "batch": st.integers(1, 7),
-        "shuffle": st.booleans(),
-        "windows": st.none() | st.integers(1, 5),
-        "seed": st.integers(0, 3),
-        "drop_last": st.booleans(),
-        "world_size": st.integers(1, 5),
-        "n_parts": st.integers(1, 4),
-        "shard": st.integers(1, 9),
-        "epoch": st.integers(0, 2),
-    }
-)
-
-
 def batches_of(epoch, n_batches):
     """Return the samples of each batch, as reads give them."""
     per_read, batch = epoch.order.per_read, epoch.order.batch
@@ -122,37 +101,40 @@ def batches_of(epoch, n_batches):
     return found
 
 
-@given(samplings)
-def test_ranks_and_parts_share_an_epoch(drawn):
-    n, batch, windows = drawn["n"], drawn["batch"], drawn["windows"]
+@given(
+    n=st.integers(1, 60),
+    usual=st.fixed_dictionaries(
+        {
+            "batch": st.integers(1, 7),
+            "shuffle": st.booleans(),
+            "seed": st.integers(0, 3),
+            "drop_last": st.booleans(),
+            "world_size": st.integers(1, 5),
+            "n_parts": st.integers(1, 4),
+        }
+    ),
+    windows=st.none() | st.integers(1, 5),
+    shard=st.integers(1, 9),
+    epoch=st.integers(0, 2),
+)
+def test_ranks_and_parts_share_an_epoch(n, usual, windows, shard, epoch):
+    batch, world_size = usual["batch"], usual["world_size"]
     found, n_batches = [], []
-    for rank in range(drawn["world_size"]):
-        of_rank = 0
-        for part in range(drawn["n_parts"]):
-            of_part = Order(
-                batch=batch,
-                shuffle=drawn["shuffle"],
-                window=None if windows is None else windows * batch,
-                seed=drawn["seed"],
-                drop_last=drawn["drop_last"],
-                rank=rank,
-                world_size=drawn["world_size"],
-                part=part,
-                n_parts=drawn["n_parts"],
-            )
-            epoch = draw_epoch(table(n), of_part, drawn["epoch"], shards_of(drawn["shard"]))
-            own = batches_of(epoch, of_part.n_batches(n))
+    for rank in range(world_size):
+        n_before = len(found)
+        for part in range(usual["n_parts"]):
+            of_part = Order(**usual, window=windows and windows * batch, rank=rank, part=part)
+            own = batches_of(draw_epoch(table(n), of_part, epoch, shards_of(shard)), of_part.n_batches(n))
             assert len(own) == of_part.n_batches(n)
             found += own
-            of_rank += len(own)
-        n_batches.append(of_rank)
+        n_batches.append(len(found) - n_before)
 
     samples = [sample for own in found for sample in own]
     assert len(samples) == len(set(samples))
     assert all(found)
-    if drawn["drop_last"]:
+    if usual["drop_last"]:
         assert {len(own) for own in found} <= {batch}
-        assert set(n_batches) == {n // drawn["world_size"] // batch}
+        assert set(n_batches) == {n // world_size // batch}
     else:
         assert sorted(samples) == list(range(n))
         assert max(n_batches) - min(n_batches) <= 1

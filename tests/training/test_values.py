@@ -49,11 +49,7 @@ def store_of(seed, n_times, *, chunks=(2, 3, 4), shards=None, first=0, **encodin
 @pytest.fixture(scope="module")
 def stores():
     """Three stores that lie behind one another in time."""
-    return [
-        store_of(1, 10),
-        store_of(2, 5, first=10, shards=(4, 6, 4)),
-        store_of(3, 8, first=15, chunks=(3, 7, 5)),
-    ]
+    return [store_of(1, 10), store_of(2, 5, first=10, shards=(4, 6, 4)), store_of(3, 8, first=15, chunks=(3, 7, 5))]
 
 
 def joined(stores, chunks):
@@ -278,13 +274,8 @@ def test_what_is_no_plain_selection_is_read_as_well(stores, change, chunks):
 def test_every_chunk_is_read_once_per_batch_and_only_those_below_it():
     store = store_of(1, 12, chunks=(2, 7, 9))
     ds = open_ours(store, consolidated=False)[["a"]].drop_vars(["place"])
-    loader = batches(
-        ds,
-        {"time": 3, "x": 2},
-        8,
-        positions={"time": [2, 3, 3, 4, 2, 2, 5, 5], "x": [0, 1, 2, 3, 4, 5, 6, 7]},
-        prefetch=0,
-    )
+    positions = {"time": [2, 3, 3, 4, 2, 2, 5, 5], "x": [0, 1, 2, 3, 4, 5, 6, 7]}
+    loader = batches(ds, {"time": 3, "x": 2}, 8, positions=positions, prefetch=0)
 
     before = counters.snapshot()
     next(iter(loader))

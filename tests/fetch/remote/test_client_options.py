@@ -22,24 +22,15 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 DATA = np.arange(64, dtype="f4")
 OF_ONE_REQUEST = {"range", "x-amz-date", "amz-sdk-invocation-id", "amz-sdk-request"}
 
-CUSTOMER_KEY = "k" * 32
+KEY, OWNER = {"SSECustomerKey": "k" * 32, "SSECustomerAlgorithm": "AES256"}, {"ExpectedBucketOwner": "123456789012"}
+OF_WRITES = {"ServerSideEncryption": "aws:kms"}  # means nothing to a read, and s3fs leaves it out
 S3FS_OPTIONS = {
     "none": {},
     "requester pays": {"requester_pays": True},
     "requester pays, by its name in the protocol": {"s3_additional_kwargs": {"RequestPayer": "requester"}},
-    "a key of the customer": {
-        "s3_additional_kwargs": {"SSECustomerKey": CUSTOMER_KEY, "SSECustomerAlgorithm": "AES256"}
-    },
-    "an owner": {"s3_additional_kwargs": {"ExpectedBucketOwner": "123456789012"}},
-    "all of these": {
-        "requester_pays": True,
-        "s3_additional_kwargs": {
-            "SSECustomerKey": CUSTOMER_KEY,
-            "SSECustomerAlgorithm": "AES256",
-            "ExpectedBucketOwner": "123456789012",
-            "ServerSideEncryption": "aws:kms",  # means nothing to a read, and s3fs leaves it out
-        },
-    },
+    "a key of the customer": {"s3_additional_kwargs": KEY},
+    "an owner": {"s3_additional_kwargs": OWNER},
+    "all of these": {"requester_pays": True, "s3_additional_kwargs": KEY | OWNER | OF_WRITES},
     "versions": {"version_aware": True, "requester_pays": True},
     "nobody": {"anon": True, "key": None, "secret": None},
     "a name of the user's": {"config_kwargs": {"user_agent_extra": "tests/1.0"}},

@@ -23,14 +23,11 @@ from xarray_gpuzarr.process import advice
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 DATA = counting((16, 12), "f4")
+RAW = {"chunks": (2, 3), "compressors": None}
 LAYOUTS = {
     "zstd in shards": {"chunks": (2, 3), "shards": (8, 12), **V3_CODECS["zstd"]},
-    "raw in shards": {"chunks": (2, 3), "shards": (8, 12), "compressors": None},
-    "raw, indexes in front": {
-        "chunks": (2, 3),
-        "shards": {"shape": (8, 12), "index_location": "start"},
-        "compressors": None,
-    },
+    "raw in shards": RAW | {"shards": (8, 12)},
+    "raw, indexes in front": RAW | {"shards": {"shape": (8, 12), "index_location": "start"}},
     "zstd": {"chunks": (2, 3), **V3_CODECS["zstd"]},
 }
 SELECTIONS = {"one chunk": (slice(2, 4), slice(3, 6)), "a column": (slice(None), slice(3)), "all": (...,)}
@@ -161,8 +158,7 @@ def test_such_a_store_is_known_after_one_read_and_said_once(client, heeds_if_mat
         with pytest.warns(GpuZarrWarning, match="another ETag or time in each answer"):
             assert_right(array)
         server.asked.clear()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", GpuZarrWarning)
+        with warnings.catch_warnings(action="error", category=GpuZarrWarning):
             assert_right(opened(server, client))
 
         assert [request.range for request in server.of_data] == [None] * 5

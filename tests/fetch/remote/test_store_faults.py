@@ -182,10 +182,7 @@ def test_a_read_that_fails_gives_up_its_other_requests(server, monkeypatch):
     monkeypatch.setattr("xarray_gpuzarr.process.fetch_options.in_force.options", None)
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr", timeout_s=30)
     array = opened(store, "unsharded")
-    server.spoil(
-        {"kind": "status", "value": 403, "path": "/unsharded/c/0/0"},
-        {"kind": "hang", "path": "/unsharded/c"},
-    )
+    server.spoil({"kind": "status", "value": 403, "path": "/unsharded/c/0/0"}, {"kind": "hang", "path": "/unsharded/c"})
 
     with pytest.raises(StoreReadError, match="c/0/0"):
         read_array(array, device="host")
@@ -222,12 +219,8 @@ def test_shard_replaced_between_its_index_and_its_chunks_is_read_anew(store, ser
 def test_shard_that_is_replaced_over_and_over_comes_in_one_answer(store, server):
     prepare_other_versions(server, 8)
     array = opened(store, "raw")
-    server.spoil(
-        *(
-            {"kind": "replaced", "value": f"bucket/other-{n}", "path": "/raw/c/0/0", "skip": 1, "times": 1}
-            for n in range(8)
-        )
-    )
+    once = {"kind": "replaced", "path": "/raw/c/0/0", "skip": 1, "times": 1}
+    server.spoil(*({**once, "value": f"bucket/other-{n}"} for n in range(8)))
 
     read = read_array(array, (slice(3, 6), slice(4, 8)), device="host")
 
