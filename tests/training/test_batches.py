@@ -296,7 +296,7 @@ def test_processes_of_a_rank_share_its_memory(ds):
 
 
 def test_ranks_of_a_machine_share_what_is_free(ds, monkeypatch):
-    monkeypatch.setattr("xarray_gpuzarr.training.options.available_nbytes", lambda: 4 * 8 * 104)
+    monkeypatch.setattr("xarray_gpuzarr.training.iterator.available_nbytes", lambda: 4 * 8 * 104)
     usual = {"sizes": {"time": 1}, "batch": 1, "prefetch": 9}
 
     assert [n_ahead(batches(ds, **usual), n_parts) for n_parts in (1, 2, 4, 20)] == [8, 4, 2, 1]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xarray_gpuzarr.cuda.driver import native_device
-from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as fetching
 from xarray_gpuzarr.process.device_options import ResourceOptions
@@ -81,3 +81,17 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     if share:
         native_device().share("always")
     return options_in_force()
+
+
+def native_device(index: int | None = None) -> DeviceApi:
+    """Return the GPU of that number, the calling thread's current one if None."""
+    try:
+        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            "CuPy or RMM cannot be imported",
+            tried="import cupy, rmm",
+            found=str(error),
+            do="install or repair them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
+        ) from error
+    return device.native_device(index)

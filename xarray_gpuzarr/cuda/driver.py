@@ -1,7 +1,5 @@
 """What the NVIDIA driver says of itself and of its GPUs without CUDA being started: versions, names, their number.
 
-`native_device` is the way to a GPU once it is used, and CuPy and RMM are needed: nothing is imported before.
-
 References
 ----------
 NVML API reference: ``nvmlSystemGetDriverVersion``, ``nvmlDeviceGetCount_v2``, ``nvmlDeviceGetName``; CUDA driver API,
@@ -14,9 +12,6 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-
-from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.errors import DeviceUnavailableError
 
 
 @cache
@@ -84,17 +79,3 @@ def _text(nvml: ctypes.CDLL, call: str, *handle: object) -> str:
     text = ctypes.create_string_buffer(96)
     failed = getattr(nvml, call)(*handle, text, ctypes.c_uint(len(text)))
     return "" if failed else text.value.decode(errors="replace")
-
-
-def native_device(index: int | None = None) -> DeviceApi:
-    """Return the GPU of that number, the calling thread's current one if None."""
-    try:
-        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            "CuPy or RMM cannot be imported",
-            tried="import cupy, rmm",
-            found=str(error),
-            do="install or repair them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
-        ) from error
-    return device.native_device(index)

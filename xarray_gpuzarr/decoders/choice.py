@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
-from xarray_gpuzarr.cuda.driver import native_device
+from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking

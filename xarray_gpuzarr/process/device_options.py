@@ -140,5 +140,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
-resource_options = in_force.get
-"""Returns the options in force."""
+
+
+def resource_options() -> ResourceOptions:
+    """Return the options in force."""
+    return in_force.options or in_force.get()

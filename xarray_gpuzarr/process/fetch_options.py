@@ -60,5 +60,6 @@ class FetchOptions:
 in_force: InForce[FetchOptions] = InForce(FetchOptions)
 
 
-fetch_options = in_force.get
-"""Returns the options in force."""
+def fetch_options() -> FetchOptions:
+    """Return the options in force."""
+    return in_force.options or in_force.get()

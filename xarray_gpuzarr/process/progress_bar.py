@@ -267,12 +267,6 @@ class ReadProgress:
         self._bars.add_bytes(done=-self._told, expected=-self._nbytes)
 
 
-def read_progress(n_chunks: int, nbytes: int) -> ReadProgress | None:
-    """Return the progress of a read that begins; None if no bar is shown."""
-    shown = shown_bars[:1]
-    return ReadProgress(shown[0], n_chunks, nbytes) if shown else None
-
-
 _paused: list[Bars] = []
 """Those that draw nothing while a process is forked off."""
 

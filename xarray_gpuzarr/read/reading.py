@@ -25,7 +25,7 @@ from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.progress_bar import read_progress, shown_bars
+from xarray_gpuzarr.process.progress_bar import ReadProgress, shown_bars
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
 from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
@@ -122,7 +122,8 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         raise MemoryError(f"a result of shape {target.shape}")
     snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
-    progress = read_progress(target.n_chunks, nbytes) if shown_bars else None
+    shown = shown_bars[:1]
+    progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
     try:
         tables = ChunkTables(spec, target, snapshot, progress)
         result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)

@@ -13,7 +13,7 @@ from xarray_gpuzarr.backend.accessor.explanation import TableText, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.training.iterator import BatchIterator, Progress
+from xarray_gpuzarr.training.iterator import BatchIterator, Budget, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
 from xarray_gpuzarr.training.sources import Way, in_c_order
@@ -21,8 +21,6 @@ from xarray_gpuzarr.training.template import Template
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-
-    from xarray_gpuzarr.training.options import Budget
 
 _TITLES = ("variable", "read")
 

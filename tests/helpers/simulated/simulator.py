@@ -337,7 +337,7 @@ class SimulatedDevice:
         return SimulatedMemory(self._allocate(nbytes, stream), self._dead.append, self._free)
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: SimulatedStream) -> SimulatedArray:
-        nbytes = math.prod(shape) * dtype.itemsize
+        nbytes = int(math.prod(shape)) * dtype.itemsize  # zarr-python gives integers of NumPy, too
         memory = self._memory(nbytes, stream)
         elements = self._arena.view(memory.address, nbytes).view(dtype).reshape(shape)
         return SimulatedArray(self, memory, elements)

@@ -20,7 +20,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda import checksum
 from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
-from xarray_gpuzarr.cuda.driver import native_device
+from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.gds_files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
