@@ -73,6 +73,15 @@ def test_a_copy_of_a_store_keeps_its_packing_and_codecs(tmp_path):
     np.testing.assert_array_equal(other[...], one[...])
 
 
+def test_results_without_encoding(tmp_path):
+    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    celsius = opened(tmp_path / "a", {}) - 273.15
+
+    celsius.gpuzarr.to_zarr(tmp_path / "b", CHUNKS, SHARDS)
+
+    np.testing.assert_allclose(opened(tmp_path / "b").t2m, celsius.t2m)
+
+
 def test_times_longer_than_a_shard_keep_the_units_that_fit_them(tmp_path):
     times = np.datetime64("2000-01-01", "ns") + np.arange(50) * np.timedelta64(6, "h")
     ds = xr.Dataset({"seen": ("time", times)})
