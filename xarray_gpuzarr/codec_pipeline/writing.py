@@ -29,6 +29,7 @@ from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import is_obstore_memory
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.threads import thread_budget
@@ -142,7 +143,7 @@ class ArrayWriter:
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
         # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
-        may_share = isinstance(self._store, ObjectStore) and type(self._store.store).__name__ != "MemoryStore"
+        may_share = isinstance(self._store, ObjectStore) and not is_obstore_memory(self._store.store)
         encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
         await _some_at_once(self._put, keys, encoded)
 

@@ -103,6 +103,11 @@ def local_folder(store: Store) -> str | None:
     return None
 
 
+def is_obstore_memory(client: Any) -> bool:
+    """Say whether a client of obstore keeps objects in memory; zarr takes no classes derived from obstore's."""
+    return type(client).__name__ == "MemoryStore"
+
+
 def is_settled(age_s: float) -> bool:
     """Say whether an object is so old that any later change will give it other times."""
     return age_s > SETTLED_S

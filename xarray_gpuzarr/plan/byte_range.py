@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xarray_gpuzarr.process.fetch_options import in_force
+from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.process.records import Column
 
 WHOLE_OBJECT = -1
@@ -78,7 +78,7 @@ _kept = lru_cache(maxsize=16)(CoalesceRule)
 
 def coalesce_rule(*, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, max_together: int = 1) -> CoalesceRule:
     """Return the rule for a kind of store, whose own limits hold where no others were set."""
-    options = in_force.options or in_force.get()
+    options = fetch_options()
     if options.max_gap_nbytes is not None:
         max_gap_nbytes = options.max_gap_nbytes
     if options.max_request_nbytes is not None:

@@ -12,7 +12,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr.fetch.remote.clients import server_of
-from xarray_gpuzarr.fetch.source import local_folder, unwrapped
+from xarray_gpuzarr.fetch.source import is_obstore_memory, local_folder, unwrapped
 from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3
@@ -28,7 +28,7 @@ def root_of(store: Store) -> tuple[Hashable, str]:
     if isinstance(store, FsspecStore):
         return server_of(store), store.path.strip("/")
     if isinstance(store, ObjectStore):
-        if type(store.store).__name__ == "MemoryStore":
+        if is_obstore_memory(store.store):
             return id(store.store), ""
         return server_of(store), str(getattr(store.store, "prefix", None) or "").strip("/")
     return (str(store) if isinstance(store, MemoryStore) else id(store)), ""  # the text of one in memory names its dict

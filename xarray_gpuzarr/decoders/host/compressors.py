@@ -57,7 +57,8 @@ LIBRARY_ERRORS = (
     MemoryError,  # a frame that declares an absurd length
     ImportError,  # a codec whose library is missing; imagecodecs imports its parts when they are called
 )
-_COPY_RATE, _LZ4 = 4e9, numcodecs.get_codec({"id": "lz4"})
+_COPY_RATE = 4e9
+_LZ4 = numcodecs.get_codec({"id": "lz4"})
 
 
 def _gzip_at_most(src: memoryview, most: int) -> memoryview:

@@ -36,7 +36,7 @@ from xarray_gpuzarr.fetch.remote.answers import (
     range_header,
     version_of,
 )
-from xarray_gpuzarr.fetch.source import wrapped
+from xarray_gpuzarr.fetch.source import is_obstore_memory, wrapped
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _RANGE_NOT_SATISFIABLE = 416
@@ -290,8 +290,7 @@ class ObstoreClient:
         self._store = store
         self.server = _obstore_server(store)
         place = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
-        is_memory = type(store).__name__ == "MemoryStore"
-        self.identity: Hashable = None if is_memory else ("obstore", _digest(place))
+        self.identity: Hashable = None if is_obstore_memory(store) else ("obstore", _digest(place))
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
