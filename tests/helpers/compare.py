@@ -14,7 +14,17 @@ def assert_same_bits(actual: Any, expected: np.ndarray) -> None:
     assert type(actual) is np.ndarray
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    assert actual.tobytes() == expected.tobytes()
+    is_same = actual.tobytes() == expected.tobytes()
+    assert is_same, f"bits differ in {_differing(actual, expected)}"  # where ``CI`` is set, pytest compares for minutes
+
+
+def _differing(actual: np.ndarray, expected: np.ndarray) -> str:
+    """Say how many elements differ, and the first of them."""
+    bits = [np.frombuffer(array.tobytes(), f"V{array.dtype.itemsize}") for array in (actual, expected)]
+    places = np.flatnonzero(bits[0] != bits[1])
+    first = int(places[0])
+    where = tuple(int(n) for n in np.unravel_index(first, actual.shape))
+    return f"{places.size} of {actual.size} elements, first at {where}: {actual[where]!r} is not {expected[where]!r}"
 
 
 def assert_same_values(actual: Any, expected: Any) -> None:

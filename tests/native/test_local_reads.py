@@ -1,6 +1,5 @@
 """Reads of local files by one table and one call of the loops; what these leave is read and decoded by Python."""
 
-import ctypes
 import os
 import time
 import weakref
@@ -371,11 +370,9 @@ def files(path):
 
 
 def take_out_of_memory(path):
-    """Drop the pages of a file; where much else is to be written, ``fsync`` takes minutes, since it waits for all."""
-    wait_and_write = 7
     with path.open("rb") as file:
         fd = file.fileno()
-        assert ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), wait_and_write) == 0
+        os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         try:
             os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
