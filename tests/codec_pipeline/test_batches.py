@@ -52,6 +52,8 @@ ODD = {
         (6, 3),
     ),
     "backwards": ([((0, 0), (slice(3, None, -1), slice(0, 3)), whole)], (4, 3)),
+    "backwards in the output": ([((0, 0), whole, (slice(3, None, -1), slice(0, 3)))], (4, 3)),
+    "beside the output": ([((0, 0), whole, (slice(1, 5), slice(0, 3)))], (4, 3)),
     "other numbers of axes": ([((0, 0), whole, whole)], (4, 3, 1)),
     "lists": ([((0, 0), ([0, 1], slice(0, 3)), (slice(0, 2), slice(0, 3)))], (2, 3)),
     "no index": ([((0, 0), (None, slice(0, 3)), (slice(0, 1), slice(0, 3)))], (1, 3)),

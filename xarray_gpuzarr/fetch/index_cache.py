@@ -51,11 +51,12 @@ class IndexCache:
     def get(self, key: Key) -> CachedIndex | None:
         """Return the index of a shard, None if it is not there."""
         with self._lock:
-            self._begin()
+            if self._is_torn:
+                self._begin()
+                self._is_torn = False
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
-            self._is_torn = False
             return entry
 
     def put(self, key: Key, entry: CachedIndex, most_nbytes: int) -> None:

@@ -84,6 +84,8 @@ class LocalSource:
         most_nbytes: int = NO_LIMIT,
     ) -> LocalSource:
         """Return this source, with a bound on files that are chunks."""
+        if most_nbytes == self.most_nbytes:
+            return self
         return LocalSource(root=self.root, storage=self.storage, most_nbytes=most_nbytes)
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:

@@ -95,19 +95,19 @@ class Counters:
         self.process = uuid4().hex
         """Tells this process from any other, on any machine."""
         self._lock = threading.Lock()
-        self._of_thread = threading.local()
         self._accounts: list[Account] = []
         self._closed = Counts()
+        self.of_thread = _OfThread(self)
 
     def add(self, **numbers: int) -> None:
         """Add to fields of `Counts`."""
-        mine = self.account.numbers
+        mine = self.of_thread.account.numbers
         for name, number in numbers.items():
             mine[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        mine = self.account
+        mine = self.of_thread.account
         return _UNTIMED if mine.stage == stage else _Timed(mine, stage)
 
     def snapshot(self) -> Counts:
@@ -115,17 +115,8 @@ class Counters:
         with self._lock:
             return sum(map(_counts, self._accounts), self._closed)
 
-    @property
-    def account(self) -> Account:
-        """The calling thread's account."""
-        try:
-            account: Account = self._of_thread.account
-        except AttributeError:
-            account = self._of_thread.account = self._open()
-        return account
-
-    def _open(self) -> Account:
-        """Open an account for the calling thread, and close those of threads that have ended."""
+    def open_account(self) -> Account:
+        """Return a new account of the calling thread, and close those of threads that have ended."""
         account = Account()
         with self._lock:
             ended = [a for a in self._accounts if not a.thread.is_alive()]
@@ -133,6 +124,13 @@ class Counters:
             closed = sum(map(_counts, ended), self._closed)
             self._closed, self._accounts = closed, [*open_accounts, account]  # both or, if a signal interrupts, neither
         return account
+
+
+class _OfThread(threading.local):
+    """Has the calling thread's account."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.account = counters.open_account()
 
 
 def _counts(account: Account) -> Counts:

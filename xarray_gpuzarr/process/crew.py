@@ -49,7 +49,7 @@ class _Run:
         """Threads that the caller has started by itself; None if it starts none."""
         self.n_wanted = 0
         """Helpers that were asked for and have not begun."""
-        self.stage: Stage | None = counters.account.stage
+        self.stage: Stage | None = counters.of_thread.account.stage
         self.errors: list[BaseException] = []
 
     @property
@@ -118,8 +118,8 @@ class Crew:
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self.threads: list[threading.Thread] = []
-        self.turns: dict[int, int] = {}
-        """Callers whose turn it is, and how many of them may have one at once."""
+        self.turns: dict[int, Callable[[], int]] = {}
+        """Callers whose turn it is, and what says how many may have one at once."""
         self.over = Bell()
         """Rings when a turn has ended."""
 
@@ -128,13 +128,8 @@ class Crew:
         """Threads that decode, or soon will."""
         return sum(run.n_threads for run in list(self._runs)) + len(self.alone)
 
-    @property
-    def has_turn(self) -> bool:
-        """Whether it is the turn of the calling thread."""
-        return get_ident() in self.turns
-
-    def begin_turn(self, most: int) -> None:
-        """Wait until fewer than `most` callers have their turn.
+    def begin_turn(self, most: Callable[[], int]) -> None:
+        """Wait until fewer than ``most()`` callers, at least 1, have their turn.
 
         Called in the ``try`` whose ``finally`` takes the thread out of `turns` and rings `over`.
         """
@@ -155,9 +150,9 @@ class Crew:
         finally:  # who is interrupted while it waits for the turn that it had lent has none: its end minds neither
             self.over.wait_until(lambda: self._took(me, most))
 
-    def _took(self, me: int, most: int) -> bool:
+    def _took(self, me: int, most: Callable[[], int]) -> bool:
         with self._lock:
-            if len(self.turns) >= most:
+            if self.turns and len(self.turns) >= most():
                 return False
             self.turns[me] = most
             return True

@@ -28,7 +28,7 @@ def read_by_zarr(
     """
     array = stored.zarr_array
     assert array is not None
-    account = counters.account
+    account = counters.of_thread.account
     before = account.stage
     try:
         account.switch("zarr")

@@ -95,7 +95,7 @@ def _read_target(
     """Read until an attempt ends well, or another one is not worth it."""
     assert stored.source is not None
     attempts = Attempts(stored.source, spec, decoder, or_host=or_host)
-    account = counters.account
+    account = counters.of_thread.account
     before = account.stage
     try:
         account.switch("decode")

@@ -40,7 +40,7 @@ class ChunkTables:
         """Return the next plan; its seconds count as ``index``."""
         if self._block is None and self._left is None and not self._asked:
             raise StopIteration
-        account = counters.account
+        account = counters.of_thread.account
         before = account.stage
         try:
             account.switch("index")

@@ -76,8 +76,9 @@ def decode_shard_index(
     ShardIndexError
         Wrong length, wrong checksum, ranges outside the shard, inside the index or overlapping.
     """
-    if len(encoded) != spec.nbytes:
-        found = f"{len(encoded) or shard_nbytes or 0} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
+    index_nbytes = spec.nbytes
+    if len(encoded) != index_nbytes:
+        found = f"{len(encoded) or shard_nbytes or 0} bytes where {index_nbytes} are needed for {spec.n_chunks} chunks"
         raise _error(where, spec, found)
     if spec.checksum:
         stored, actual = int.from_bytes(encoded[-_CRC_NBYTES:], "little"), crc32c(memoryview(encoded)[:-_CRC_NBYTES])
@@ -87,8 +88,8 @@ def decode_shard_index(
     columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
     offset, nbytes = columns.view(np.int64)
     # The first byte that chunks may have, and the end of the last.
-    floor = spec.nbytes if spec.location == "start" else 0
-    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - spec.nbytes + floor
+    floor = index_nbytes if spec.location == "start" else 0
+    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
     if _in_order(columns, floor, limit):
         return ShardIndex(offset=offset, nbytes=nbytes)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)

@@ -63,11 +63,12 @@ class HostDecoder:
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
         array = host_array(spec, cast, loops())  # a setting that is unusable fails every read
-        takes_turn = not source.is_remote and array.chunk_nbytes <= self.costs.short_chunk_nbytes and not crew.has_turn
         thread, me = get_ident(), object()
+        is_short = not source.is_remote and array.chunk_nbytes <= self.costs.short_chunk_nbytes
+        takes_turn = is_short and thread not in crew.turns
         try:
             if takes_turn:
-                crew.begin_turn(threads.n_cores())
+                crew.begin_turn(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
             budget = threads.thread_budget()

@@ -22,7 +22,7 @@ from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
-from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec, strip_checksum
+from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec, strip_checksum
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_chunk, vanished_shard
@@ -166,7 +166,7 @@ class Stager:
 
         `rows` are the numbers of the chunks, counted through all pieces; one that is damaged is a `CorruptChunkError`.
         """
-        codec = ChunkCodec(self._spec.codecs, self._spec.chunk_nbytes)
+        codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
         _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
         self.n_by_host += len(decoded)
@@ -180,7 +180,7 @@ class Stager:
         rows = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
         if not len(rows):
             return Shadows.none()
-        codec, both = ChunkCodec(self._spec.codecs, self._spec.chunk_nbytes), [encoded(row) for row in rows.tolist()]
+        codec, both = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes), [encoded(row) for row in rows.tolist()]
         shadows = Shadows.of(len(rows), chunk=rows)
 
         def decode(number: int) -> None:
