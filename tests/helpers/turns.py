@@ -8,7 +8,7 @@ from xarray_gpuzarr.process.crew import Crew
 
 def in_turn[Result](crew: Crew, most: int, compute: Callable[[], Result]) -> Result:
     """Return what `compute` does while it is the turn of the calling thread, as the host decoder has it."""
-    takes_turn = not get_ident() in crew.turns
+    takes_turn = get_ident() not in crew.turns
     try:
         if takes_turn:
             crew.begin_turn(lambda: most)

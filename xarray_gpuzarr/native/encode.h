@@ -4,6 +4,7 @@ enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY };
 enum { MOST_CHUNKS = 64 };   /* of a unit */
 enum { ENTRY_NBYTES = 16 };
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
+enum { WRITEBACK_NBYTES = 1 << 20 };
 enum { NAME_NBYTES = 64 };   /* what a file that is not complete is called behind its path */
 
 typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
@@ -61,6 +62,7 @@ typedef struct {
     int64_t *old_offset, *old_nbytes;
     int64_t has_old;            /* -1: not known */
     int old_file, file;         /* -1: none */
+    int64_t replaces, started;  /* whether `file` replaces another, and the bytes of it that are on their way to the disk */
     int64_t old_version[VERSION_NUMBERS];
     char *partial;              /* the path of `file` */
 } progress_t;
@@ -448,7 +450,18 @@ static int open_partial(const object_t *object, progress_t *progress)
         if (progress->file < 0 && errno == ENOENT) make_folders(progress->partial);
         else if (progress->file < 0 && errno != EEXIST) return 0;
     }
+    progress->replaces = !access(object->path, F_OK);
     return progress->file >= 0;
+}
+
+/* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
+static void start_writeback(progress_t *progress, int64_t end)
+{
+#ifdef __linux__
+    if (!progress->replaces || end - progress->started < WRITEBACK_NBYTES) return;
+    sync_file_range(progress->file, progress->started, end - progress->started, SYNC_FILE_RANGE_WRITE);
+    progress->started = end;
+#endif
 }
 
 static int put(const object_t *object, progress_t *progress, const char *at, int64_t nbytes, int64_t offset)
@@ -459,10 +472,11 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     }
     if (progress->file < 0 && !open_partial(object, progress)) return 0;
     for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
-        n = pwrite(progress->file, at, (size_t)nbytes, offset);
+        n = pwrite(progress->file, at, (size_t)(nbytes < WRITEBACK_NBYTES ? nbytes : WRITEBACK_NBYTES), offset);
         if (n == 0) errno = ENOSPC;
         if (n <= 0 && !(n < 0 && errno == EINTR)) return 0;
         if (n < 0) n = 0;
+        start_writeback(progress, offset + n);
     }
     return 1;
 }
