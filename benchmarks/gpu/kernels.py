@@ -20,8 +20,8 @@ from benchmarks.runner.session import Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
+from xarray_gpuzarr.cuda.cast import ElementCast
 from xarray_gpuzarr.cuda.checksum import Kind, checksum
-from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.launch import Points, Scatter, move
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 

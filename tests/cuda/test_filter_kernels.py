@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import filters
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES
-from xarray_gpuzarr.cuda.filters import Delta, Elements, FilterChunks, PackBits, why_no_filter
+from xarray_gpuzarr.cuda.cast import REAL_DTYPES
+from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, FilterChunks, PackBits, why_no_filter
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -83,7 +83,7 @@ def test_astype(pair, orders):
     codec = numcodecs.AsType(*dtypes.values())
 
     may_flag = dtypes["encoded"].kind == "f" and dtypes["decoded"].kind in "iu"
-    assert_decodes(Elements(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(codec, c), may_flag=may_flag)
+    assert_decodes(ElementCodec(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(codec, c), may_flag=may_flag)
 
 
 SCALES = [(10, 0), (0.1, 2.5), (-7.3e-5, 1e6), (1e30, 100)]
@@ -96,7 +96,7 @@ def test_scaled(pair, scale, offset):
     chunks = [noise(dtypes["encoded"], 600)] * (pair[1][0] == "f") + [tame(dtypes["encoded"], 600)]
     codec = numcodecs.FixedScaleOffset(offset, scale, dtypes["decoded"], dtypes["encoded"])
 
-    scaled = Elements(rule="scaled", scale=scale, offset=offset, **dtypes)
+    scaled = ElementCodec(rule="scaled", scale=scale, offset=offset, **dtypes)
     assert_decodes(scaled, chunks, lambda chunk: by_numcodecs(codec, chunk), may_flag=False)
 
 
@@ -115,7 +115,7 @@ BORDERS = {
 def test_number_that_an_integer_cannot_hold_is_left_to_the_host(decoded, number):
     holds = number in (0, 2)
     value = [*BORDERS[decoded], np.nan, np.inf, -np.inf][number]
-    codec = Elements(rule="astype", **dtypes_of("f8", decoded))
+    codec = ElementCodec(rule="astype", **dtypes_of("f8", decoded))
     chunks = [np.array([value, 1.5]), np.array([1.5, value]), np.array([1.5, 2.5])]
 
     found = run_filter(codec, [c.tobytes() for c in chunks], 2, codec.decoded.itemsize)
@@ -157,7 +157,7 @@ def test_chunks_of_any_length(pair, n):
     delta, astype = numcodecs.Delta(dtypes["decoded"], dtypes["encoded"]), numcodecs.AsType(*dtypes.values())
 
     assert_decodes(Delta(**dtypes), chunks, lambda chunk: by_numcodecs(delta, chunk), may_flag=False)
-    assert_decodes(Elements(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(astype, c), may_flag=False)
+    assert_decodes(ElementCodec(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(astype, c), may_flag=False)
 
 
 @pytest.mark.sanitized
@@ -196,7 +196,7 @@ def test_running_sum_keeps_the_first_nan(dtype, at, payload):
 def test_scaled_integers(case):
     encoded, expected = case.encoded, case.by_zarr()
     dtypes = {"encoded": encoded.dtype, "decoded": encoded.dtype}
-    codec = Elements(rule="scaled_integer", scale=case.scale.item(), offset=case.offset.item(), **dtypes)
+    codec = ElementCodec(rule="scaled_integer", scale=case.scale.item(), offset=case.offset.item(), **dtypes)
 
     (found,) = run_filter(codec, [encoded.tobytes()], len(encoded), encoded.itemsize)
 
@@ -230,7 +230,7 @@ def test_cast_value(pair, rounding, values, mapped):
     except ValueError:
         expected = None
     dtypes = {"encoded": encoded_dtype, "decoded": decoded_dtype}
-    codec = Elements(rule="cast_value", rounding=rounding, mapped=tuple(mapped.items()), **dtypes)
+    codec = ElementCodec(rule="cast_value", rounding=rounding, mapped=tuple(mapped.items()), **dtypes)
 
     (found,) = run_filter(codec, [encoded.tobytes()], len(encoded), decoded_dtype.itemsize)
 
@@ -241,7 +241,7 @@ def test_cast_value(pair, rounding, values, mapped):
 @pytest.mark.sanitized
 @pytest.mark.parametrize("value", [0.5, np.nan, -0.0])
 def test_value_that_stands_for_another_one(value):
-    codec = Elements(rule="cast_value", mapped=((-9, value), (7, 1)), **dtypes_of("i2", "f4"))
+    codec = ElementCodec(rule="cast_value", mapped=((-9, value), (7, 1)), **dtypes_of("i2", "f4"))
 
     (found,) = run_filter(codec, [np.array([-9, 7, 8], "i2").tobytes()], 3, 4)
 
@@ -267,7 +267,7 @@ def test_packbits_that_leave_out_other_bits_are_left_to_the_host(unused):
 
 
 CODECS = {
-    "elements": Elements(rule="astype", **dtypes_of("i2", "i4")),
+    "elements": ElementCodec(rule="astype", **dtypes_of("i2", "i4")),
     "delta": Delta(**dtypes_of("i2", "i4")),
     "float delta": Delta(**dtypes_of("f4", "f4")),
     "packbits": PackBits(),

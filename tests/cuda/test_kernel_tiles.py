@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import axes
 from xarray_gpuzarr.cuda.axes import AxisColumns, Tiling, Walk, plan_tiles
-from xarray_gpuzarr.cuda.elements import ElementCast
+from xarray_gpuzarr.cuda.cast import ElementCast
 
 CAST = ElementCast(stored=np.dtype("i2"), result=np.dtype("f4"), mask=(3,), scale=0.5)
 

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.axes import AxisColumns
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES, ElementCast, can_cast
+from xarray_gpuzarr.cuda.cast import REAL_DTYPES, ElementCast, can_cast
 from xarray_gpuzarr.cuda.launch import (
     MAX_BLOCKS,
     MOVE_TILE_NBYTES,

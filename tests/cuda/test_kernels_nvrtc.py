@@ -17,8 +17,8 @@ from helpers.kernels.on_host import kept, unfinished
 
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
+from xarray_gpuzarr.cuda.cast import REAL_DTYPES
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 
@@ -122,7 +122,7 @@ def chosen(name: str, *pairs: tuple[str, ...]) -> list[Kernel]:
 VARIED = [
     *(k for name in ("move", "unshuffle", "blosclz", "checksum", "packbits") for k in kernels(name)),
     *chosen("scatter", ("f8", "f2")),
-    *chosen("elements", ("f4", "i2", "cast_value"), ("i2", "f8", "scaled")),
+    *chosen("element_codec", ("f4", "i2", "cast_value"), ("i2", "f8", "scaled")),
     *chosen("delta", ("2", "4")),
     *chosen("float_delta", ("f8",)),
     *chosen("points", ("f4", "f8")),
@@ -131,10 +131,10 @@ EDGES = [k for k in kernels("scatter") if len(pair(k)) == 3 or pair(k)[0] == "i2
 RULES = ("astype", "scaled", "cast_value")
 FILTERS = [
     *(k for name in ("delta", "float_delta", "packbits") for k in kernels(name)),
-    *chosen("elements", *itertools.product(("i2", "f8", "u8", "f4"), ("f4",), RULES)),
-    *chosen("elements", *itertools.product(("f4", "f8", "u8"), ("i2",), RULES)),
-    *chosen("elements", ("i2", "i2", "scaled_integer"), ("u8", "u8", "scaled_integer")),
-    *chosen("elements", ("f2", "f8", "scaled"), ("f8", "f2", "scaled")),
+    *chosen("element_codec", *itertools.product(("i2", "f8", "u8", "f4"), ("f4",), RULES)),
+    *chosen("element_codec", *itertools.product(("f4", "f8", "u8"), ("i2",), RULES)),
+    *chosen("element_codec", ("i2", "i2", "scaled_integer"), ("u8", "u8", "scaled_integer")),
+    *chosen("element_codec", ("f2", "f8", "scaled"), ("f8", "f2", "scaled")),
 ]
 
 
@@ -218,7 +218,7 @@ def test_errors_name_the_file_and_the_line() -> None:
 
 
 def test_errors_name_an_included_file() -> None:
-    number = next(i for i, line in enumerate(lines_of("element.cuh"), 1) if line.startswith("struct Cast"))
+    number = next(i for i, line in enumerate(lines_of("cast.cuh"), 1) if line.startswith("struct Cast"))
     broken = kernel_source(VARIED[-1]).replace("struct Cast", "oops struct Cast", 1)
     with pytest.raises(CompileError, match=rf"element\.cuh\({number}\): error"):
         compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])

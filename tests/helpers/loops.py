@@ -14,7 +14,7 @@ from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.native import Loops, library
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
-_HEADERS = ("elements.h", "encode.h")
+_HEADERS = ("steps.h", "encode.h")
 _FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 
 

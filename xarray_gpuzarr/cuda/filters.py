@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, dtype_name, pad_words
+from xarray_gpuzarr.cuda.cast import REAL_DTYPES, Words, dtype_name, pad_words
 
 Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
@@ -43,13 +43,13 @@ def filter_kernels() -> list[Kernel]:
     integers = [(name, name) for name in REAL_DTYPES if name[0] in "iu"]
     rules: tuple[Rule, ...] = ("astype", "scaled", "scaled_integer", "cast_value")
     of_rules = zip(rules, (pairs, pairs, integers, cast), strict=True)
-    elements = [_elements_kernel(*pair, rule) for rule, pairs_of_rule in of_rules for pair in pairs_of_rule]
-    return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *elements]
+    codecs = [_element_kernel(*pair, rule) for rule, pairs_of_rule in of_rules for pair in pairs_of_rule]
+    return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *codecs]
 
 
-def _elements_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
+def _element_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
     defines = (("ENCODED", encoded), ("DECODED", decoded), ("RULE", rule))
-    return Kernel(file="elements.cu", name="elements", defines=defines)
+    return Kernel(file="element_codec.cu", name="element_codec", defines=defines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def why_no_filter(*dtypes: np.dtype[Any]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elements:
+class ElementCodec:
     """A codec of each element by itself."""
 
     encoded: np.dtype[Any]
@@ -122,7 +122,7 @@ class Elements:
         """Decode chunks; see `Filter.launch`."""
         n_tiles = -(-places.n_elements // _ELEMENTS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.words, places.flags)
-        kernel = _elements_kernel(dtype_name(self.encoded), dtype_name(self.decoded), self.rule)
+        kernel = _element_kernel(dtype_name(self.encoded), dtype_name(self.decoded), self.rule)
         _launch(api, stream, kernel, places.n * n_tiles, args)
 
 

@@ -21,8 +21,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BLOCKS, N_THREADS, AxisColumns, plan_tiles, plan_walk
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
+from xarray_gpuzarr.cuda.cast import ElementCast, Words, cast_kernels, pad_words, usual_casts
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
-from xarray_gpuzarr.cuda.elements import ElementCast, Words, cast_kernels, pad_words, usual_casts
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.process.records import Column
 
@@ -33,6 +33,9 @@ MOVE_TILE_NBYTES = 1 << 16
 """Bytes of a run that one block moves."""
 
 _CAST_WORDS, _AXIS_WORDS = 8, 8
+"""Of the structs in ``cast.cuh`` and ``scatter.cu``; those of a cast are `ElementCast.words`, then `missing`."""
+_MASK_WORD, _MISSING_WORD = 2, 7
+"""Words of a cast that are addresses."""
 _NO_COLUMN = -1
 _WORD = 2**64 - 1
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
@@ -95,7 +98,7 @@ class _Placer:
         fill_at = self._append(pad_words(np.full(factor, fill, cast.stored)))
         mask_at = self._append(cast.mask_words())
         for first, source in ((0, 0), (n_words, fill_at)):
-            pointers = (2, 7) if source else (2,)
+            pointers = (_MASK_WORD, _MISSING_WORD) if source else (_MASK_WORD,)
             self._write(first, [*cast.words(mask_at), source], pointers)
 
     def _append(self, values: npt.NDArray[Any]) -> int:

@@ -207,9 +207,9 @@ class ObjectSource(ByteSource, Protocol):
         """Raise `ObjectChangedError` if a local file is not of a version."""
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
-        """Start reading byte ranges of one object, of the given version if there is one, or whole objects.
+        """Start reading byte ranges of one object, or whole objects, as they are now; no store is asked for older ones.
 
-        Finishing raises `ObjectChangedError` if the object has another version now, or is gone; `StoreReadError` if the
+        Finishing raises `ObjectChangedError` if an object is not of `version`, or is gone; `StoreReadError` if the
         store failed or returned another number of bytes; `ObjectTooLongError` if an object that is a chunk is longer
         than it may be.
         """

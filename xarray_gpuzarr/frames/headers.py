@@ -1,7 +1,8 @@
 """What the first bytes of a compressed chunk say about it, every offset checked.
 
-Parses the headers of zstd, gzip, zlib, lz4 and blosc frames; decodes nothing. Decoders use it to refuse a frame before
-a library that trusts its header sees it.
+Parses the headers of the formats that a GPU may be given: zstd, gzip, zlib, lz4 and blosc; decodes nothing. Decoders
+use it to refuse a frame before a library that trusts its header sees it. A compressor of the host alone bounds the
+length of its result by itself, see `decoders.host.compressors`.
 
 References
 ----------

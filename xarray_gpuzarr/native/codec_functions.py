@@ -59,7 +59,7 @@ _ENCODERS: Mapping[Codec, tuple[str, ...]] = {
     "zlib": ("imagecodecs._deflate", "libdeflate_zlib_compress", *_COMPRESSOR),
     "gzip": ("imagecodecs._deflate", "libdeflate_gzip_compress", *_COMPRESSOR),
 }
-"""Modules, and their functions in the order of `NativeEncoder`."""
+"""Of codecs that the loops encode: modules, and their functions in the order of `NativeEncoder`."""
 
 
 def _addresses(module: str, names: Mapping[str, str]) -> dict[str, int] | None:
@@ -84,9 +84,11 @@ def native_codec(codec: Codec) -> NativeCodec | None:
 
 @cache
 def native_encoder(codec: Codec) -> NativeEncoder | None:
-    """Return the addresses of what encodes chunks; None where its library shows none."""
+    """Return the addresses of what encodes chunks; None if its library shows none, or the loops only decode it."""
     if codec == "raw":
         return NativeEncoder(encode=0)
+    if codec not in _ENCODERS:
+        return None
     module, *functions = _ENCODERS[codec]
     addresses = _addresses(module, dict(zip(NativeEncoder.__slots__, functions, strict=False)))
     return None if addresses is None else NativeEncoder(**addresses)

@@ -26,7 +26,7 @@
 #include <sys/vfs.h>
 #endif
 
-#include "elements.h"
+#include "steps.h"
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */

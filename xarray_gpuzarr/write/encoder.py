@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import HostArray, host_array
-from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
 from xarray_gpuzarr.decoders.host.native_program import Steps
 from xarray_gpuzarr.native import NativeEncoder, address, loops, native_encoder, why_absent
 from xarray_gpuzarr.native.library import EncoderStruct
@@ -84,7 +84,7 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
     if index is not None and index.endian != "little":
         return "a shard index in big endian is encoded by zarr-python"
     array = host_array(spec, Cast(dtype=spec.dtype), compiled)
-    name = "raw" if compressor is None else COMPRESSORS[type(compressor)].native
+    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
     functions = None if name is None or array.program is None else native_encoder(name)
     if functions is None or (name in ("lz4", "blosc") and array.chunk_nbytes > _MOST_NBYTES):
         return f"codec {compressor} is encoded by zarr-python"
@@ -201,4 +201,4 @@ _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | Non
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
-"""Of each compressor that `native_encoder` knows."""
+"""Of each compressor that `native_encoder` knows: its settings in `EncoderStruct`; None: zarr-python judges them."""

@@ -15,8 +15,8 @@ from helpers.data.ways_cases import numpy_cast
 from helpers.kernels import memory as memories
 from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.axes import AxisColumns
+from xarray_gpuzarr.cuda.cast import ElementCast
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
-from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
 from xarray_gpuzarr.cuda.launch import SPARE_FRAME, Points, Scatter, check_zstd, move
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis

@@ -32,9 +32,9 @@ from helpers.kernels.blosc_runs import (
     run_unshuffle,
 )
 from helpers.kernels.runs import Stored, checksums, expected, picked, run_check, run_filter, run_moves, scattered
+from xarray_gpuzarr.cuda.cast import ElementCast
 from xarray_gpuzarr.cuda.checksum import Kind
-from xarray_gpuzarr.cuda.elements import ElementCast
-from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits
+from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, PackBits
 
 Array = npt.NDArray[Any]
 ALL = slice(None)
@@ -97,7 +97,9 @@ def _check_scaled() -> None:
         ("f2", "f2", 3, 1),
     ):
         chunk = numbers(stored, 900)
-        codec = Elements(rule="scaled", encoded=np.dtype(stored), decoded=np.dtype(decoded), scale=scale, offset=offset)
+        codec = ElementCodec(
+            rule="scaled", encoded=np.dtype(stored), decoded=np.dtype(decoded), scale=scale, offset=offset
+        )
         (found,) = run_filter(codec, [chunk.tobytes()], 900, codec.decoded.itemsize)
         reference = numcodecs.FixedScaleOffset(offset, scale, decoded, stored)
         assert not found.flagged
@@ -115,7 +117,7 @@ def _check_astype() -> None:
         ("f4", "b1"),
     ):
         chunk = numbers(stored, 4200)
-        codec = Elements(rule="astype", encoded=np.dtype(stored), decoded=np.dtype(decoded))
+        codec = ElementCodec(rule="astype", encoded=np.dtype(stored), decoded=np.dtype(decoded))
         (found,) = run_filter(codec, [chunk.tobytes()], 4200, codec.decoded.itemsize)
         assert found.content == by_numcodecs(numcodecs.AsType(stored, decoded), chunk)
 
@@ -127,7 +129,9 @@ def _check_rounded() -> None:
         ("i4", [-2147483648.0, 2147483647.0, 0.5], 2147483648.0),
     ]
     for decoded, fits, beyond in borders:
-        codec = Elements(rule="cast_value", encoded=np.dtype("f8"), decoded=np.dtype(decoded), rounding="nearest-even")
+        codec = ElementCodec(
+            rule="cast_value", encoded=np.dtype("f8"), decoded=np.dtype(decoded), rounding="nearest-even"
+        )
         chunks = [np.array(fits), np.array([fits[0], beyond, beyond])]
         found = run_filter(codec, [c.tobytes() for c in chunks], len(fits), codec.decoded.itemsize)
         assert [f.flagged for f in found] == [False, True]
@@ -137,7 +141,7 @@ def _check_rounded() -> None:
 def _check_integers() -> None:
     """Integers of any width that have a place in one of eight bytes, and that have none."""
     for stored, decoded, fits, beyond in (("i8", "u8", [0, 2**63 - 1], -1), ("u8", "i8", [0, 2**63 - 1], 2**63)):
-        codec = Elements(rule="cast_value", encoded=np.dtype(stored), decoded=np.dtype(decoded))
+        codec = ElementCodec(rule="cast_value", encoded=np.dtype(stored), decoded=np.dtype(decoded))
         chunks = [np.array(fits, stored), np.array([fits[0], beyond], stored)]
         found = run_filter(codec, [c.tobytes() for c in chunks], 2, 8)
         assert [f.flagged for f in found] == [False, True]

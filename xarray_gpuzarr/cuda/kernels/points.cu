@@ -5,7 +5,7 @@
 // Memory: the columns of points are read in order; elements and results lie anywhere.
 // NumPy, per row: out[position[first:end]] = cast(chunk.ravel()[within[first:end]])
 
-#include "element.cuh"
+#include "cast.cuh"
 
 struct Target {
     Cast cast;

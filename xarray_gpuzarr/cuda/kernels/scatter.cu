@@ -8,7 +8,7 @@
 // NumPy, per row: out[out_start : out_start + count] = cast(chunk[in_start : in_start + count * step : step]) on every
 // axis, or chunk[index[out_start : out_start + count]] where an axis has an index.
 
-#include "element.cuh"
+#include "cast.cuh"
 
 struct Axis {  // columns are indexed by piece number
     const i8 *in_start, *count, *out_start, *index;

@@ -16,7 +16,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
-from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
+from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import ENVELOPES, longest_stream
@@ -151,7 +151,7 @@ DType = np.dtype[Any]
 def _scaled(codec: FixedScaleOffsetSpec | ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
     is_floating = isinstance(codec, FixedScaleOffsetSpec) or decoded.kind == "f"
     rule: Rule = "scaled" if is_floating else "scaled_integer"
-    return Elements(rule=rule, encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
+    return ElementCodec(rule=rule, encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
 
 
 def _delta(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
@@ -169,13 +169,13 @@ def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter 
     if decoded.kind == "f" and codec.rounding != "nearest-even" and not is_exact:
         return f"no kernel rounds floating numbers {codec.rounding}"
     mapped = tuple((int(key), value) for key, value in codec.numbers.items())
-    return Elements(rule="cast_value", encoded=encoded, decoded=decoded, rounding=codec.rounding, mapped=mapped)
+    return ElementCodec(rule="cast_value", encoded=encoded, decoded=decoded, rounding=codec.rounding, mapped=mapped)
 
 
 _FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = of_each(
     AnyElementSpec,
     {
-        AsTypeSpec: lambda _, encoded, decoded: Elements(rule="astype", encoded=encoded, decoded=decoded),
+        AsTypeSpec: lambda _, encoded, decoded: ElementCodec(rule="astype", encoded=encoded, decoded=decoded),
         CastValueSpec: _cast_value,
         DeltaSpec: _delta,
         FixedScaleOffsetSpec: _scaled,

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
-from xarray_gpuzarr.cuda.elements import can_cast
+from xarray_gpuzarr.cuda.cast import can_cast
 from xarray_gpuzarr.decoders.cuda.chain import chain_of, read_chain
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.protocol import Route

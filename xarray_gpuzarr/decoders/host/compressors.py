@@ -74,7 +74,7 @@ def _zlib_at_most(src: memoryview, most: int) -> memoryview:
     return memoryview(decoded)
 
 
-COMPRESSORS: dict[type, Compressor] = of_each(
+HOST_COMPRESSORS: dict[type, Compressor] = of_each(
     CompressorSpec,
     {
         ZstdSpec: Compressor(at_most=zstd_at_most, rate=0.7e9, native="zstd"),
@@ -98,7 +98,7 @@ def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryvi
     the library of the format raises.
     """
     check_declared(spec, src, most)
-    decoded = COMPRESSORS[type(spec)].at_most(src, most)
+    decoded = HOST_COMPRESSORS[type(spec)].at_most(src, most)
     if len(decoded) > most:
         raise FrameError(f"more than {most} bytes")
     return decoded
@@ -107,6 +107,6 @@ def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryvi
 def decoded_rate(pipeline: PipelineSpec) -> float:
     """Return about how many bytes a second one thread decodes, and brings to their place."""
     if pipeline.other is not None:
-        return min(compressor.rate for compressor in COMPRESSORS.values())
-    rates = [COMPRESSORS[type(stage)].rate for stage in pipeline.stages if type(stage) in COMPRESSORS]
+        return min(compressor.rate for compressor in HOST_COMPRESSORS.values())
+    rates = [HOST_COMPRESSORS[type(stage)].rate for stage in pipeline.stages if type(stage) in HOST_COMPRESSORS]
     return min(rates, default=_COPY_RATE)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
 from xarray_gpuzarr.native import NativeCodec, native_codec
 from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
@@ -184,8 +184,8 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     while stages and stages[0] == ChecksumSpec(algorithm="crc32c"):
         stages.pop(0)
         n_checksums += 1
-    compressor = stages.pop(0) if stages and type(stages[0]) in COMPRESSORS else None
-    name = "raw" if compressor is None else COMPRESSORS[type(compressor)].native
+    compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
+    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
     codec = None if name is None else native_codec(name)
     if codec is None:
         raise _NotKnownError

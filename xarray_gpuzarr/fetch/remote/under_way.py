@@ -1,4 +1,4 @@
-"""Requests of one read on zarr's own event loop, and answers that a thread waits for.
+"""Requests of one read on zarr's own event loop, and answers that a thread waits for; `store_source` bounds how many.
 
 Not `concurrent.futures.Future`: a signal that interrupts a thread there may leave a lock held that the event loop needs
 next, which ends all reads of the process. Here threads touch one C lock of their own, see `waiting`.

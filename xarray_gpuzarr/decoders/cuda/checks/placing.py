@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.checksum import checksum, finish
-from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known import content

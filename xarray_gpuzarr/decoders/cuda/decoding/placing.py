@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
-from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.launch import Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.streams import Rows

@@ -1,6 +1,6 @@
 """What a kernel does to one element on its way to the result, as data, and how that is compiled.
 
-Pure NumPy. `launch` packs it for the kernels; ``kernels/element.cuh`` carries it out.
+Pure NumPy. `launch` packs it for the kernels; ``kernels/cast.cuh`` carries it out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNIT_NBYTES = (1, 2, 4, 8, 16)
 """Widths that the copying kernels are compiled for."""
 
 REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-"""Dtypes, as ``element.cuh`` names them, that the casting kernels are compiled for, both stored and as results."""
+"""Dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for, both stored and as results."""
 
 Defines = tuple[tuple[str, str], ...]
 

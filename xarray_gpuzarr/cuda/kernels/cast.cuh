@@ -10,7 +10,7 @@
 #include "numbers.cuh"
 #include "order.cuh"
 
-// Fields of `elements.ElementCast.words`.
+// Fields of `cast.ElementCast.words`.
 struct Cast {
     u8 swap_nbytes, n_mask;
     const RESULT* mask;

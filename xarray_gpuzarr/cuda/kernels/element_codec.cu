@@ -142,7 +142,7 @@ __device__ inline bool decode(EncodedBits encoded, const Codec& codec, u8& resul
     }
 }
 
-extern "C" __global__ void elements(u8 table, u8 n, u8 tiles_per_chunk, u8 n_elements, u8 codec_address, u8 flags)
+extern "C" __global__ void element_codec(u8 table, u8 n, u8 tiles_per_chunk, u8 n_elements, u8 codec_address, u8 flags)
 {
     const u4 row = blockIdx.x / (u4)tiles_per_chunk, tile = blockIdx.x % (u4)tiles_per_chunk;
     const u8* const column = (const u8*)table + row;
