@@ -220,5 +220,5 @@ def test_errors_name_the_file_and_the_line() -> None:
 def test_errors_name_an_included_file() -> None:
     number = next(i for i, line in enumerate(lines_of("cast.cuh"), 1) if line.startswith("struct Cast"))
     broken = kernel_source(VARIED[-1]).replace("struct Cast", "oops struct Cast", 1)
-    with pytest.raises(CompileError, match=rf"element\.cuh\({number}\): error"):
+    with pytest.raises(CompileError, match=rf"cast\.cuh\({number}\): error"):
         compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])

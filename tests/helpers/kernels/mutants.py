@@ -47,7 +47,7 @@ class Mutant:
     @property
     def kernel(self) -> str:
         """Of which a check must fail."""
-        return "elements" if self.check in PARTS else self.check
+        return "element_codec" if self.check in PARTS else self.check
 
     def __str__(self) -> str:
         text = (KERNELS / self.file).read_text()
@@ -97,7 +97,7 @@ def _written() -> Iterator[Mutant]:
 def _halves() -> Iterator[Mutant]:
     new = "#undef blockIdx\n#define blockIdx (ShimIndex{shim_block_index() & ~1u})\n"
     for check in CHECKS:
-        part = "astype" if check == "elements" else check
+        part = "astype" if check == "element_codec" else check
         yield Mutant(file=f"{check}.cu", span=(0, 0), new=new, check=part, shown_by=ANY)
 
 

@@ -82,7 +82,7 @@ def check_float_delta() -> None:
         assert [f.content for f in found] == [by_numcodecs(numcodecs.Delta(dtype), c) for c in chunks]
 
 
-def check_elements() -> None:
+def check_element_codec() -> None:
     """Divide, add and convert, denormal numbers and borders among them."""
     for part in PARTS.values():
         part()
@@ -263,4 +263,4 @@ PARTS: dict[str, Callable[[], None]] = {
     "rounded": _check_rounded,
     "integers": _check_integers,
 }
-"""Of the check of `elements`, which compiles many kernels."""
+"""Of the check of `element_codec`, which compiles many kernels."""
