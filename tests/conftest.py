@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import zarr
-from hypothesis import HealthCheck, settings
 from zarr.core import codec_pipeline
 from zarr.storage import LocalStore, MemoryStore
 
@@ -32,24 +31,6 @@ if hasattr(codec_pipeline, "FusedCodecPipeline"):  # zarr-python 3.2 has none
 os.environ["XARRAY_GPUZARR_LITTLE"] = "device"
 
 NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
-
-settings.register_profile(
-    "ci",
-    max_examples=every_pair.usually(12, full=60),
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.register_profile("few", settings.get_profile("ci"), max_examples=every_pair.usually(7, full=30))
-settings.register_profile(
-    "search",
-    max_examples=2000,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,7 +14,7 @@ import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from helpers import not_run
 from helpers.covering import covering, every_value
@@ -35,6 +35,26 @@ if _RUN not in {"all", "pairs", "values"}:
 def usually[T](few: T, *, full: T) -> T:
     """Return how many of something are tried, or which: `few`, or `full` by ``make test-full``."""
     return full if FULL else few
+
+
+# Loaded here, since those of `at_least` are made of it.
+settings.register_profile(
+    "ci",
+    max_examples=usually(12, full=60),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("few", settings.get_profile("ci"), max_examples=usually(7, full=30))
+settings.register_profile(
+    "search",
+    max_examples=2000,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
