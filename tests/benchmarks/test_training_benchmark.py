@@ -35,7 +35,6 @@ def url(folder):
 @pytest.fixture
 def here(monkeypatch):
     """Let loaders run in this process."""
-
     monkeypatch.setattr("benchmarks.runner.crew.process", HereAndNow)
     with settings_taken_back():
         yield
