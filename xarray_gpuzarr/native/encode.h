@@ -472,7 +472,8 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     }
     if (progress->file < 0 && !open_partial(object, progress)) return 0;
     for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
-        n = pwrite(progress->file, at, (size_t)(nbytes < WRITEBACK_NBYTES ? nbytes : WRITEBACK_NBYTES), offset);
+        int is_cut = progress->replaces && nbytes > WRITEBACK_NBYTES;
+        n = pwrite(progress->file, at, (size_t)(is_cut ? WRITEBACK_NBYTES : nbytes), offset);
         if (n == 0) errno = ENOSPC;
         if (n <= 0 && !(n < 0 && errno == EINTR)) return 0;
         if (n < 0) n = 0;
