@@ -183,7 +183,7 @@ def test_limits_that_were_set_take_the_place_of_a_stores_own(chosen, rule):
 
     configure(**chosen)
 
-    assert coalesce_rule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000) == CoalesceRule(
+    assert coalesce_rule(fetch_options(), max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000) == CoalesceRule(
         max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw
     )
 

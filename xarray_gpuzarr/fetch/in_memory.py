@@ -25,6 +25,7 @@ from xarray_gpuzarr.fetch.source import (
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
+from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
@@ -63,7 +64,8 @@ class MemorySource(SourceWithoutFiles):
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
-        return coalesce_rule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
+        options = fetch_options()
+        return coalesce_rule(options, max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     def for_one_read(
         self,

@@ -36,6 +36,7 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.fetch_options import fetch_options, in_force
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
@@ -64,7 +65,10 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return coalesce_rule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
+        options = in_force.options or fetch_options()
+        return coalesce_rule(
+            options, max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
+        )
 
     @property
     def name(self) -> str:

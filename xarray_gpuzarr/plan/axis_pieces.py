@@ -98,6 +98,8 @@ def shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
 
 
 _ONE = range(1)
+kept_shards_of_span = lru_cache(maxsize=512)(shards_of_span)
+"""For few shards: what one read asks for of them, the next one mostly does as well."""
 
 
 def chunks_of_span(along: Span, pieces: range) -> Sequence[int]:

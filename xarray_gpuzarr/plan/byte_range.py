@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xarray_gpuzarr.process.fetch_options import fetch_options
+from xarray_gpuzarr.process.fetch_options import FetchOptions
 from xarray_gpuzarr.process.records import Column
 
 WHOLE_OBJECT = -1
@@ -73,16 +73,15 @@ def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule, which: Column |
     return np.array(bounds, np.int64)
 
 
-_kept = lru_cache(maxsize=16)(CoalesceRule)
-
-
-def coalesce_rule(*, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, max_together: int = 1) -> CoalesceRule:
-    """Return the rule for a kind of store, whose own limits hold where no others were set."""
-    options = fetch_options()
+@lru_cache(maxsize=16)
+def coalesce_rule(
+    options: FetchOptions, *, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, max_together: int = 1
+) -> CoalesceRule:
+    """Return the rule for a kind of store, whose own limits hold where `options` set no others."""
     if options.max_gap_nbytes is not None:
         max_gap_nbytes = options.max_gap_nbytes
     if options.max_request_nbytes is not None:
         max_nbytes = max_raw_nbytes = options.max_request_nbytes
-    return _kept(
+    return CoalesceRule(
         max_gap_nbytes=max_gap_nbytes, max_nbytes=max_nbytes, max_raw_nbytes=max_raw_nbytes, max_together=max_together
     )

@@ -122,10 +122,10 @@ def test_what_is_decoded_fast_needs_fewer_threads(memory, most, compressors, n_t
 )
 def test_a_schedule_stays_within_its_budget(n_chunks, chunk_nbytes, rate, is_copied, is_local, budget):
     array = SimpleNamespace(chunk_nbytes=chunk_nbytes, rate=rate, is_copied=is_copied, program=object())
-    source = SimpleNamespace(is_remote=not is_local, is_local=is_local)
     nbytes = n_chunks * chunk_nbytes
+    kind = {"is_remote": not is_local, "is_local": is_local}
 
-    found = schedule(array, source, n_chunks, nbytes, budget=budget, costs=Costs())
+    found = schedule.__wrapped__(array, n_chunks, nbytes, **kind, budget=budget, costs=Costs())
 
     assert 1 <= found.n_threads <= budget
     assert 1 <= found.n_loop_threads <= budget

@@ -72,7 +72,8 @@ class HostDecoder:
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
             budget = threads.thread_budget()
-            shared = schedule(array, source, target.n_chunks, out.nbytes, budget=budget, costs=self.costs)
+            kind = {"is_remote": source.is_remote, "is_local": source.is_local}
+            shared = schedule(array, target.n_chunks, out.nbytes, **kind, budget=budget, costs=self.costs)
             read = HostRead(array, target, out, source, shared)
             if shared.rows_a_call is None:
                 run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)

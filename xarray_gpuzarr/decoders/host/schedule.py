@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xarray_gpuzarr.decoders.host.array import HostArray
-from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.process.records import record
 
 
@@ -55,12 +55,14 @@ _ANY = 2**62
 """No limit."""
 
 
-def schedule(
-    array: HostArray, source: ByteSource, n_chunks: int, out_nbytes: int, *, budget: int, costs: Costs
+@lru_cache(maxsize=256)
+def schedule(  # noqa: PLR0913  # what is kept has to know all of it
+    array: HostArray, n_chunks: int, out_nbytes: int, *, is_remote: bool, is_local: bool, budget: int, costs: Costs
 ) -> Schedule:
-    """Share out a read that touches so many chunks, and has a result of so many bytes; the source is asked for none.
+    """Share out a read that touches so many chunks, and has a result of so many bytes.
 
-    `budget` threads of this process may decode at once.
+    `is_remote` and `is_local` are as of a `ByteSource`; `budget` threads of this process may decode at once. It is kept
+    for later reads: most of an array are alike.
     """
     # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
@@ -69,13 +71,13 @@ def schedule(
     n_threads = budget if is_long and not is_single else 1
     rows_a_call = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
     part_nbytes = rows_a_part = _ANY
-    if n_threads > 1 and not source.is_remote:  # else latency tells how long requests should be
+    if n_threads > 1 and not is_remote:  # else latency tells how long requests should be
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
         share = n_chunks // n_threads // costs.parts_a_thread  # encoded, chunks may be as good as nothing
         rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_call))
     # What is only copied, two threads do no sooner than one, unless it is long.
     is_short = not is_long if array.is_copied else seconds < costs.loops_s
-    by_loops = source.is_local and array.program is not None and (is_single or is_short)
+    by_loops = is_local and array.program is not None and (is_single or is_short)
     n_loop_threads = 1
     if is_single and array.is_copied:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))

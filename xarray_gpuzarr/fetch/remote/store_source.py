@@ -159,7 +159,7 @@ class StoreSource(SourceWithoutFiles):
     @property
     def rule(self) -> CoalesceRule:
         """1 MiB gaps, since a round trip costs more, and 4 MiB requests: many connections together are quick."""
-        return coalesce_rule(max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
+        return coalesce_rule(fetch_options(), max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
 
     @property
     def lookahead(self) -> int:
