@@ -32,10 +32,8 @@ COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
 MOVE_TILE_NBYTES = 1 << 16
 """Bytes of a run that one block moves."""
 
-_CAST_WORDS, _AXIS_WORDS = 8, 8
-"""Of the structs in ``cast.cuh`` and ``scatter.cu``; those of a cast are `ElementCast.words`, then `missing`."""
-_MASK_WORD, _MISSING_WORD = 2, 7
-"""Words of a cast that are addresses."""
+_CAST_WORDS, _MASK_WORD, _MISSING_WORD, _AXIS_WORDS = 8, 2, 7, 8
+"""Of a cast, `ElementCast.words` and `missing`, and which are addresses; of an axis, as in ``scatter.cu``."""
 _NO_COLUMN = -1
 _WORD = 2**64 - 1
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)

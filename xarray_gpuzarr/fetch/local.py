@@ -18,6 +18,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
 
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch import source as sources
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
@@ -31,7 +32,6 @@ from xarray_gpuzarr.fetch.source import (
     Version,
     changed,
     failed,
-    is_settled,
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
@@ -198,7 +198,7 @@ class LocalSource:
         else:
             data = whole[offset : offset + take]
         age_s = now - max(status.st_mtime, status.st_ctime)
-        return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
+        return Edge(data=data, object_nbytes=length, version=version, settled=age_s > sources.SETTLED_S)
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
         """Return a function that reads the whole file on the thread that calls it."""

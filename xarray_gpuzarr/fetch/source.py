@@ -108,11 +108,6 @@ def is_obstore_memory(client: Any) -> bool:
     return type(client).__name__ == "MemoryStore"
 
 
-def is_settled(age_s: float) -> bool:
-    """Say whether an object is so old that any later change will give it other times."""
-    return age_s > SETTLED_S
-
-
 @record
 class Edge:
     """The first or last bytes of an object, or all of it."""

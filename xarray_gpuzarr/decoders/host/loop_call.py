@@ -170,13 +170,11 @@ class LoopOutput:
 
     def place_rows(self, *arguments: int) -> int:
         """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        n_left: int = self._loops.place_rows(self.address, *arguments)
-        return n_left
+        return int(self._loops.place_rows(self.address, *arguments))
 
     def read_rows(self, *arguments: int) -> int:
         """Call the loops for a `RowsStruct`, a `FilesStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        n_left: int = self._loops.read_rows(self.address, *arguments)
-        return n_left
+        return int(self._loops.read_rows(self.address, *arguments))
 
     def give(self, plan: ReadPlan, struct: RowsStruct) -> object:
         """Note what the chunks of a plan give: boxes or points, a chunk's one after another; return what has them."""
