@@ -253,8 +253,7 @@ class LoopCall:
 
     def _rows_left(self, rows: range) -> list[int]:
         became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
-        rows_left: list[int] = ((became == _LEFT).nonzero()[0] + rows.start).tolist()
-        return rows_left
+        return [*((became == _LEFT).nonzero()[0] + rows.start).tolist()]
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:

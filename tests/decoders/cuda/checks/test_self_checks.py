@@ -143,7 +143,7 @@ FAULTS = [
     *wrong_kinds("delta", KERNEL, "delta"),
     *wrong_kinds("float_delta", KERNEL, "float delta"),
     *wrong_kinds("packbits", KERNEL, "packbits"),
-    *wrong_kinds("elements", KERNEL, "astype"),
+    *wrong_kinds("element_codec", KERNEL, "astype"),
     *wrong_kinds("scatter", KERNEL, "raw"),
     *wrong_kinds("scatter", KERNEL, "cast"),
     *(wrong for array in ("zstd", "delta") for wrong in wrong_kinds("scatter", "bytes", array)),

@@ -48,12 +48,10 @@ def content(kind: Content, nbytes: int) -> bytes:
         with np.errstate(over="ignore"):
             mixed = np.arange(1, nbytes + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(29)
-            noise: bytes = ((mixed * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(56)).astype(np.uint8).tobytes()
-        return noise
+            return bytes(((mixed * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(56)).astype(np.uint8))
     word = np.arange(-(-nbytes // 4))
     turn, within = np.divmod(word, _PERIOD)
-    waves: bytes = ((within // 3) ** 2 // 7 + turn * (within == 0)).astype("<i4").tobytes()[:nbytes]
-    return waves
+    return bytes(((within // 3) ** 2 // 7 + turn * (within == 0)).astype("<i4"))[:nbytes]
 
 
 @cache
