@@ -457,11 +457,11 @@ static int open_partial(const object_t *object, progress_t *progress)
 /* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
 static void start_writeback(progress_t *progress, int64_t end)
 {
-#ifdef __linux__
     if (!progress->replaces || end - progress->started < WRITEBACK_NBYTES) return;
+#ifdef __linux__
     sync_file_range(progress->file, progress->started, end - progress->started, SYNC_FILE_RANGE_WRITE);
-    progress->started = end;
 #endif
+    progress->started = end;
 }
 
 static int put(const object_t *object, progress_t *progress, const char *at, int64_t nbytes, int64_t offset)
