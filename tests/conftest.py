@@ -16,7 +16,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 pytest.register_assert_rewrite("helpers")
 
-from helpers import every_decoder, every_pair, not_run  # noqa: E402
+from helpers import every_decoder, every_pair, not_run, profiles  # noqa: E402, F401  # profiles: loads one
 from helpers.data.datasets import write_weather  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,8 @@ import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import NUMERIC_DTYPES, edge_values
 from helpers.data.selections import all_axis_keys, axis_keys, points
-from helpers.every_pair import at_least
 from helpers.older_versions import ENCODES_COMPLEX_FILL_VALUES, FILTERS_TAKE_ANY_ELEMENTS
+from helpers.profiles import at_least
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder

@@ -11,8 +11,8 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_values, describe, encoding_of
-from helpers.every_pair import at_least
 from helpers.older_versions import ENCODES_COMPLEX_FILL_VALUES
+from helpers.profiles import at_least
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore

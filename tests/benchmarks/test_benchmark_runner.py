@@ -50,9 +50,9 @@ def test_what_a_file_says_is_what_was_measured(tmp_path):
     out = tmp_path / "folder" / "results.json"
     ready = Ready(measure=lambda: Sample(wall_s=2.0, cpu_s=3.0), facts={"copies": 1})
     first = Contestant(name="a", side="peer", nbytes=4 * 10**9, moved_nbytes=5, prepare=lambda: ready)
-    others = contestants([], b=[1.0, ValueError("broke\n down")])
+    others = contestants(calls := [], b=[1.0, ValueError("broke\n down")])
 
-    found = run([first, *others], n_rounds=2, out=out, about=lambda: {"operation": "read", "nbytes": 10})
+    found = run([first, *others], n_rounds=4, out=out, about=lambda: {"operation": "read", "nbytes": 10})
 
     document = json.loads(out.read_text())
     (case,) = document["cases"]
@@ -60,7 +60,7 @@ def test_what_a_file_says_is_what_was_measured(tmp_path):
     assert (case["rows"][0]["median_s"], case["rows"][0]["GB_per_s"]) == (2.0, 2.0)
     assert [Row.from_json("case", row) for row in case["rows"]] == list(found.values())
     assert (found["b"].status, found["b"].note) == ("failed", "ValueError: broke down")
-    assert walls(found) == {"a": (2.0, 2.0), "b": (1.0,)}
+    assert (calls, walls(found)) == (["b", "b", "close b"], {"a": (2.0,) * 4, "b": (1.0,)})
 
 
 def row(name, side, *seconds, case="case", **more):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from helpers import every_pair
 from helpers.data.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
-from helpers.every_pair import many
 from helpers.kernels.on_host import HostLaunches, assert_sanitizers_catch
 from helpers.kernels.runs import run_filter
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 from helpers.compare import assert_same_bits
-from helpers.every_pair import many
 from helpers.kernels.runs import Stored, expected, scattered
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

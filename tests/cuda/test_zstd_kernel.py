@@ -11,9 +11,9 @@ import pytest
 import zstandard
 from helpers.data import zstd_frames as by_hand
 from helpers.data.zstd_frames import COMPRESSED, KIB, RAW, RESERVED, RLE, flushed_zstd, is_plain, zstd
-from helpers.every_pair import many
 from helpers.kernels.on_host import require_compiler
 from helpers.kernels.runs import run_check
+from helpers.profiles import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 

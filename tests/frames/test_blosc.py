@@ -10,8 +10,8 @@ import pytest
 import zstandard
 from helpers.data import blosc_frames as by_hand
 from helpers.data.blosc_frames import RAW, assemble, decode, encode, header, parts_of, read, stored, streams
-from helpers.every_pair import many
 from helpers.fuzz import laid
+from helpers.profiles import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 

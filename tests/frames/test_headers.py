@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zstandard
 from helpers.data.corpus import BLOSC_CNAMES
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

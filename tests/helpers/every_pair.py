@@ -14,7 +14,6 @@ import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from helpers import not_run
 from helpers.covering import covering, every_value
@@ -35,26 +34,6 @@ if _RUN not in {"all", "pairs", "values"}:
 def usually[T](few: T, *, full: T) -> T:
     """Return how many of something are tried, or which: `few`, or `full` by ``make test-full``."""
     return full if FULL else few
-
-
-# Loaded here, since those of `at_least` are made of it.
-settings.register_profile(
-    "ci",
-    max_examples=usually(12, full=60),
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.register_profile("few", settings.get_profile("ci"), max_examples=usually(7, full=30))
-settings.register_profile(
-    "search",
-    max_examples=2000,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -96,12 +75,3 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     choose = every_value if _is_enough(test[0]) else covering
     kept = {*choose(rows, [numbers[name] for name in also if name in numbers])}
     return [item for number, item in enumerate(test) if number not in kept]
-
-
-def at_least(n: int, *, full: int) -> settings:
-    """Return settings for `n` examples, for `full` by ``make test-full``, or for as many as the profile says."""
-    return settings(max_examples=max(usually(n, full=full), settings.default.max_examples))
-
-
-many = at_least(120, full=400)
-"""For properties of pure arithmetic; the rest keep the profile that `conftest` loads."""

@@ -10,8 +10,9 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, write
 from helpers.data.stacks import numpy_stack, stacks
-from helpers.every_pair import at_least, usually
+from helpers.every_pair import usually
 from helpers.loops import rows_taken
+from helpers.profiles import at_least
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.buffer import cpu

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

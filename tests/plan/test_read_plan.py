@@ -9,8 +9,8 @@ import pytest
 import zarr
 from helpers.data.corpus import counting, write
 from helpers.data.selections import outer_keys
-from helpers.every_pair import many
 from helpers.loops import require_loops, without_loops
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

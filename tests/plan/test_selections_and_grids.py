@@ -6,14 +6,22 @@ from math import prod
 import numpy as np
 import pytest
 from helpers.data.selections import increasing_wanted, numpy_outer, outer_keys, wanted_indices
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
-from xarray_gpuzarr.plan.axis_pieces import intersect_axis, runs_of_pieces, shards_of_pieces, shards_of_span, span
+from xarray_gpuzarr.plan.axis_pieces import (
+    intersect_axis,
+    kept_shards_of_span,
+    runs_of_pieces,
+    shards_of_pieces,
+    shards_of_span,
+    span,
+)
 from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
@@ -176,6 +184,16 @@ def test_shards_of_a_slice(numbers):
     ]
     pieces = intersect_axis(slice(start, stop, step), length, chunk_length)
     assert shards_of_pieces(pieces, per_shard) == found
+
+
+def test_shards_of_few_chunks_alone_are_kept():
+    kept_shards_of_span.cache_clear()
+
+    kept = [
+        BoxTarget([(slice(n), 600, 1)], (1,)).shards() and kept_shards_of_span.cache_info().currsize for n in (300, 9)
+    ]
+
+    assert kept == [0, 1]
 
 
 @many

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack, stacks
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -9,7 +9,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, edge_values, write
 from helpers.data.damage import read
-from helpers.every_pair import at_least
+from helpers.profiles import at_least
 from helpers.stores.fakes import put, take
 from hypothesis import assume, given
 from hypothesis import strategies as st

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from helpers.every_pair import many
+from helpers.profiles import many
 from helpers.stores.shards import MISSING, index_bytes
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -69,8 +69,7 @@ def chunks_of_whole_shards(
         max(1, lengths[0] // edge) * edge if axis in auto and _cuts(lengths, edge) else lengths
         for axis, (lengths, edge) in enumerate(zip(normal, shard, strict=True))
     )
-    whole: Chunks = normalize_chunks(uncut, shape=shape)
-    return whole
+    return tuple(normalize_chunks(uncut, shape=shape))
 
 
 def _cuts(lengths: tuple[int, ...], shard: int) -> bool:

@@ -18,7 +18,6 @@ from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import source as sources
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
@@ -32,11 +31,12 @@ from xarray_gpuzarr.fetch.source import (
     Version,
     changed,
     failed,
+    is_settled,
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.fetch_options import fetch_options, in_force
+from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
@@ -65,9 +65,8 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        options = in_force.options or fetch_options()
         return coalesce_rule(
-            options, max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
+            fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
         )
 
     @property
@@ -198,7 +197,7 @@ class LocalSource:
         else:
             data = whole[offset : offset + take]
         age_s = now - max(status.st_mtime, status.st_ctime)
-        return Edge(data=data, object_nbytes=length, version=version, settled=age_s > sources.SETTLED_S)
+        return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
         """Return a function that reads the whole file on the thread that calls it."""

@@ -108,6 +108,11 @@ def is_obstore_memory(client: Any) -> bool:
     return type(client).__name__ == "MemoryStore"
 
 
+def is_settled(age_s: float) -> bool:
+    """Say whether an object is so old that any later change will give it other times."""
+    return age_s > SETTLED_S
+
+
 @record
 class Edge:
     """The first or last bytes of an object, or all of it."""

@@ -1,8 +1,7 @@
 """What the first bytes of a compressed chunk say about it, every offset checked.
 
-Parses the headers of the formats that a GPU may be given: zstd, gzip, zlib, lz4 and blosc; decodes nothing. Decoders
-use it to refuse a frame before a library that trusts its header sees it. A compressor of the host alone bounds the
-length of its result by itself, see `decoders.host.compressors`.
+Parses those of the formats that a GPU may be given: zstd, gzip, zlib, lz4 and blosc; decodes nothing. Decoders use it
+to refuse a frame before a library that trusts its header sees it. `decoders.host.compressors` bounds all others itself.
 
 References
 ----------

@@ -62,7 +62,7 @@ typedef struct {
     int64_t *old_offset, *old_nbytes;
     int64_t has_old;            /* -1: not known */
     int old_file, file;         /* -1: none */
-    int64_t replaces, started;  /* whether `file` replaces another, and the bytes of it that are on their way to the disk */
+    int64_t replaces, started;  /* whether `file` replaces another (-1: not known), and the bytes of it that are on their way to the disk */
     int64_t old_version[VERSION_NUMBERS];
     char *partial;              /* the path of `file` */
 } progress_t;
@@ -450,14 +450,19 @@ static int open_partial(const object_t *object, progress_t *progress)
         if (progress->file < 0 && errno == ENOENT) make_folders(progress->partial);
         else if (progress->file < 0 && errno != EEXIST) return 0;
     }
-    progress->replaces = !access(object->path, F_OK);
     return progress->file >= 0;
 }
 
-/* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
-static void start_writeback(progress_t *progress, int64_t end)
+static int is_replacing(const object_t *object, progress_t *progress)
 {
-    if (!progress->replaces || end - progress->started < WRITEBACK_NBYTES) return;
+    if (progress->replaces < 0) progress->replaces = !access(object->path, F_OK);
+    return (int)progress->replaces;
+}
+
+/* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
+static void start_writeback(const object_t *object, progress_t *progress, int64_t end)
+{
+    if (end - progress->started < WRITEBACK_NBYTES || !is_replacing(object, progress)) return;
 #ifdef __linux__
     sync_file_range(progress->file, progress->started, end - progress->started, SYNC_FILE_RANGE_WRITE);
 #endif
@@ -472,12 +477,12 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     }
     if (progress->file < 0 && !open_partial(object, progress)) return 0;
     for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
-        int is_cut = progress->replaces && nbytes > WRITEBACK_NBYTES;
+        int is_cut = nbytes > WRITEBACK_NBYTES && is_replacing(object, progress);
         n = pwrite(progress->file, at, (size_t)(is_cut ? WRITEBACK_NBYTES : nbytes), offset);
         if (n == 0) errno = ENOSPC;
         if (n <= 0 && !(n < 0 && errno == EINTR)) return 0;
         if (n < 0) n = 0;
-        start_writeback(progress, offset + n);
+        start_writeback(object, progress, offset + n);
     }
     return 1;
 }
@@ -649,7 +654,7 @@ static void end_object(progress_t *progress, int64_t units_each)
 static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t units_each)
 {
     int64_t n = encoder->n_entries;
-    *progress = (progress_t){.has_old = -1, .old_file = -1, .file = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
+    *progress = (progress_t){.has_old = -1, .old_file = -1, .file = -1, .replaces = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
     pthread_mutex_init(&progress->lock, NULL), pthread_cond_init(&progress->moved, NULL);
     progress->kept = calloc((size_t)units_each, sizeof *progress->kept);
     progress->offset = malloc((size_t)n * 2 * sizeof(int64_t));

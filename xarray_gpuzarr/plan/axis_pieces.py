@@ -124,7 +124,7 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
     """
     if isinstance(selected, slice):
         start, stop, step = selected.indices(length)
-        if stop - start <= _MAX_KEPT * chunk_length:
+        if stop - start <= MAX_KEPT * chunk_length:
             return _kept_slice(start, stop, step, chunk_length)
         return _intersect_slice(start, stop, step, chunk_length)
     chunk_of = selected // chunk_length
@@ -168,8 +168,8 @@ def _kept_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPiec
     return replace(_intersect_slice(start, stop, step, chunk_length), are_kept=True)
 
 
-_MAX_KEPT = 256
-"""Chunks of a slice that is kept, at most."""
+MAX_KEPT = 256
+"""Chunks of what is kept for the next read, at most."""
 MOST_PIECES = 2**48
 """NumPy has other words than a lack of memory for columns beyond this."""
 

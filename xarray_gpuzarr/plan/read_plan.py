@@ -21,6 +21,7 @@ import numpy as np
 
 from xarray_gpuzarr.native import empty_columns
 from xarray_gpuzarr.plan.axis_pieces import (
+    MAX_KEPT,
     AxisPieces,
     intersect_axis,
     kept_shards_of_span,
@@ -84,7 +85,7 @@ class BoxTarget:
     def shards(self) -> list[list[tuple[int, range]]]:
         """Return, per axis, the shards along it and which pieces are theirs."""
         if self.spans is not None:
-            of_span = kept_shards_of_span if self.n_chunks <= _MAX_KEPT else shards_of_span
+            of_span = kept_shards_of_span if self.n_chunks <= MAX_KEPT else shards_of_span
             return list(map(of_span, self.spans, self._per_shard))
         return list(map(shards_of_pieces, self.pieces, self._per_shard))
 

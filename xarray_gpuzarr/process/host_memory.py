@@ -74,16 +74,17 @@ class ResultMemory:
 
         Where memory lacks, what is kept is let go.
         """
+        try:
+            return self._empty(shape, dtype)
+        except MemoryError:
+            self._free.clear()
+            return self._empty(shape, dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
-        while True:
-            try:
-                if dtype.hasobject or not LEAST_NBYTES <= nbytes <= MOST_NBYTES:
-                    return empty(shape, dtype)
-                return np.frombuffer(_Lent(self._dead(nbytes)), dtype).reshape(shape)
-            except MemoryError:
-                if not self._free:
-                    raise
-                self._free.clear()
+        if dtype.hasobject or not LEAST_NBYTES <= nbytes <= MOST_NBYTES:
+            return empty(shape, dtype)
+        return np.frombuffer(_Lent(self._dead(nbytes)), dtype).reshape(shape)
 
     def _dead(self, nbytes: int) -> npt.NDArray[np.uint8]:
         with self._lock:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zarr
 from helpers.data.blosc_frames import encode
-from helpers.every_pair import many
 from helpers.loops import changed, require_loops, rows_taken
+from helpers.profiles import many
 from helpers.stores.fakes import put
 from hypothesis import given
 from hypothesis import strategies as st

@@ -64,8 +64,8 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         array = host_array(spec, cast, loops())  # a setting that is unusable fails every read
         thread, me = get_ident(), object()
-        is_short = not source.is_remote and array.chunk_nbytes <= self.costs.short_chunk_nbytes
-        takes_turn = is_short and thread not in crew.turns
+        is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
+        takes_turn = is_short and not source.is_remote and thread not in crew.turns
         try:
             if takes_turn:
                 crew.begin_turn(threads.n_cores)

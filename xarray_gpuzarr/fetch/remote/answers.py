@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
-from xarray_gpuzarr.fetch import source as sources
-from xarray_gpuzarr.fetch.source import ANOTHER, UNTAGGED, Version
+from xarray_gpuzarr.fetch.source import ANOTHER, UNTAGGED, Version, is_settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,4 +206,4 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
         return marks, bool(marks.version_id)
     if isinstance(modified, str) or isinstance(now, str):
         return marks, False
-    return marks, (now - modified).total_seconds() > sources.SETTLED_S
+    return marks, is_settled((now - modified).total_seconds())

@@ -131,9 +131,8 @@ class Client(Protocol):
     ) -> Answer | None:
         """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object.
 
-        With `if_match`, an ETag that only a read which asks again gives, an answer may come without bytes and be of the
-        version `ANOTHER`. Of an object that is asked for to its end and is longer than `most_nbytes`, it may tell the
-        length alone.
+        With `if_match`, an ETag, an answer may come without bytes and be of the version `ANOTHER`. Of an object that is
+        asked for to its end and is longer than `most_nbytes`, it may tell the length alone.
         """
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:

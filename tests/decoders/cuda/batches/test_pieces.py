@@ -3,7 +3,7 @@
 from itertools import cycle, pairwise, repeat
 
 import numpy as np
-from helpers.every_pair import many
+from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -108,8 +108,7 @@ class Trial:
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
         plans = self._plans(target)
-        actual: npt.NDArray[Any] = HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
-        return actual
+        return HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
 
     def _plans(self, target: Target) -> Iterator[ReadPlan]:
         for block in plan_blocks(self.spec, target):

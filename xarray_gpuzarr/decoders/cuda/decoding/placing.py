@@ -194,8 +194,7 @@ def _chunk_strides(spec: ArraySpec) -> list[int]:
 
 def _c_strides(shape: Sequence[int]) -> list[int]:
     """Return the strides of a result in C order, in elements."""
-    strides: list[int] = np.cumprod([1, *reversed(shape)])[-2::-1].tolist()
-    return strides
+    return [*np.cumprod([1, *reversed(shape)])[-2::-1].tolist()]
 
 
 def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColumns]:
