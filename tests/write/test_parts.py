@@ -64,6 +64,21 @@ def test_other_chunks_are_carried_over_as_they_are_encoded(store):
     np.testing.assert_array_equal(array[...], expected)
 
 
+@pytest.mark.parametrize(
+    "layout", [{"chunks": (9, 2**17)}, {"chunks": (3, 2**15), "shards": (9, 2**17)}], ids=["chunk", "shard"]
+)
+def test_megabytes_that_replace_a_file(tmp_path, layout):
+    """Which are told to the disk as they are written."""
+    data = np.random.default_rng(1).integers(-9, 9, (9, 2**17), "i4")
+    array = _array(LocalStore(tmp_path), np.zeros_like(data), compressors=None, **{"shards": None} | layout)
+
+    for where in (..., slice(2, 4)):
+        data = -data
+        array[where] = data[where]
+        np.testing.assert_array_equal(array[where], data[where])
+    np.testing.assert_array_equal(array[4:], -data[4:])
+
+
 def test_a_damaged_chunk_beside_what_is_written_is_no_concern(store):
     array = _array(store)
     shard = bytearray(take(store, "c/0/0"))
