@@ -309,11 +309,11 @@ def _run(threads):
 def test_a_shard_that_is_replaced_meanwhile_is_written_again(tmp_path, monkeypatch):
     array, to_files, n_calls = _array(tmp_path / "a"), WriteCall.to_files, []
 
-    def replaced(call, *arguments):
+    def replaced(call, *arguments, **keywords):
         n_calls.append(1)
         if len(n_calls) < 4:
             raise ChangedObjectError
-        to_files(call, *arguments)
+        to_files(call, *arguments, **keywords)
 
     monkeypatch.setattr(WriteCall, "to_files", replaced)
     array[0, 0] = 99

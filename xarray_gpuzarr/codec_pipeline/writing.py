@@ -29,7 +29,7 @@ from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.fetch.source import ObjectChangedError, is_obstore_memory
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.threads import thread_budget
@@ -124,7 +124,7 @@ class ArrayWriter:
         for group in batched(objects, min(max(1, n_at_once), len(objects))):
             async with turns.of(self._root, [each.key for each in group], spec.path):
                 if isinstance(source, LocalSource):
-                    await self._run(call, partial(_to_files, call, group, source.root))
+                    await self._run(call, partial(_to_files, call, group, source))
                 else:
                     await self._to_store(call, group)
             if spec.index is not None:  # no read is to take what was there before
@@ -158,24 +158,21 @@ class ArrayWriter:
             await self._store.set(key, cpu.Buffer.from_array_like(data))
 
 
-def _to_files(call: WriteCall, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
+def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
     for attempt in range(_ATTEMPTS):
         stop.check()
         try:
-            call.to_files(group, root)
+            call.to_files(group, source)
             break
-        except ChangedObjectError:
+        except (ChangedObjectError, ObjectChangedError):
             if attempt + 1 == _ATTEMPTS:
                 raise call.changed(group) from None
 
 
 def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: Stop) -> None:
     """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
-    grid, chunk = spec.grid, err.chunk
-    if chunk is None:  # the index
-        shard = spec.keys.coord(err.key, grid.ndim)
-        chunk = tuple([c * n for c, n in zip(shard, grid.chunks_per_shard, strict=True)])
-    bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
+    grid = spec.grid
+    bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, grid.chunk_shape, strict=True)]
     shape = tuple([end for _, end in bounds])
     selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
     read_target(stored, spec, box_target(selection, grid, shape), decoder_for("host"))

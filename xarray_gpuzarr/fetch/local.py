@@ -199,6 +199,16 @@ class LocalSource:
         age_s = now - max(status.st_mtime, status.st_ctime)
         return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
+    def version_and_length(self, key: str) -> tuple[tuple[int, ...], int] | None:
+        """Return the version of a file, and its length in bytes; None if there is none."""
+        try:
+            status = os.stat(self.local_path(key))  # noqa: PTH116  # as in `check`
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as err:
+            raise self._failed(key, "ask for its length", err) from err
+        return None if S_ISDIR(status.st_mode) else (_version(status), status.st_size)
+
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
         """Return a function that reads the whole file on the thread that calls it."""
         return self.start_edge(key, "start", NO_LIMIT)

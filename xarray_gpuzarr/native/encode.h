@@ -1,11 +1,8 @@
 /* Chunks gathered from an array, encoded, and written to objects: the other way round. A file is replaced as a whole. */
 
 enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* what became of an object */
-enum { MOST_CHUNKS = 64 };   /* of a unit */
-enum { ENTRY_NBYTES = 16 };
+enum { MOST_CHUNKS = 64, ENTRY_NBYTES = 16, WRITEBACK_NBYTES = 1 << 20 }; /* of a unit; of an index */
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
-enum { WRITEBACK_NBYTES = 1 << 20 };
-enum { NAME_NBYTES = 64 };   /* what a file that is not complete is called behind its path */
 
 typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef size_t set_zstd_t(void *, int, int);
@@ -22,7 +19,6 @@ typedef struct {
     const char *cname;
     void *encode, *make_context, *free_context, *set_parameter;
     int64_t most_nbytes;         /* of a chunk that is encoded */
-    int64_t most_old_nbytes;     /* of one that is stored: a longer one is damaged */
     int64_t keeps_empty;         /* whether chunks of nothing but the fill value are stored */
     int64_t n_numbers, swapped;  /* of an element that is compared by value, and whether its bytes are reversed; 0: by bits */
     int64_t n_entries, step;     /* chunks of an object; chunks that a thread takes at once */
@@ -33,13 +29,14 @@ typedef struct {
 } encoder_t;
 
 typedef struct {
-    const char *path;     /* of its file; NULL: it is written to `memory` */
-    const int64_t *at;    /* along each axis: its number */
-    int64_t is_whole;     /* whether what is not written to is fill value, whatever is stored */
-    char *memory;         /* NULL: what is written is a chunk of the caller's array as it lies there, and becomes `memory` */
+    const char *path, *partial; /* of its file, and of the one that takes its place; NULL: it is written to `memory` */
+    const int64_t *at;          /* along each axis: its number */
+    char *memory;               /* which may be a chunk of the caller's array, as it lies there */
     int64_t memory_nbytes;
-    const char *old;      /* what is stored, if that is not a file; NULL: nothing */
-    int64_t old_nbytes;
+    int64_t needs_old;          /* whether what is stored is */
+    const char *old;            /* what is stored, if that is not a file */
+    const int64_t *old_version; /* of a file */
+    const int64_t *old_offset, *old_nbytes;     /* of its chunks; NO_FILE: not there; NULL: nothing is stored */
     int64_t state, nbytes, code, entry; /* results: what became of it, its length, errno, and the chunk that failed; -1: none */
 } object_t;
 
@@ -58,13 +55,11 @@ typedef struct {
     int64_t turn, end;          /* the unit that is written next, and where */
     unit_t **kept;              /* units that wait for their turn */
     int64_t n_kept;
-    int64_t *offset, *nbytes;   /* of its chunks; -1: not there */
-    int64_t *old_offset, *old_nbytes;
-    int64_t has_old;            /* -1: not known */
+    int64_t *nbytes;            /* of its chunks; -1: not there */
+    char *index;                /* of those that have been written */
     int old_file, file;         /* -1: none */
-    int64_t replaces, started;  /* whether `file` replaces another (-1: not known), and the bytes of it that are on their way to the disk */
-    int64_t old_version[VERSION_NUMBERS];
-    char *partial;              /* the path of `file` */
+    int64_t is_partial, replaces; /* whether there is a file that is not complete, and whether it replaces another */
+    int64_t started;            /* bytes of it that are on their way to the disk */
 } progress_t;
 
 typedef struct {
@@ -82,6 +77,7 @@ typedef struct {
 typedef struct {
     writing_t *writing;
     int64_t is_helper;
+    _Atomic int64_t *n_helpers; /* that it is one of; NULL: the caller's thread, or one that Python counts */
     char *scratch, *room;
     int64_t room_nbytes;
     void *encoding, *decoding;
@@ -90,10 +86,9 @@ typedef struct {
 
 static int fail(writing_t *writing, object_t *object, int64_t state, int64_t entry)
 {
-    int64_t code = errno;
     progress_t *progress = writing->progress + (object - writing->objects);
     pthread_mutex_lock(&progress->lock);
-    if (object->state == UNFINISHED) object->state = state, object->code = code, object->entry = entry;
+    if (object->state == UNFINISHED) object->state = state, object->code = errno, object->entry = entry;
     writing->is_stopped = 1;
     pthread_cond_broadcast(&progress->moved);
     pthread_mutex_unlock(&progress->lock);
@@ -101,8 +96,6 @@ static int fail(writing_t *writing, object_t *object, int64_t state, int64_t ent
 }
 
 /* ---- what is stored already */
-
-static uint64_t little64(const char *at) { return little(at) | (uint64_t)little(at + 4) << 32; }
 
 static void put_little(char *at, uint64_t value, int nbytes)
 {
@@ -117,80 +110,34 @@ static int read_old(const object_t *object, const progress_t *progress, char *to
     return 1;
 }
 
-/* Check the index of a shard, and take it apart. */
-static int read_index(const encoder_t *encoder, const object_t *object, progress_t *progress, int64_t nbytes, char *room)
-{
-    int64_t n = encoder->n_entries, index_nbytes = encoder->index_nbytes, payload = n * ENTRY_NBYTES;
-    int64_t first = encoder->index_is_first ? index_nbytes : 0, end = encoder->index_is_first ? nbytes : nbytes - index_nbytes;
-    if (nbytes < index_nbytes || !read_old(object, progress, room, index_nbytes, encoder->index_is_first ? 0 : end)) return 0;
-    if (encoder->index_has_checksum && gpuzarr_crc32c(room, payload) != little(room + payload)) return 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t offset = little64(room + i * ENTRY_NBYTES), length = little64(room + i * ENTRY_NBYTES + 8);
-        progress->old_offset[i] = (int64_t)offset, progress->old_nbytes[i] = NO_FILE;
-        if (offset == UINT64_MAX && length == UINT64_MAX) continue;
-        if (offset < (uint64_t)first || offset > (uint64_t)end || length > (uint64_t)end - offset) return 0;
-        if (length > (uint64_t)encoder->most_old_nbytes) return 0;
-        progress->old_nbytes[i] = (int64_t)length;
-    }
-    return 1;
-}
-
-/* Open what is stored; return 1 if there is something, 0 if not, or a state. */
-static int64_t open_old(const encoder_t *encoder, const object_t *object, progress_t *progress)
-{
-    struct stat found;
-    int64_t nbytes = object->old_nbytes, n = encoder->n_entries;
-    if (object->path) {
-        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        if (progress->old_file < 0) return errno == ENOENT || errno == ENOTDIR ? 0 : REFUSED;
-        if (fstat(progress->old_file, &found)) return REFUSED;
-        version_of(&found, progress->old_version);
-        if (S_ISDIR(found.st_mode)) return 0;
-        if (!S_ISREG(found.st_mode)) return DAMAGED;
-        nbytes = found.st_size;
-    } else if (!object->old)
-        return 0;
-    char *room = malloc((size_t)encoder->index_nbytes + 1);
-    progress->old_offset = malloc((size_t)n * 2 * sizeof(int64_t));
-    if (!room || !progress->old_offset) return free(room), NO_MEMORY;
-    progress->old_nbytes = progress->old_offset + n;
-    int is_sound = encoder->index_nbytes ? read_index(encoder, object, progress, nbytes, room) : nbytes <= encoder->most_old_nbytes;
-    if (!encoder->index_nbytes) progress->old_offset[0] = 0, progress->old_nbytes[0] = nbytes;
-    free(room);
-    return is_sound ? 1 : DAMAGED;
-}
-
-/* Whether what was read of a file is of one version of it, which is still there. */
-static int is_old_kept(const object_t *object, const progress_t *progress)
+/* Whether what is stored is what was to be written over. */
+static int is_old_kept(const object_t *object)
 {
     struct stat now;
-    if (!object->path || progress->has_old < 0) return 1;
-    if (progress->old_file < 0) return stat(object->path, &now) != 0;
-    return is_of_version(progress->old_file, progress->old_version) && !stat(object->path, &now) &&
-           is_version(&now, progress->old_version);
+    if (!object->path || !object->needs_old) return 1;
+    if (stat(object->path, &now)) return !object->old_nbytes;
+    return object->old_nbytes ? is_version(&now, object->old_version) : S_ISDIR(now.st_mode);
 }
 
 static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
 {
-    const progress_t *progress = writing->progress + (object - writing->objects);
-    return fail(writing, object, is_old_kept(object, progress) ? DAMAGED : CHANGED, entry);
+    return fail(writing, object, is_old_kept(object) ? DAMAGED : CHANGED, entry);
 }
 
 /* Whether a chunk is stored, of which all threads see one version; -1 if that cannot be known. */
 static int is_stored(writing_t *writing, object_t *object, int64_t entry)
 {
     progress_t *progress = writing->progress + (object - writing->objects);
-    int64_t state = 0;
+    int64_t state = UNFINISHED;
+    if (!object->old_nbytes || object->old_nbytes[entry] == NO_FILE) return 0;
     pthread_mutex_lock(&progress->lock);
-    if (progress->has_old < 0) {
-        state = open_old(writing->encoder, object, progress);
-        progress->has_old = state == 1;
+    if (object->path && progress->old_file < 0) {
+        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (progress->old_file < 0 && errno != ENOENT) state = REFUSED;
+        else if (!is_of_version(progress->old_file, object->old_version)) state = CHANGED;
     }
-    int has_old = (int)progress->has_old;
     pthread_mutex_unlock(&progress->lock);
-    if (state == DAMAGED) return fail_to_read(writing, object, -1), -1;
-    if (state > 1) return fail(writing, object, state, -1), -1;
-    return has_old && progress->old_nbytes[entry] != NO_FILE;
+    return state == UNFINISHED ? 1 : (fail(writing, object, state, -1), -1);
 }
 
 /* ---- a chunk */
@@ -227,27 +174,6 @@ static void free_unit(unit_t *unit)
     free(unit);
 }
 
-static void gather(const encoder_t *encoder, char *chunk, const char *from, const axis_t *axis, int64_t n_axes)
-{
-    int64_t n = axis->extent;
-    lie_t in = {axis->to, NULL}, out = {axis->from, axis->index};
-    if (n_axes > 1)
-        for (int64_t i = 0; i < n; i++)
-            gather(encoder, chunk + (axis->index ? axis->index[i] : i) * axis->from, from + i * axis->to, axis + 1, n_axes - 1);
-    else if (encoder->swap)
-        take_steps(encoder->swap, chunk, out, from, in, n);
-    else
-        move_elements(chunk, out, from, in, n, encoder->job->itemsize);
-}
-
-/* Bring the elements of the array to their places in a chunk. */
-static void gather_box(const encoder_t *encoder, const rows_t *rows, char *chunk)
-{
-    axis_t axes[MOST_AXES];
-    int64_t in_at, n = box_axes(encoder->job, rows, 0, axes, &in_at);
-    if (n) gather(encoder, chunk + in_at, destination(encoder->job, rows, 0), axes, n);
-}
-
 /* Whether a box is all of a chunk. */
 static int is_all(const job_t *job, const rows_t *rows)
 {
@@ -264,41 +190,37 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     writing_t *writing = writer->writing;
     const job_t *job = writing->encoder->job;
     const progress_t *progress = writing->progress + (object - writing->objects);
-    int64_t nbytes = progress->old_nbytes[entry];
-    if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1)) return fail(writing, object, NO_MEMORY, entry);
-    if (!read_old(object, progress, writer->room, nbytes, progress->old_offset[entry])) return fail_to_read(writing, object, entry);
+    int64_t nbytes = object->old_nbytes[entry];
     if (!writer->decoding) writer->decoding = take_context(job);
-    if (job->make_context && !writer->decoding) return fail(writing, object, NO_MEMORY, entry);
+    if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1) || (job->make_context && !writer->decoding))
+        return fail(writing, object, NO_MEMORY, entry);
+    if (!read_old(object, progress, writer->room, nbytes, object->old_offset[entry])) return fail_to_read(writing, object, entry);
     nbytes = without_checksums(job, writer->room, nbytes);
     char *block = job->codec == RAW ? NULL : writer->scratch + job->area_nbytes + HEAD_NBYTES;
-    int is_done = nbytes >= 0 && (job->codec == RAW ? nbytes == job->packed_nbytes && memcpy(to, writer->room, (size_t)nbytes)
-                                                    : decode_chunk(job, writer->decoding, writer->room, (size_t)nbytes, to, block));
-    return is_done || fail_to_read(writing, object, entry);
+    int is_sound = nbytes >= 0 && (job->codec == RAW ? memcpy(to, writer->room, (size_t)nbytes) != NULL
+                                                     : decode_chunk(job, writer->decoding, writer->room, (size_t)nbytes, to, block));
+    return is_sound || fail_to_read(writing, object, entry);
 }
 
-static double number_at(const char *at, int64_t nbytes, int is_swapped)
+static uint64_t bits_at(const char *at, int64_t nbytes, int64_t is_swapped)
 {
-    char bytes[8] = {0};
-    uint16_t half;
-    float single;
-    double value;
-    for (int64_t i = 0; i < nbytes; i++) bytes[i] = at[is_swapped ? nbytes - 1 - i : i];
-    switch (nbytes) {
-    case 2: return memcpy(&half, bytes, sizeof half), half_to_double(half);
-    case 4: return memcpy(&single, bytes, sizeof single), single;
-    default: return memcpy(&value, bytes, sizeof value), value;
-    }
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < nbytes; i++) bits = bits << 8 | (uint8_t)at[is_swapped ? i : nbytes - 1 - i];
+    return bits;
 }
 
 /* Whether two elements are equal, or both have a NaN. */
 static int is_equal(const encoder_t *encoder, const char *one, const char *other)
 {
     int64_t n = encoder->n_numbers, nbytes = encoder->job->itemsize / n;
+    static const uint64_t infinities[] = {[2] = 0x7C00, [4] = 0x7F800000, [8] = UINT64_C(0x7FF) << 52};
+    uint64_t infinity = infinities[nbytes], unsigned_bits = UINT64_MAX >> (65 - 8 * nbytes);
     int are_equal = 1, one_is_nan = 0, other_is_nan = 0;
     for (int64_t i = 0; i < n; i++) {
-        double a = number_at(one + i * nbytes, nbytes, (int)encoder->swapped);
-        double b = number_at(other + i * nbytes, nbytes, (int)encoder->swapped);
-        are_equal &= a == b, one_is_nan |= a != a, other_is_nan |= b != b;
+        uint64_t a = bits_at(one + i * nbytes, nbytes, encoder->swapped);
+        uint64_t b = bits_at(other + i * nbytes, nbytes, encoder->swapped);
+        are_equal &= a == b || !((a | b) & unsigned_bits);
+        one_is_nan |= (a & unsigned_bits) > infinity, other_is_nan |= (b & unsigned_bits) > infinity;
     }
     return are_equal || (one_is_nan && other_is_nan);
 }
@@ -333,11 +255,8 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
         put_little(to, nbytes, 4);
         found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
         return found <= 0 ? 0 : found + 4;
-    case ZLIB:
-    case GZIP:
+    default: /* zlib, gzip */
         return (int64_t)((deflate_t *)encoder->encode)(writer->encoding, chunk, nbytes, to, most);
-    default:
-        return 0;
     }
 }
 
@@ -359,13 +278,13 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     const encoder_t *encoder = writer->writing->encoder;
     const int64_t *order = encoder->order;
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
-    int found = object->is_whole ? 0 : is_stored(writer->writing, object, entry);
+    int found = is_stored(writer->writing, object, entry);
     if (found <= 0) return found ? 0 : k + 1;
-    for (first = progress->old_offset[entry]; k < end; k++, n += progress->nbytes[entry]) {
+    for (first = object->old_offset[entry]; k < end; k++, n += progress->nbytes[entry]) {
         entry = order[k];
-        if (progress->old_nbytes[entry] == NO_FILE || progress->old_offset[entry] != first + n) break;
+        if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
         if (k > begin && is_written(encoder, object, entry, box)) break;
-        progress->nbytes[entry] = progress->old_nbytes[entry];
+        progress->nbytes[entry] = object->old_nbytes[entry];
     }
     char *to = room_in_unit(writer->unit, n);
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
@@ -379,22 +298,15 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
+    job_t gathering = *job;
     int all = is_all(job, rows), found = 0;
-    if (!all && !object->is_whole && (found = is_stored(writer->writing, object, entry)) < 0) return 0;
+    gathering.steps = encoder->swap;
+    if (!all && (found = is_stored(writer->writing, object, entry)) < 0) return 0;
     if (found && !decode_old(writer, object, entry, to)) return 0;
     if (!all && !found)
         move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize, job->itemsize);
-    gather_box(encoder, rows, to);
+    exchange_box(&gathering, rows, 0, to, TO_CHUNK);
     return 1;
-}
-
-/* Have memory for a decoded chunk, and for what decodes one in blocks. */
-static int has_scratch(writer_t *writer)
-{
-    const job_t *job = writer->writing->encoder->job;
-    int64_t nbytes = job->area_nbytes * (job->inflate ? 2 : 1) + HEAD_NBYTES;
-    if (!writer->scratch) writer->scratch = in_huge_pages(malloc((size_t)nbytes), nbytes);
-    return writer->scratch != NULL;
 }
 
 /* Encode a chunk, and add it to the unit; 0 if that failed. */
@@ -404,11 +316,12 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     const job_t *job = encoder->job;
     rows_t rows = {.boxes = box};
     int is_raw = job->codec == RAW, is_caller = !encoder->swap && is_all(job, &rows) && is_direct(job, &rows, 0);
-    int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && object->memory && !encoder->index_nbytes;
+    int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && !encoder->index_nbytes;
     char *chunk = is_caller ? destination(job, &rows, 0) : NULL;
     if (is_caller && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
     char *to = !is_copied ? chunk : stays ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
-    if (!to || !(is_caller || is_raw || has_scratch(writer))) return fail(writer->writing, object, NO_MEMORY, entry);
+    int has_scratch = is_caller || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
+    if (!to || !has_scratch) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!is_caller) {
         chunk = is_raw ? to : writer->scratch + HEAD_NBYTES;
         if (!make_chunk(writer, object, &rows, entry, chunk)) return 0;
@@ -425,44 +338,33 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
 
 /* ---- an object */
 
-static void make_folders(char *path)
+static void make_folders(const char *path)
 {
-    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+    char *folder = strdup(path);
+    for (char *at = folder ? strchr(folder + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
         *at = 0;
-        mkdir(path, 0777);
+        mkdir(folder, 0777);
         *at = '/';
     }
+    free(folder);
 }
 
 /* Make the file that takes the place of an object's once it is complete. */
 static int open_partial(const object_t *object, progress_t *progress)
 {
-    static atomic_ullong n_made;
-    struct timespec now;
-    size_t length = strlen(object->path);
-    if (!(progress->partial = malloc(length + NAME_NBYTES))) return 0;
-    memcpy(progress->partial, object->path, length);
-    for (int i = 0; i < 3 && progress->file < 0; i++) {
-        clock_gettime(CLOCK_REALTIME, &now);
-        snprintf(progress->partial + length, NAME_NBYTES, ".%x%lx%lx%llx.partial", (unsigned)getpid(), (unsigned long)now.tv_sec,
-                 (unsigned long)now.tv_nsec, (unsigned long long)atomic_fetch_add(&n_made, 1));
-        progress->file = open(progress->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (progress->file < 0 && errno == ENOENT) make_folders(progress->partial);
-        else if (progress->file < 0 && errno != EEXIST) return 0;
+    for (int i = 0; i < 2 && progress->file < 0; i++) {
+        if (i) make_folders(object->partial);
+        progress->file = open(object->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (progress->file < 0 && errno != ENOENT) return 0;
     }
-    return progress->file >= 0;
-}
-
-static int is_replacing(const object_t *object, progress_t *progress)
-{
-    if (progress->replaces < 0) progress->replaces = !access(object->path, F_OK);
-    return (int)progress->replaces;
+    progress->is_partial = progress->file >= 0, progress->replaces = !access(object->path, F_OK);
+    return (int)progress->is_partial;
 }
 
 /* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
-static void start_writeback(const object_t *object, progress_t *progress, int64_t end)
+static void start_writeback(progress_t *progress, int64_t end)
 {
-    if (end - progress->started < WRITEBACK_NBYTES || !is_replacing(object, progress)) return;
+    if (end - progress->started < WRITEBACK_NBYTES || !progress->replaces) return;
 #ifdef __linux__
     sync_file_range(progress->file, progress->started, end - progress->started, SYNC_FILE_RANGE_WRITE);
 #endif
@@ -477,12 +379,12 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     }
     if (progress->file < 0 && !open_partial(object, progress)) return 0;
     for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
-        int is_cut = nbytes > WRITEBACK_NBYTES && is_replacing(object, progress);
-        n = pwrite(progress->file, at, (size_t)(is_cut ? WRITEBACK_NBYTES : nbytes), offset);
+        int64_t some = nbytes > WRITEBACK_NBYTES && progress->replaces ? WRITEBACK_NBYTES : nbytes;
+        n = pwrite(progress->file, at, (size_t)some, offset);
         if (n == 0) errno = ENOSPC;
         if (n <= 0 && !(n < 0 && errno == EINTR)) return 0;
         if (n < 0) n = 0;
-        start_writeback(object, progress, offset + n);
+        start_writeback(progress, offset + n);
     }
     return 1;
 }
@@ -492,33 +394,24 @@ static int put_unit(writing_t *writing, object_t *object, progress_t *progress, 
 {
     const encoder_t *encoder = writing->encoder;
     int64_t end = progress->end, behind = (number + 1) * encoder->step;
-    if (!object->path && !object->memory && unit->n_parts && unit->part->at)
-        object->memory = unit->part->at, object->memory_nbytes = unit->part->nbytes;
     for (const part_t *part = unit->part; part < unit->part + unit->n_parts; end += part++->nbytes)
         if (!put(object, progress, part->at ? part->at : unit->room + part->first, part->nbytes, end))
             return fail(writing, object, REFUSED, encoder->order[number * encoder->step]);
     for (int64_t k = number * encoder->step; k < behind && k < encoder->n_entries; k++) {
-        int64_t entry = encoder->order[k];
-        progress->offset[entry] = progress->end;
-        if (progress->nbytes[entry] > 0) progress->end += progress->nbytes[entry];
+        int64_t entry = encoder->order[k], nbytes = progress->nbytes[entry];
+        if (nbytes < 0) continue;
+        put_little(progress->index + entry * ENTRY_NBYTES, (uint64_t)progress->end, 8);
+        put_little(progress->index + entry * ENTRY_NBYTES + 8, (uint64_t)nbytes, 8);
+        progress->end += nbytes;
     }
     return 1;
 }
 
 static int put_index(const encoder_t *encoder, const object_t *object, progress_t *progress)
 {
-    int64_t n = encoder->n_entries, nbytes = n * ENTRY_NBYTES, is_put;
-    char *index = malloc((size_t)encoder->index_nbytes);
-    if (!index) return 0;
-    for (int64_t i = 0; i < n; i++) {
-        int is_there = progress->nbytes[i] >= 0;
-        put_little(index + i * ENTRY_NBYTES, is_there ? (uint64_t)progress->offset[i] : UINT64_MAX, 8);
-        put_little(index + i * ENTRY_NBYTES + 8, is_there ? (uint64_t)progress->nbytes[i] : UINT64_MAX, 8);
-    }
-    if (encoder->index_has_checksum) put_little(index + nbytes, gpuzarr_crc32c(index, nbytes), CRC_NBYTES);
-    is_put = put(object, progress, index, encoder->index_nbytes, encoder->index_is_first ? 0 : progress->end);
-    free(index);
-    return (int)is_put;
+    int64_t nbytes = encoder->n_entries * ENTRY_NBYTES, at = encoder->index_is_first ? 0 : progress->end;
+    if (encoder->index_has_checksum) put_little(progress->index + nbytes, gpuzarr_crc32c(progress->index, nbytes), CRC_NBYTES);
+    return put(object, progress, progress->index, encoder->index_nbytes, at);
 }
 
 static int close_file_of(int *file)
@@ -532,20 +425,16 @@ static int close_file_of(int *file)
 static int complete(writing_t *writing, object_t *object, progress_t *progress)
 {
     const encoder_t *encoder = writing->encoder;
-    int64_t first = encoder->index_is_first ? encoder->index_nbytes : 0;
-    if (!is_old_kept(object, progress)) return fail(writing, object, CHANGED, -1);
+    int64_t first = encoder->index_is_first ? encoder->index_nbytes : 0, is_there = progress->end > first;
+    if (!is_old_kept(object)) return fail(writing, object, CHANGED, -1);
     close_file_of(&progress->old_file);
-    if (progress->end == first) {
-        if (object->path && unlink(object->path) && errno != ENOENT && errno != ENOTDIR) return fail(writing, object, REFUSED, -1);
-        object->nbytes = 0, object->state = WRITTEN;
-        return 1;
-    }
-    if (encoder->index_nbytes && !put_index(encoder, object, progress)) return fail(writing, object, REFUSED, -1);
-    if (object->path) {
-        if (!close_file_of(&progress->file) || rename(progress->partial, object->path)) return fail(writing, object, REFUSED, -1);
-        free(progress->partial), progress->partial = NULL;
-    }
-    object->nbytes = progress->end + (encoder->index_is_first ? 0 : encoder->index_nbytes), object->state = WRITTEN;
+    if (!is_there && object->path && unlink(object->path) && errno != ENOENT && errno != ENOTDIR)
+        return fail(writing, object, REFUSED, -1);
+    if (is_there && encoder->index_nbytes && !put_index(encoder, object, progress)) return fail(writing, object, REFUSED, -1);
+    if (is_there && object->path && (!close_file_of(&progress->file) || rename(object->partial, object->path)))
+        return fail(writing, object, REFUSED, -1);
+    progress->is_partial = 0, object->state = WRITTEN;
+    object->nbytes = is_there ? progress->end + encoder->index_nbytes - first : 0;
     return 1;
 }
 
@@ -573,11 +462,12 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-/* Put the chunks [k, end) of an object together, in its order; 0 if that failed. */
-static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, int64_t k, int64_t end)
+/* Put the chunks of a unit together, in the order of the object; 0 if that failed. */
+static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
 {
     const encoder_t *encoder = writer->writing->encoder;
-    int64_t box[MOST_AXES];
+    int64_t box[MOST_AXES], k = number * encoder->step;
+    int64_t end = k + encoder->step < encoder->n_entries ? k + encoder->step : encoder->n_entries;
     if (!writer->unit) writer->unit = take_kept(writer->writing->spare, MOST_THREADS);
     if (!writer->unit) writer->unit = calloc(1, sizeof(unit_t));
     if (!writer->unit || (encoder->make_context && !writer->encoding)) return fail(writer->writing, object, NO_MEMORY, -1);
@@ -605,62 +495,48 @@ static int is_one_too_many(const writing_t *writing)
 static void write_units(writer_t *writer)
 {
     writing_t *writing = writer->writing;
-    int64_t number, step = writing->encoder->step, n_entries = writing->encoder->n_entries;
     n_at_work++;
-    while (!writing->is_stopped) {
+    for (int64_t number; !writing->is_stopped;) {
         if (writer->is_helper && is_one_too_many(writing)) return;
         if ((number = atomic_fetch_add(&writing->next, 1)) >= writing->n_units) break;
-        int64_t which = number / writing->units_each, unit = number % writing->units_each, first = unit * step;
+        int64_t which = number / writing->units_each, unit = number % writing->units_each;
         object_t *object = writing->objects + which;
         progress_t *progress = writing->progress + which;
-        if (fill_unit(writer, object, progress, first, first + step < n_entries ? first + step : n_entries))
-            take_turn(writer, object, progress, unit);
+        if (fill_unit(writer, object, progress, unit)) take_turn(writer, object, progress, unit);
     }
     n_at_work--;
 }
 
-static void begin_writer(writer_t *writer)
+static void *context_for(const encoder_t *encoder)
 {
-    const encoder_t *encoder = writer->writing->encoder;
-    if (!encoder->make_context) return;
-    if (!encoder->set_parameter) {
-        writer->encoding = ((make_deflate_t *)encoder->make_context)((int)encoder->level);
-        return;
-    }
-    writer->encoding = ((make_t *)encoder->make_context)();
-    if (!writer->encoding) return;
-    ((set_zstd_t *)encoder->set_parameter)(writer->encoding, ZSTD_LEVEL, (int)encoder->level);
-    ((set_zstd_t *)encoder->set_parameter)(writer->encoding, ZSTD_CHECKSUM, (int)encoder->checksum);
-}
-
-static void end_writer(writer_t *writer)
-{
-    const encoder_t *encoder = writer->writing->encoder;
-    if (writer->encoding) ((free_t *)encoder->free_context)(writer->encoding);
-    if (writer->decoding) give_context(encoder->job, writer->decoding);
-    free_unit(writer->unit), free(writer->scratch), free(writer->room);
+    if (!encoder->make_context) return NULL;
+    if (!encoder->set_parameter) return ((make_deflate_t *)encoder->make_context)((int)encoder->level);
+    void *context = ((make_t *)encoder->make_context)();
+    if (!context) return NULL;
+    ((set_zstd_t *)encoder->set_parameter)(context, ZSTD_LEVEL, (int)encoder->level);
+    ((set_zstd_t *)encoder->set_parameter)(context, ZSTD_CHECKSUM, (int)encoder->checksum);
+    return context;
 }
 
 /* Free what an object needed; nothing stays of one that is not complete. */
-static void end_object(progress_t *progress, int64_t units_each)
+static void end_object(const object_t *object, progress_t *progress, int64_t units_each)
 {
     for (int64_t i = 0; progress->kept && i < units_each; i++) free_unit(progress->kept[i]);
     close_file_of(&progress->file), close_file_of(&progress->old_file);
-    if (progress->partial) unlink(progress->partial);
-    free(progress->kept), free(progress->offset), free(progress->old_offset), free(progress->partial);
+    if (progress->is_partial) unlink(object->partial);
+    free(progress->kept), free(progress->nbytes);
     pthread_cond_destroy(&progress->moved), pthread_mutex_destroy(&progress->lock);
 }
 
 static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t units_each)
 {
-    int64_t n = encoder->n_entries;
-    *progress = (progress_t){.has_old = -1, .old_file = -1, .file = -1, .replaces = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
+    int64_t n = encoder->n_entries, length = n * (int64_t)(sizeof(int64_t) + ENTRY_NBYTES) + CRC_NBYTES;
+    *progress = (progress_t){.old_file = -1, .file = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
     pthread_mutex_init(&progress->lock, NULL), pthread_cond_init(&progress->moved, NULL);
     progress->kept = calloc((size_t)units_each, sizeof *progress->kept);
-    progress->offset = malloc((size_t)n * 2 * sizeof(int64_t));
-    if (!progress->kept || !progress->offset) return 0;
-    progress->nbytes = progress->offset + n;
-    memset(progress->nbytes, 0xFF, (size_t)n * sizeof(int64_t));
+    progress->nbytes = malloc((size_t)length);
+    if (!progress->kept || !progress->nbytes) return 0;
+    progress->index = (char *)memset(progress->nbytes, 0xFF, (size_t)length) + n * (int64_t)sizeof(int64_t);
     return 1;
 }
 
@@ -669,7 +545,7 @@ int64_t gpuzarr_end_write(writing_t *writing)
 {
     int64_t n_left = 0;
     for (int64_t i = 0; i < writing->n_objects; i++) n_left += writing->objects[i].state != WRITTEN;
-    while (writing->n_begun) end_object(writing->progress + --writing->n_begun, writing->units_each);
+    for (int64_t i = 0; i < writing->n_begun; i++) end_object(writing->objects + i, writing->progress + i, writing->units_each);
     for (int i = 0; i < MOST_THREADS; i++) free_unit(writing->spare[i]);
     free(writing->progress), free(writing);
     return n_left;
@@ -680,14 +556,13 @@ writing_t *gpuzarr_begin_write(
     const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads, int64_t budget, void *n_helpers)
 {
     static _Atomic pid_t process;
-    if (process != getpid()) n_at_work = 0; /* a fork has no threads of its parent */
-    process = getpid();
+    if (atomic_exchange(&process, getpid()) != getpid()) n_at_work = 0; /* a fork has no threads of its parent */
     writing_t *writing = calloc(1, sizeof *writing);
     if (!writing) return NULL;
     writing->encoder = encoder, writing->objects = objects, writing->n_objects = n_objects;
+    writing->budget = budget, writing->n_helpers = n_helpers;
     writing->units_each = (encoder->n_entries + encoder->step - 1) / encoder->step;
     writing->n_units = n_objects * writing->units_each, writing->most_kept = 2 * n_threads;
-    writing->budget = budget, writing->n_helpers = n_helpers;
     int64_t is_begun = (writing->progress = malloc((size_t)n_objects * sizeof *writing->progress)) != NULL;
     while (is_begun && writing->n_begun < n_objects)
         is_begun = begin_object(encoder, writing->progress + writing->n_begun++, writing->units_each);
@@ -698,17 +573,13 @@ writing_t *gpuzarr_begin_write(
 static void *run_writer(void *argument)
 {
     writer_t *writer = argument;
-    begin_writer(writer);
+    const encoder_t *encoder = writer->writing->encoder;
+    writer->encoding = context_for(encoder);
     write_units(writer);
-    end_writer(writer);
-    return NULL;
-}
-
-static void *run_helper(void *argument)
-{
-    writer_t *writer = argument;
-    run_writer(writer);
-    if (writer->is_helper) (*writer->writing->n_helpers)--;
+    if (writer->encoding) ((free_t *)encoder->free_context)(writer->encoding);
+    if (writer->decoding) give_context(encoder->job, writer->decoding);
+    free_unit(writer->unit), free(writer->scratch), free(writer->room);
+    if (writer->n_helpers) (*writer->n_helpers)--;
     return NULL;
 }
 
@@ -717,8 +588,8 @@ void gpuzarr_write(writing_t *writing, int64_t n_helpers)
 {
     writer_t writers[MOST_THREADS];
     int64_t n = n_helpers < MOST_THREADS ? n_helpers + 1 : MOST_THREADS;
-    for (int64_t i = 0; i < n; i++) writers[i] = (writer_t){.writing = writing, .is_helper = i > 0};
-    run_threads(run_helper, writers, sizeof *writers, n);
+    for (int64_t i = 0; i < n; i++) writers[i] = (writer_t){.writing = writing, .is_helper = i > 0, .n_helpers = i ? writing->n_helpers : NULL};
+    run_threads(run_writer, writers, sizeof *writers, n);
 }
 
 /* Help to write, while there are not too many threads for it. */

@@ -106,7 +106,7 @@ class EncoderStruct(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("level", "checksum", "shuffle", "typesize", "blocksize")),
         ("cname", ctypes.c_char_p),
         *((name, ctypes.c_void_p) for name in ("encode", "make_context", "free_context", "set_parameter")),
-        *((name, ctypes.c_int64) for name in ("most_nbytes", "most_old_nbytes", "keeps_empty", "n_numbers", "swapped")),
+        *((name, ctypes.c_int64) for name in ("most_nbytes", "keeps_empty", "n_numbers", "swapped")),
         *((name, ctypes.c_int64) for name in ("n_entries", "step")),
         *((name, ctypes.c_void_p) for name in ("order", "per_object", "piece")),
         *((name, ctypes.c_int64) for name in ("index_nbytes", "index_is_first", "index_has_checksum")),
@@ -117,13 +117,10 @@ class ObjectStruct(ctypes.Structure):
     """``object_t``: an object that is written."""
 
     _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("at", ctypes.c_void_p),
-        ("is_whole", ctypes.c_int64),
-        ("memory", ctypes.c_void_p),
-        ("memory_nbytes", ctypes.c_int64),
-        ("old", ctypes.c_void_p),
-        ("old_nbytes", ctypes.c_int64),
+        *((name, ctypes.c_char_p) for name in ("path", "partial")),
+        *((name, ctypes.c_void_p) for name in ("at", "memory")),
+        *((name, ctypes.c_int64) for name in ("memory_nbytes", "needs_old")),
+        *((name, ctypes.c_void_p) for name in ("old", "old_version", "old_offset", "old_nbytes")),
         *((name, ctypes.c_int64) for name in ("state", "nbytes", "code", "entry")),
     )
 
@@ -152,6 +149,8 @@ class Loops:
         self.help_write.argtypes, self.help_write.restype = (address,), None
         self.end_write = library.gpuzarr_end_write
         self.end_write.argtypes, self.end_write.restype = (address,), number
+        self.take_index = library.gpuzarr_take_index
+        self.take_index.argtypes, self.take_index.restype = (address, *(number,) * 4, address), number
         self.crc32c = library.gpuzarr_crc32c
         self.crc32c.argtypes, self.crc32c.restype = (address, number), ctypes.c_uint32
 

@@ -402,13 +402,19 @@ static void bring_elements(const job_t *job, char *dst, lie_t out, const char *s
 
 typedef struct { int64_t extent, from, to; const int64_t *index; } axis_t;
 
-static void place(const job_t *job, char *dst, const char *src, const axis_t *axis, int64_t n_axes)
+enum { TO_ARRAY, TO_CHUNK };
+
+/* Bring elements of a chunk to the caller's array, or of that to a chunk. */
+static void exchange(const job_t *job, char *array, char *chunk, const axis_t *axis, int64_t n_axes, int direction)
 {
+    lie_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
     if (n_axes > 1)
-        for (int64_t i = 0; i < axis->extent; i++)
-            place(job, dst + i * axis->to, src + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1);
+        for (int64_t i = 0; i < axis->extent; i++, array += axis->to)
+            exchange(job, array, chunk + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1, direction);
+    else if (direction == TO_ARRAY)
+        bring_elements(job, array, in_array, chunk, in_chunk, axis->extent);
     else
-        bring_elements(job, dst, (lie_t){axis->to, NULL}, src, (lie_t){axis->from, axis->index}, axis->extent);
+        bring_elements(job, chunk, in_chunk, array, in_array, axis->extent);
 }
 
 static int64_t first_box(const rows_t *rows, int64_t row) { return rows->first_box ? rows->first_box[row] : row; }
@@ -464,11 +470,16 @@ static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_
     return n;
 }
 
-static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
+static void exchange_box(const job_t *job, const rows_t *rows, int64_t box, char *chunk, int direction)
 {
     axis_t axes[MOST_AXES];
     int64_t in_at, n = box_axes(job, rows, box, axes, &in_at);
-    if (n) place(job, destination(job, rows, box), chunk + in_at, axes, n);
+    if (n) exchange(job, destination(job, rows, box), chunk + in_at, axes, n, direction);
+}
+
+static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
+{
+    exchange_box(job, rows, box, (char *)(uintptr_t)chunk, TO_ARRAY);
 }
 
 /* Write the fill value to all that a chunk would give. */
@@ -676,14 +687,14 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
 
-/* Take the checksums off a chunk; -1 if one is wrong. */
+/* Take the checksums off a chunk; -1 if one is wrong, or a raw chunk has another length. */
 static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nbytes)
 {
     for (int64_t i = 0; i < job->n_checksums; i++) {
         nbytes -= CRC_NBYTES;
         if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != little(chunk + nbytes)) return -1;
     }
-    return nbytes;
+    return job->codec == RAW && nbytes != job->packed_nbytes ? -1 : nbytes;
 }
 
 static int treat_row(lane_t *lane, int64_t row, void *context)
@@ -693,7 +704,7 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
     int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
     if (!rows->src[row]) return 0;
     nbytes = without_checksums(job, rows->src[row], nbytes);
-    if (nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
+    if (nbytes < 0) return 0;
     char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
     const char *chunk = decode_row(lane, row, (size_t)nbytes, context, dst);
     if (!chunk || dst) return chunk != NULL;
@@ -1033,6 +1044,54 @@ static int by_place(const void *one, const void *other)
     if (!a_is_missing && a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
     if (!a_is_missing && a->nbytes != b->nbytes) return a->nbytes < b->nbytes ? -1 : 1;
     return (a->row > b->row) - (a->row < b->row);
+}
+
+static uint64_t stored64(const char *at, int64_t is_big)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < 8; i++) value = value << 8 | (uint8_t)at[is_big ? i : 7 - i];
+    return value;
+}
+
+typedef struct { int64_t first, end; } range_t;
+
+/* Sort ranges by their first bytes, of which `most` is the largest, by 8 bits at a time; `other` has room for as many. Return
+ * where they are. */
+static range_t *sorted_ranges(range_t *ranges, range_t *other, int64_t n, int64_t most)
+{
+    for (int shift = 0; shift < 64 && most >> shift; shift += 8) {
+        int64_t place[257] = {0};
+        range_t *before = ranges;
+        for (int64_t i = 0; i < n; i++) place[(before[i].first >> shift & 0xFF) + 1]++;
+        for (int i = 0; i < 256; i++) place[i + 1] += place[i];
+        for (int64_t i = 0; i < n; i++) other[place[before[i].first >> shift & 0xFF]++] = before[i];
+        ranges = other, other = before;
+    }
+    return ranges;
+}
+
+/* Take the index of a shard apart, to n offsets and n lengths; 0 if a range is not within [floor, limit), or may have bytes of
+ * another one that is not the same. */
+int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
+{
+    int64_t n_there = 0, most = 0, is_in_order = 1;
+    range_t *ranges = malloc((size_t)(2 * n + 1) * sizeof *ranges);
+    int is_sound = ranges && limit >= 0;
+    for (int64_t i = 0; i < n && is_sound; i++, index += 16) {
+        uint64_t first = stored64(index, is_big), nbytes = stored64(index + 8, is_big);
+        int is_there = first != UINT64_MAX || nbytes != UINT64_MAX;
+        is_sound = !is_there || (first >= (uint64_t)floor && first <= (uint64_t)limit && nbytes <= (uint64_t)limit - first);
+        offset[i] = is_there ? (int64_t)first : 0, offset[n + i] = is_there ? (int64_t)nbytes : NO_FILE;
+        if (!is_there || !is_sound) continue;
+        is_in_order &= !n_there || ranges[n_there - 1].end <= offset[i];
+        if (offset[i] > most) most = offset[i];
+        ranges[n_there++] = (range_t){offset[i], offset[i] + offset[n + i]};
+    }
+    const range_t *one = is_sound && !is_in_order ? sorted_ranges(ranges, ranges + n, n_there, most) : NULL;
+    for (int64_t i = 0; one && is_sound && i + 1 < n_there; i++)
+        is_sound = one[i].end <= one[i + 1].first || (one[i].first == one[i + 1].first && one[i].end == one[i + 1].end);
+    free(ranges);
+    return is_sound;
 }
 
 /* Write the rows of one shard in C order, and the numbers of their chunks; return the row behind them. */

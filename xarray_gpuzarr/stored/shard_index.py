@@ -14,13 +14,10 @@ from dataclasses import field
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.errors import ShardIndexError
-from xarray_gpuzarr.native import address, crc32c
+from xarray_gpuzarr.native import address, crc32c, loops
 from xarray_gpuzarr.process.records import Column, record
-
-Unsigned = npt.NDArray[np.uint64]
 
 MISSING = -1
 """`nbytes` of a chunk that a shard does not hold."""
@@ -84,14 +81,18 @@ def decode_shard_index(
         stored, actual = int.from_bytes(encoded[-_CRC_NBYTES:], "little"), crc32c(memoryview(encoded)[:-_CRC_NBYTES])
         if stored != actual:
             raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
-    dtype = "<u8" if spec.endian == "little" else ">u8"
-    columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
-    offset, nbytes = columns.view(np.int64)
     # The first byte that chunks may have, and the end of the last.
     floor = index_nbytes if spec.location == "start" else 0
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
-    if _in_order(columns, floor, limit):
-        return ShardIndex(offset=offset, nbytes=nbytes)
+    compiled, seen = loops(), np.frombuffer(encoded, np.uint8)
+    if compiled is not None:
+        offset, nbytes = ranges = np.empty((2, spec.n_chunks), np.int64)
+        is_big = spec.endian == "big"
+        if compiled.take_index(address(seen), spec.n_chunks, is_big, floor, limit, address(ranges)):
+            return ShardIndex(offset=offset, nbytes=nbytes)
+    dtype = "<u8" if spec.endian == "little" else ">u8"
+    columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
+    offset, nbytes = columns.view(np.int64)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
     first, length = columns[:, ~is_missing]
     end = first + length
@@ -110,16 +111,6 @@ def decode_shard_index(
         raise _error(where, spec, found)
     offset[is_missing] = 0
     return ShardIndex(offset=offset, nbytes=nbytes)
-
-
-def _in_order(columns: Unsigned, floor: int, limit: int) -> bool:
-    """Say whether ranges that are sound follow each other."""
-    offset, nbytes = columns
-    # Two numbers that are each at most `limit` cannot wrap around when they are added.
-    if not len(offset) or limit < 0 or columns.max() > limit:
-        return False
-    end = offset + nbytes
-    return bool(offset[0] >= floor and end[-1] <= limit and (offset[1:] >= end[:-1]).all())
 
 
 def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from threading import get_ident
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
+from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native import address, address_of, int64_columns, loops
 from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
@@ -26,8 +28,8 @@ from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.process.threads import thread_budget
-from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 from xarray_gpuzarr.write.encoder import Encoder
+from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_bytes, stored_file
 
 _UNIT_NBYTES = 256 * 1024
 """Of chunks that a thread encodes one after another and hands over together."""
@@ -36,13 +38,14 @@ _MOST_CHUNKS = 64
 _UNITS_A_THREAD = 8
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
-_NOTHING = np.zeros(1, np.uint8)
+_NO_BYTES = np.zeros(1, np.uint8)
+_INT64_NBYTES = 8
 
 
 class DamagedObjectError(Exception):
     """The loops cannot decode what is stored; `key` and `chunk`, its coordinate in the array, say where."""
 
-    def __init__(self, key: str, chunk: tuple[int, ...] | None) -> None:
+    def __init__(self, key: str, chunk: tuple[int, ...]) -> None:
         super().__init__(key)
         self.key, self.chunk = key, chunk
 
@@ -60,10 +63,8 @@ class WrittenObject:
     """Of the shard."""
     at: tuple[int, ...]
     """Its number along each axis, of those that the write changes."""
-    is_whole: bool
-    """Whether what the write leaves out becomes the fill value: a chunk at the end of an array."""
     needs_old: bool
-    """Whether what is stored is needed."""
+    """Whether what is stored is needed; else what the write leaves out becomes the fill value."""
 
 
 class WriteCall:
@@ -95,50 +96,52 @@ class WriteCall:
         self.objects = []
         for numbers in product(*(range(len(coords)) for coords, _, _ in axes)):
             coord = tuple([coords[i] for (coords, _, _), i in zip(axes, numbers, strict=True)])
-            is_whole = whole is not None and whole[coord]
+            is_whole = whole is not None and whole[coord]  # as one at the end of an array may be
             needs_old = not is_whole and not all(axis[2][i] for axis, i in zip(axes, numbers, strict=True))
-            key = self.spec.keys.key(coord)
-            self.objects.append(WrittenObject(key=key, coord=coord, at=numbers, is_whole=is_whole, needs_old=needs_old))
+            self.objects.append(
+                WrittenObject(key=self.spec.keys.key(coord), coord=coord, at=numbers, needs_old=needs_old)
+            )
 
     @property
     def object_nbytes(self) -> int:
         """Decoded bytes of an object."""
         return len(self.encoder.order) * self.spec.chunk_nbytes
 
-    def to_files(self, objects: Sequence[WrittenObject], root: str) -> None:
-        """Write objects as files below a directory; those that could not be written are as they were before."""
-        structs = (ObjectStruct * len(objects))()
+    def to_files(self, objects: Sequence[WrittenObject], source: LocalSource) -> None:
+        """Write objects as files of a store; those that could not be written are as they were before.
+
+        Raises `ChangedObjectError` if one is replaced meanwhile, `DamagedObjectError`, `StoreWriteError`, or what
+        `stored_file` raises.
+        """
+        old = [stored_file(source, self.spec, each.key) if each.needs_old else NOTHING for each in objects]
+        structs, suffix = (ObjectStruct * len(objects))(), f".{uuid4().hex}.partial"
         for struct, each in zip(structs, objects, strict=True):
-            struct.path = os.fsencode(f"{root}/{each.key}")
-        self._run(objects, structs)
+            path = source.local_path(each.key)
+            struct.path, struct.partial = os.fsencode(path), os.fsencode(path + suffix)
+        self._run(objects, structs, old)
 
     def to_memory(
-        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None], *, may_share: bool = False
+        self, objects: Sequence[WrittenObject], data: Sequence[memoryview | None], *, may_share: bool = False
     ) -> list[npt.NDArray[np.uint8] | None]:
         """Assemble objects in host memory, given what is stored of each as uint8, or None for nothing.
 
         Returns uint8, and None for an object that is not to be there. If `may_share`, raw chunks may be parts of the
-        array that is written. Raises `HostMemoryError` or `DamagedObjectError`.
+        array that is written. Raises `HostMemoryError`, `DamagedObjectError` or `ShardIndexError`.
         """
         structs = (ObjectStruct * len(objects))()
+        old = [stored_bytes(self.spec, each.key, found) for each, found in zip(objects, data, strict=True)]
         rooms = []
         for each, struct, stored in zip(objects, structs, old, strict=True):
-            shared = self._callers_chunk(each) if may_share else None
-            if shared is not None:
-                rooms.append(shared)
-                continue
-            if stored is not None:
-                struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
+            room = self._callers_chunk(each) if may_share else None
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
-            if stored is not None and self.spec.index is not None:
-                length += _entries_nbytes(stored, self.spec.index, min(len(stored), self._struct.most_old_nbytes))
+            length += stored.nbytes or 0  # of chunks that are carried over
             try:
-                room = np.empty(length, np.uint8)
+                room = np.empty(length, np.uint8) if room is None else room
             except MemoryError as err:
                 raise self._no_memory(str(err)) from err
             rooms.append(room)
-            struct.memory, struct.memory_nbytes = address(room), length
-        self._run(objects, structs)
+            struct.memory, struct.memory_nbytes = address(room), len(room)
+        self._run(objects, structs, old)
         for room, struct in zip(rooms, structs, strict=True):
             if room.base is None:
                 room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
@@ -159,12 +162,25 @@ class WriteCall:
         is_in_order = chunk.flags.c_contiguous and chunk.strides == array.placed_strides
         return chunk.reshape(-1).view(np.uint8) if is_in_order else None
 
-    def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
+    def _run(
+        self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], old: Sequence[StoredObject]
+    ) -> None:
         compiled, budget = loops(), thread_budget()
         assert compiled is not None
-        _at_numbers, at = int64_columns(**{each.key: each.at for each in objects})
-        for struct, each in zip(structs, objects, strict=True):
-            struct.at, struct.is_whole = at[each.key], each.is_whole
+        # Of each: its numbers along the axes, the range of an unsharded chunk in its object, and the version of a file.
+        pairs = zip(objects, old, strict=True)
+        _numbers, at = int64_columns(
+            **{each.key: (*each.at, 0, stored.nbytes or 0, *stored.version) for each, stored in pairs}
+        )
+        for struct, each, stored in zip(structs, objects, old, strict=True):
+            struct.at, struct.needs_old = at[each.key], each.needs_old
+            if stored.nbytes is not None:
+                self._check_lengths(each, stored)
+                place = at[each.key] + _INT64_NBYTES * len(each.at)
+                whole = place, place + _INT64_NBYTES
+                struct.old_offset, struct.old_nbytes = stored.index.addresses if stored.index else whole
+                struct.old_version = place + 2 * _INT64_NBYTES
+                struct.old = None if stored.data is None else address_of(stored.data) or address(_NO_BYTES)
         n_chunks = len(objects) * len(self.encoder.order)
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
         self._struct.step = step = max(1, step)
@@ -188,6 +204,13 @@ class WriteCall:
         if n_left:
             self._raise(objects, structs)
 
+    def _check_lengths(self, each: WrittenObject, stored: StoredObject) -> None:
+        """Raise `DamagedObjectError` if a chunk is longer than it may be, before memory is taken for it."""
+        entry = 0 if stored.index is None else int(stored.index.nbytes.argmax())
+        longest = stored.nbytes if stored.index is None else int(stored.index.nbytes[entry])
+        if longest is not None and longest > self.spec.most_nbytes:
+            raise DamagedObjectError(each.key, self._chunk(each, entry))
+
     def _raise(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         """Raise the error of an object that was not written."""
         failed = [(each, struct) for each, struct in zip(objects, structs, strict=True) if struct.state > _WRITTEN]
@@ -196,7 +219,7 @@ class WriteCall:
         if struct.state == _CHANGED:
             raise ChangedObjectError
         if struct.state == _DAMAGED:
-            raise DamagedObjectError(each.key, None if struct.entry < 0 else self._chunk(each, struct.entry))
+            raise DamagedObjectError(each.key, self._chunk(each, struct.entry))
         name = "shard" if self.spec.index else "chunk"
         if struct.state in (_REFUSED, _NOT_ENCODED):
             where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
@@ -230,18 +253,6 @@ class WriteCall:
         per_object = self.spec.grid.chunks_per_shard
         inside = np.unravel_index(entry, per_object) if per_object else ()
         return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
-
-
-def _entries_nbytes(shard: memoryview, spec: ShardIndexSpec, most_nbytes: int) -> int:
-    """Return how long the chunks of a shard are together, of which several may be the same bytes.
-
-    Those longer than `most_nbytes` are missing or damaged; 0 if there is no index.
-    """
-    index = shard[: spec.nbytes] if spec.location == "start" else shard[-spec.nbytes :]
-    if len(index) < spec.nbytes:
-        return 0
-    nbytes = np.frombuffer(index, "<u8" if spec.endian == "little" else ">u8", 2 * spec.n_chunks)[1::2]
-    return int(nbytes[nbytes <= most_nbytes].sum())
 
 
 def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:

@@ -120,7 +120,6 @@ def _encoder(
         free_context=functions.free_context,
         set_parameter=functions.set_parameter,
         most_nbytes=most_nbytes,
-        most_old_nbytes=spec.most_nbytes,
         n_numbers=n_numbers,
         swapped=not stored.isnative,
         n_entries=len(places),

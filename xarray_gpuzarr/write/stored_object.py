@@ -1,0 +1,56 @@
+"""`StoredObject`: where the chunks lie of an object of which a write changes a part, in one version of it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import Edge
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
+
+
+@record
+class StoredObject:
+    """What is stored of a shard or of an unsharded chunk."""
+
+    nbytes: int | None = None
+    """Length of its chunks together in bytes; None if nothing is stored, or needed."""
+    index: ShardIndex | None = None
+    """Of a shard."""
+    data: memoryview | None = None
+    """All of it as uint8 in host memory, unless it is a file."""
+    version: tuple[int, ...] = ()
+    """Of a file, as `fetch.local` tells it."""
+
+
+NOTHING = StoredObject()
+
+
+def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
+    """Return what is stored in a file; raises `StoreReadError`, `ObjectChangedError` or `ShardIndexError`."""
+    if spec.index is None:
+        known = source.version_and_length(key)
+        return NOTHING if known is None else StoredObject(nbytes=known[1], version=known[0])
+    edge = source.start_edge(key, spec.index.location, spec.index.nbytes)()
+    return NOTHING if edge is None else _shard(spec, spec.index, key, edge)
+
+
+def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredObject:
+    """Return what is stored in an object, given all its bytes or None if there is none; raises `ShardIndexError`."""
+    if data is None:
+        return NOTHING
+    if spec.index is None:
+        return StoredObject(nbytes=len(data), data=data)
+    encoded = data[: spec.index.nbytes] if spec.index.location == "start" else data[-spec.index.nbytes :]
+    return _shard(spec, spec.index, key, Edge(data=encoded, object_nbytes=len(data), version=()), data)
+
+
+def _shard(
+    spec: ArraySpec, index_spec: ShardIndexSpec, key: str, edge: Edge, data: memoryview | None = None
+) -> StoredObject:
+    where = f"'{key}' of array '{spec.path}'"
+    index = decode_shard_index(edge.data, index_spec, shard_nbytes=edge.object_nbytes, where=where)
+    nbytes = int(index.nbytes.clip(0).sum())
+    return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))
