@@ -5,7 +5,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import xarray_gpuzarr
-from xarray_gpuzarr.native import loops, why_absent
+from xarray_gpuzarr.native.library import loops, why_absent
 
 sources, installed, kind = Path(sys.argv[1]), Path(xarray_gpuzarr.__file__).parent, sys.argv[2]
 assert installed != sources, "the checkout was imported, not the package"

@@ -20,7 +20,7 @@ from helpers import every_decoder, every_pair, not_run, profiles  # noqa: E402, 
 from helpers.data.datasets import write_weather  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
-from xarray_gpuzarr.native import loops  # noqa: E402
+from xarray_gpuzarr.native.library import loops  # noqa: E402
 
 if hasattr(codec_pipeline, "FusedCodecPipeline"):  # zarr-python 3.2 has none
     # It writes in half the time; in the environment, so that processes of tests have it too.

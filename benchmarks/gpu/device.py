@@ -18,7 +18,7 @@ from distributed import Client
 from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.stored.cf import Cast
 

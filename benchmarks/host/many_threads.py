@@ -28,8 +28,7 @@ from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import seconds
 from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.decoders.host import native_program
-from xarray_gpuzarr.native import NativeCodec
-from xarray_gpuzarr.native.codec_functions import NativeEncoder
+from xarray_gpuzarr.native.codec_functions import NativeCodec, NativeEncoder
 from xarray_gpuzarr.write import encoder
 
 _RATE, _N_SHARDS = 0.7e9, 8

@@ -18,7 +18,8 @@ import xarray as xr
 import zarr
 from zarr.core import codec_pipeline
 
-from xarray_gpuzarr.decoders import Device, missing_for_cuda
+from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.read import read_array
 
 Box = tuple[slice, ...]

@@ -20,7 +20,7 @@ from xarray_gpuzarr import DeviceUnavailableError
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.cuda import driver
-from xarray_gpuzarr.decoders import missing_for_cuda
+from xarray_gpuzarr.decoders.choice import missing_for_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

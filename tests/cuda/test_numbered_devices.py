@@ -18,7 +18,8 @@ from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
-from xarray_gpuzarr.decoders import choice, decoder_for, resolve_device
+from xarray_gpuzarr.decoders import choice
+from xarray_gpuzarr.decoders.choice import decoder_for, resolve_device
 from xarray_gpuzarr.decoders.cuda import decoder
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device

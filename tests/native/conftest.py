@@ -6,7 +6,7 @@ import pytest
 from helpers.loops import require_loops
 
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.native.library import Loops
 
 
 @pytest.fixture

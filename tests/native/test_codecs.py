@@ -15,7 +15,9 @@ from zarr.codecs import numcodecs as zn
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec
-from xarray_gpuzarr.native import codec_functions, crc32c, native_codec
+from xarray_gpuzarr.native import codec_functions
+from xarray_gpuzarr.native.codec_functions import native_codec
+from xarray_gpuzarr.native.library import crc32c
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 

@@ -9,7 +9,8 @@ from helpers.data.corpus import counting, write
 from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.native import int64_columns, library, loops, why_absent
+from xarray_gpuzarr.native import library
+from xarray_gpuzarr.native.library import int64_columns, loops, why_absent
 from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))

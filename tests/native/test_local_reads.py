@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
 from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native import address
+from xarray_gpuzarr.native.library import address
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force

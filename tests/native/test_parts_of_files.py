@@ -7,7 +7,7 @@ import zstandard
 from helpers.loops import require_loops
 
 from xarray_gpuzarr import CorruptChunkError
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, read_points, stored_array
 from xarray_gpuzarr.stored.cf import Cast

@@ -21,7 +21,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import stack_target

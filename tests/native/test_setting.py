@@ -15,7 +15,8 @@ from helpers.loops import rows_taken
 from xarray_gpuzarr import OptionError, read_array
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
-from xarray_gpuzarr.native import library, loops, why_absent
+from xarray_gpuzarr.native import library
+from xarray_gpuzarr.native.library import loops, why_absent
 
 ENV = "XARRAY_GPUZARR_NATIVE"
 

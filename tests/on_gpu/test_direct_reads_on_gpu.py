@@ -9,7 +9,7 @@ from helpers.data.corpus import V3_CODECS, write
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.cuda import gds_files
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.read import read, stored_array
 
 pytestmark = pytest.mark.gpu

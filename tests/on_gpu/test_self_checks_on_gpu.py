@@ -5,7 +5,7 @@ import json
 import pytest
 
 from xarray_gpuzarr.cli import main
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 
 pytestmark = pytest.mark.gpu

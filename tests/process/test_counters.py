@@ -19,7 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError
 from xarray_gpuzarr.cluster.worker_stats import ProcessStats, Stats
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.process import counters as module
 from xarray_gpuzarr.process.counters import STAGES, Counters, Counts, counters
 from xarray_gpuzarr.process.crew import Crew

@@ -18,7 +18,7 @@ from zarr.codecs import (
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
 

@@ -34,7 +34,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, read_array
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.read import stored_array
 
 SHARDED = {"chunks": (2, 3), "shards": (4, 6)}

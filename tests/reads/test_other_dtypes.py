@@ -11,7 +11,7 @@ from zarr.core.dtype import VariableLengthBytes, data_type_registry
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = [

@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import GpuZarrError, batches
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.read import read, stored_array
 
 VERSION = xarray_gpuzarr.__version__.encode()

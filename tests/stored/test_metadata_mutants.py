@@ -16,7 +16,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import HostMemoryError, MetadataError, StoreReadError, read_array
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = [

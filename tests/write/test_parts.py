@@ -17,11 +17,12 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, ShardIndexError, StoreWriteError, zarr_pipeline
-from xarray_gpuzarr.native import crc32c
+from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
-from xarray_gpuzarr.write.call import ChangedObjectError, WriteCall
+from xarray_gpuzarr.write.call import WriteCall
 
 DATA = counting((8, 12), "i4")
 INDEX = ShardIndexSpec(n_chunks=12, location="end", endian="little", checksum=True)
@@ -312,14 +313,14 @@ def test_a_shard_that_is_replaced_meanwhile_is_written_again(tmp_path, monkeypat
     def replaced(call, *arguments, **keywords):
         n_calls.append(1)
         if len(n_calls) < 4:
-            raise ChangedObjectError
+            raise changed("c/0/0", None, None)
         to_files(call, *arguments, **keywords)
 
     monkeypatch.setattr(WriteCall, "to_files", replaced)
     array[0, 0] = 99
     assert (len(n_calls), array[0, 0]) == (4, 99)
 
-    monkeypatch.setattr(WriteCall, "to_files", Mock(side_effect=ChangedObjectError))
+    monkeypatch.setattr(WriteCall, "to_files", Mock(side_effect=changed("c/0/0", None, None)))
     with pytest.raises(StoreWriteError, match="another process replaces them"):
         array[0, 0] = 100
 

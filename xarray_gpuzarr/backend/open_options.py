@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import xarray as xr
 
-from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
+from xarray_gpuzarr.decoders.choice import resolve_device, resolve_storage
+from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import KeywordError, perhaps
 from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise

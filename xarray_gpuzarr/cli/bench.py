@@ -26,7 +26,8 @@ from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.contents import Contents, groups_below, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, say, table_of
-from xarray_gpuzarr.decoders import Device, missing_for_cuda
+from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.read import read_array

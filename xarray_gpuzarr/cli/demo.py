@@ -26,7 +26,7 @@ from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
 from xarray_gpuzarr.cli.terminal import naming_unwritable, open_store, say, table_of
-from xarray_gpuzarr.decoders import resolve_device
+from xarray_gpuzarr.decoders.choice import resolve_device
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
 ROUNDS = 3

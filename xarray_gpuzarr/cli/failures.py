@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,6 @@ import zarr
 from xarray_gpuzarr.backend.open_errors import ALONE, in_folder, node_at
 from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
 
-_PACKAGES = {
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "gcs": "gcsfs",
-    "gs": "gcsfs",
-    "hf": "huggingface_hub",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "sftp": "paramiko",
-    "ssh": "paramiko",
-}
-"""What fsspec needs beside itself for a kind of address, as of fsspec 2026.2."""
 _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -113,13 +97,12 @@ def _cause(err: BaseException | None, address: Address) -> tuple[str, str]:
         )
         local = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
         return "", credentials if address.scheme else local
-    missing = next((e for e in errors if isinstance(e, ImportError)), None)
-    if missing is not None:
-        package = _PACKAGES.get(address.scheme, missing.name)
-        fsspec = "fsspec " if address.scheme and find_spec("fsspec") is None else ""
-        return "", f"pip install {fsspec}{package}" if package else _USUAL
+    missing = [e.name for e in errors if isinstance(e, ImportError)]  # fsspec raises one without a name from another
+    if missing:
+        package = next(filter(None, missing), None)
+        return "", f"pip install {package}" if package else _USUAL
     if any(str(e).startswith("Protocol not known") for e in errors):
-        return "", f"mend what stands before ://; usual are {', '.join(_PACKAGES)}, file"
+        return "", "mend what stands before ://; usual are s3, gs, az, https and file"
     if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
         return "", "leave --storage-options out: a local path has none"
     try:

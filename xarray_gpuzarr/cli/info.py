@@ -27,7 +27,7 @@ from xarray_gpuzarr.cli.contents import GroupBelow, groups_below, open_contents
 from xarray_gpuzarr.cli.terminal import address_of, aligned, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native import why_absent
+from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory

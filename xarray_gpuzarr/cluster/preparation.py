@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.cuda.configuration import configure, options_in_force
-from xarray_gpuzarr.decoders import Device, decoder_for, usable_device
-from xarray_gpuzarr.decoders.protocol import PreparedDecoder
+from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
+from xarray_gpuzarr.decoders.protocol import Device, PreparedDecoder
 
 
 class Preparation:

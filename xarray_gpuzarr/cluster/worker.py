@@ -14,7 +14,7 @@ from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cuda.configuration import check_options
-from xarray_gpuzarr.decoders import is_device, perhaps_device, resolve_device
+from xarray_gpuzarr.decoders.choice import is_device, perhaps_device, resolve_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.process.advice import advise
 

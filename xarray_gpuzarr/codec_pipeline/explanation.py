@@ -11,7 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
 from xarray_gpuzarr.codec_pipeline.writing import encoder_for
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import Unplanned

@@ -23,9 +23,9 @@ from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
-from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
-from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
+from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.in_memory import MemorySource

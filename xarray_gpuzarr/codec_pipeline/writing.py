@@ -26,7 +26,7 @@ from zarr.storage import ObjectStore, StorePath
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import ObjectChangedError, is_obstore_memory
@@ -37,7 +37,7 @@ from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import Metadata
-from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject
+from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.encoder import Encoder, encoder_of
 from xarray_gpuzarr.write.object_locks import root_of, turns
 
@@ -164,7 +164,7 @@ def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSour
         try:
             call.to_files(group, source)
             break
-        except (ChangedObjectError, ObjectChangedError):
+        except ObjectChangedError:
             if attempt + 1 == _ATTEMPTS:
                 raise call.changed(group) from None
 

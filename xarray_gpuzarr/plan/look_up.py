@@ -12,8 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from xarray_gpuzarr.native import Loops, int64_columns, loops
-from xarray_gpuzarr.native.library import LookupStruct
+from xarray_gpuzarr.native.library import LookupStruct, Loops, int64_columns, loops
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan

@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native import empty_columns
+from xarray_gpuzarr.native.library import empty_columns
 from xarray_gpuzarr.plan.axis_pieces import (
     MAX_KEPT,
     AxisPieces,

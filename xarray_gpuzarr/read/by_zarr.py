@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for
+from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks

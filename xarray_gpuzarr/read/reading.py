@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.decoders import Decoder, decoder_for, is_usable, resolve_storage
+from xarray_gpuzarr.decoders.choice import decoder_for, is_usable, resolve_storage
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import (
     CorruptChunkError,
     DeviceMemoryError,

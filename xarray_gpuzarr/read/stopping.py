@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.fetch.source import ByteSource, LocalFile, Pending, Request
 from xarray_gpuzarr.process.side_by_side import threads_for
 from xarray_gpuzarr.process.threads import thread_budget

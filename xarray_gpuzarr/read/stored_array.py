@@ -14,8 +14,7 @@ from zarr.abc.store import Store
 from zarr.core.array_spec import ArrayConfig
 from zarr.storage import StorePath
 
-from xarray_gpuzarr.decoders import Decoder, Route
-from xarray_gpuzarr.decoders.protocol import FileReader
+from xarray_gpuzarr.decoders.protocol import Decoder, FileReader, Route
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.local import LocalSource

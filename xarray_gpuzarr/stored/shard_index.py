@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.errors import ShardIndexError
-from xarray_gpuzarr.native import address, crc32c, loops
+from xarray_gpuzarr.native.library import address, crc32c, loops
 from xarray_gpuzarr.process.records import Column, record
 
 MISSING = -1

@@ -11,7 +11,7 @@ from xarray import IndexVariable
 
 from xarray_gpuzarr.backend.accessor.explanation import TableText, format_nbytes, html_table
 from xarray_gpuzarr.backend.lazy_array import as_caller_of
-from xarray_gpuzarr.decoders import StreamOf
+from xarray_gpuzarr.decoders.protocol import StreamOf
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.iterator import BatchIterator, Budget, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.plan.stack import Crops, StackAxis, stack_target
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read import read, read_target

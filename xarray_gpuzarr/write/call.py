@@ -20,8 +20,8 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native import address, address_of, int64_columns, loops
-from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct
+from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct, address, address_of, int64_columns, loops
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.points import first_of_each
 from xarray_gpuzarr.plan.read_plan import BoxTarget
@@ -48,10 +48,6 @@ class DamagedObjectError(Exception):
     def __init__(self, key: str, chunk: tuple[int, ...]) -> None:
         super().__init__(key)
         self.key, self.chunk = key, chunk
-
-
-class ChangedObjectError(Exception):
-    """A file was replaced while parts of it were carried over."""
 
 
 @record
@@ -110,7 +106,7 @@ class WriteCall:
     def to_files(self, objects: Sequence[WrittenObject], source: LocalSource) -> None:
         """Write objects as files of a store; those that could not be written are as they were before.
 
-        Raises `ChangedObjectError` if one is replaced meanwhile, `DamagedObjectError`, `StoreWriteError`, or what
+        Raises `ObjectChangedError` if one is replaced meanwhile, `DamagedObjectError`, `StoreWriteError`, or what
         `stored_file` raises.
         """
         old = [stored_file(source, self.spec, each.key) if each.needs_old else NOTHING for each in objects]
@@ -217,7 +213,7 @@ class WriteCall:
         each, struct = min(failed, key=lambda one: one[1].state == _CHANGED) if failed else (objects[0], structs[0])
         n_written = sum(struct.state == _WRITTEN for struct in structs)
         if struct.state == _CHANGED:
-            raise ChangedObjectError
+            raise changed(each.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(each.key, self._chunk(each, struct.entry))
         name = "shard" if self.spec.index else "chunk"

@@ -15,7 +15,7 @@ from zarr.codecs import GzipCodec, ShardingCodec, ZstdCodec
 
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.cluster.preparation import Preparation
-from xarray_gpuzarr.decoders import decoder_for, usable_device
+from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning

@@ -22,7 +22,7 @@ from helpers.simulated.worker import here
 from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Kernel
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import in_force

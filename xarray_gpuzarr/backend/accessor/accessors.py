@@ -22,8 +22,9 @@ from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.writing import stored_group, write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array, load_together
-from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
-from xarray_gpuzarr.native import why_absent
+from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.protocol import Device, Route
+from xarray_gpuzarr.native.library import why_absent
 
 
 class Accessor(ABC):

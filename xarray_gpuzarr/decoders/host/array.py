@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.host.native_program import native_program
-from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.native.library import Loops
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast, cast_array
 

@@ -10,7 +10,7 @@ import imagecodecs
 from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
-from xarray_gpuzarr.native import crc32c
+from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
 from xarray_gpuzarr.stored.codecs import (
     ChecksumAlgorithm,

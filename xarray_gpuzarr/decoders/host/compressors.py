@@ -18,7 +18,7 @@ import zstandard
 
 from xarray_gpuzarr.decoders.host.zstd_frames import check_declared, zstd_at_most
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
-from xarray_gpuzarr.native import Codec
+from xarray_gpuzarr.native.codec_functions import Codec
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,

@@ -21,7 +21,7 @@ from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ReadAhead, Request
-from xarray_gpuzarr.native import loops
+from xarray_gpuzarr.native.library import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew

@@ -19,8 +19,15 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.native import address, address_of, empty_columns, int64_columns
-from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
+from xarray_gpuzarr.native.library import (
+    FilesStruct,
+    JobStruct,
+    RowsStruct,
+    address,
+    address_of,
+    empty_columns,
+    int64_columns,
+)
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target

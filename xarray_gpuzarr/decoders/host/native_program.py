@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
-from xarray_gpuzarr.native import NativeCodec, native_codec
+from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
 from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -13,9 +13,9 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
 from xarray_gpuzarr.cuda.resources import pinned_nbytes, scratch_nbytes
-from xarray_gpuzarr.decoders import missing_for_cuda
+from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.machine.diagnosis.report import Section
-from xarray_gpuzarr.native import why_absent
+from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.host_memory import available_nbytes
 from xarray_gpuzarr.process.threads import n_cores, thread_budget

@@ -15,7 +15,7 @@ import zarr
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.configuration import native_device
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.machine.diagnosis.samples import CodecSample, Values, sample_of
 from xarray_gpuzarr.process.threads import n_cores, thread_budget

@@ -20,7 +20,7 @@ import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zarr_numcodecs
 
-from xarray_gpuzarr.native import crc32c
+from xarray_gpuzarr.native.library import crc32c
 
 Values = npt.NDArray[np.float32]
 
