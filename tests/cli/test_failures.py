@@ -124,7 +124,9 @@ def test_a_remedy_for_each_cause(error, address, do, monkeypatch):
     assert remedy(error, address, monkeypatch).startswith(do)
 
 
-@pytest.mark.parametrize(("address", "package"), [("s3://b/s.zarr", "s3fs"), ("simplecache::gs://b/s.zarr", "gcsfs")])
+@pytest.mark.parametrize(
+    ("address", "package"), [("sftp://b/s.zarr", "paramiko"), ("simplecache::gs://b/s.zarr", "gcsfs")]
+)
 def test_what_fsspec_needs_is_named(address, package, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
 

@@ -1,6 +1,7 @@
 """Shard indexes: the right columns, or a `ShardIndexError`; never anything else."""
 
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr import ShardIndexError
+from xarray_gpuzarr.native.library import loops
 from xarray_gpuzarr.stored.shard_index import MISSING as NO_BYTES
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
 
@@ -21,7 +23,20 @@ def spec_of(n_chunks, **changes):
 
 
 def decode(encoded, spec, shard_nbytes=SHARD_NBYTES):
-    return decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where="'c/0' of array '/t'")
+    """Decode an index by the compiled loops and by NumPy, which have to agree."""
+    found = []
+    for compiled in (loops, lambda: None):
+        with patch("xarray_gpuzarr.stored.shard_index.loops", compiled):
+            try:
+                found.append(decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where="'c/0' of array '/t'"))
+            except ShardIndexError as err:
+                found.append(err)
+    index, other = found
+    if isinstance(index, ShardIndexError):
+        assert str(index) == str(other)
+        raise index
+    np.testing.assert_array_equal([index.offset, index.nbytes], [other.offset, other.nbytes])
+    return index
 
 
 specs = st.builds(
@@ -131,6 +146,24 @@ def test_index_is_accepted_just_if_it_can_be_true(spec, data):
     assert is_sound(table, spec, SHARD_NBYTES)
     expected = [(0, NO_BYTES) if entry == (MISSING, MISSING) else entry for entry in table]
     assert list(zip(index.offset.tolist(), index.nbytes.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("n", [2, 300, 5000])
+def test_chunks_follow_each_other_in_any_order(n):
+    rng = np.random.default_rng(n)
+    nbytes, stored = rng.integers(1, 70_000, n), rng.permutation(n)
+    table = np.empty((n, 2), np.uint64)
+    table[stored] = np.stack([nbytes.cumsum() - nbytes, nbytes], axis=1)
+    table[rng.random(n) < 0.2] = MISSING
+    spec, shard_nbytes = spec_of(n), int(nbytes.sum()) + spec_of(n).nbytes
+
+    index = decode(index_bytes(table.tolist()), spec, shard_nbytes)
+
+    found = np.stack([np.where(index.nbytes < 0, NO_BYTES, index.offset), index.nbytes], axis=1).view(np.uint64)
+    np.testing.assert_array_equal(found, table)
+    table[stored[:2]] = [[0, nbytes[0] + 1], [nbytes[0], 1]]
+    with pytest.raises(ShardIndexError, match="overlap"):
+        decode(index_bytes(table.tolist()), spec, shard_nbytes)
 
 
 @many
