@@ -12,6 +12,7 @@ import pytest
 import zarr
 from helpers.data.corpus import counting
 from helpers.stores.fakes import put, take
+from helpers.traced import takes_less_than
 from helpers.writes import contents, writes_counted
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
@@ -127,6 +128,18 @@ def test_a_damaged_index_is_an_error(store, damage):
         array[0, 0] = 99
 
     assert take(store, "c/0/0") == bytes(shard)
+
+
+def test_a_chunk_that_is_longer_than_it_may_be_takes_no_memory(store):
+    array = _array(store, compressors=None)
+    index = np.array([[0, 10**6]] * 12, "<u8").tobytes()
+    shard = bytes(10**6) + index + crc32c(index).to_bytes(4, "little")
+    put(store, "c/0/0", shard)
+
+    with takes_less_than(4 * 10**6), pytest.raises(CorruptChunkError, match=r"chunk \(0, 0\)"):
+        array[7, 11] = 99
+
+    assert take(store, "c/0/0") == shard
 
 
 def test_frames_that_only_zarr_decodes_are_written_by_it(store):

@@ -110,6 +110,7 @@ class WriteCall:
         `stored_file` raises.
         """
         old = [stored_file(source, self.spec, each.key) if each.needs_old else NOTHING for each in objects]
+        self._check_lengths(objects, old)
         structs, suffix = (ObjectStruct * len(objects))(), f".{uuid4().hex}.partial"
         for struct, each in zip(structs, objects, strict=True):
             path = source.local_path(each.key)
@@ -126,11 +127,13 @@ class WriteCall:
         """
         structs = (ObjectStruct * len(objects))()
         old = [stored_bytes(self.spec, each.key, found) for each, found in zip(objects, data, strict=True)]
+        self._check_lengths(objects, old)
         rooms = []
         for each, struct, stored in zip(objects, structs, old, strict=True):
             room = self._callers_chunk(each) if may_share else None
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
-            length += stored.nbytes or 0  # of chunks that are carried over
+            if stored.index is not None:
+                length += stored.nbytes or 0  # of chunks that are carried over
             try:
                 room = np.empty(length, np.uint8) if room is None else room
             except MemoryError as err:
@@ -171,7 +174,6 @@ class WriteCall:
         for struct, each, stored in zip(structs, objects, old, strict=True):
             struct.at, struct.needs_old = at[each.key], each.needs_old
             if stored.nbytes is not None:
-                self._check_lengths(each, stored)
                 place = at[each.key] + _INT64_NBYTES * len(each.at)
                 whole = place, place + _INT64_NBYTES
                 struct.old_offset, struct.old_nbytes = stored.index.addresses if stored.index else whole
@@ -200,12 +202,13 @@ class WriteCall:
         if n_left:
             self._raise(objects, structs)
 
-    def _check_lengths(self, each: WrittenObject, stored: StoredObject) -> None:
+    def _check_lengths(self, objects: Sequence[WrittenObject], old: Sequence[StoredObject]) -> None:
         """Raise `DamagedObjectError` if a chunk is longer than it may be, before memory is taken for it."""
-        entry = 0 if stored.index is None else int(stored.index.nbytes.argmax())
-        longest = stored.nbytes if stored.index is None else int(stored.index.nbytes[entry])
-        if longest is not None and longest > self.spec.most_nbytes:
-            raise DamagedObjectError(each.key, self._chunk(each, entry))
+        for each, stored in zip(objects, old, strict=True):
+            entry = 0 if stored.index is None else int(stored.index.nbytes.argmax())
+            longest = (stored.nbytes or 0) if stored.index is None else int(stored.index.nbytes[entry])
+            if longest > self.spec.most_nbytes:
+                raise DamagedObjectError(each.key, self._chunk(each, entry))
 
     def _raise(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         """Raise the error of an object that was not written."""
