@@ -17,7 +17,14 @@ from helpers.writes import contents, writes_counted
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
-from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, ShardIndexError, StoreWriteError, zarr_pipeline
+from xarray_gpuzarr import (
+    CorruptChunkError,
+    GpuZarrWarning,
+    ShardIndexError,
+    StoreReadError,
+    StoreWriteError,
+    zarr_pipeline,
+)
 from xarray_gpuzarr.fetch.source import changed
 from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process import advice
@@ -140,6 +147,17 @@ def test_a_chunk_that_is_longer_than_it_may_be_takes_no_memory(store):
         array[7, 11] = 99
 
     assert take(store, "c/0/0") == shard
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, {"chunks": (8, 12), "shards": None}], ids=["shard", "chunk"])
+def test_a_pipe_in_place_of_a_file_is_an_error_and_not_waited_for(tmp_path, layout):
+    array = _array(LocalStore(tmp_path), **layout)
+    (tmp_path / "c/0/0").unlink()
+    os.mkfifo(tmp_path / "c/0/0")
+
+    for access in (lambda: array[0, 0], lambda: array.__setitem__((0, 0), 99)):
+        with pytest.raises(StoreReadError, match="a device or a pipe"):
+            access()
 
 
 def test_frames_that_only_zarr_decodes_are_written_by_it(store):

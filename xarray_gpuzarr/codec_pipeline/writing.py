@@ -171,11 +171,10 @@ def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSour
 
 def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: Stop) -> None:
     """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
-    grid = spec.grid
-    bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, grid.chunk_shape, strict=True)]
+    bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, spec.grid.chunk_shape, strict=True)]
     shape = tuple([end for _, end in bounds])
     selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-    read_target(stored, spec, box_target(selection, grid, shape), decoder_for("host"))
+    read_target(stored, spec, box_target(selection, spec.grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:

@@ -41,6 +41,7 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
 
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would never open
 _AHEAD_NBYTES = 8 * _MIB
 """Most that is read ahead of one range: more would push other things out of the page cache."""
 
@@ -220,7 +221,7 @@ class LocalSource:
         path = self.local_path(key)
         try:
             # A signal may interrupt after a call, and lose what it returned; not within an unpacking.
-            (fd,) = map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,))
+            (fd,) = map(os.open, (path,), (_READ_FLAGS,))
         except (FileNotFoundError, NotADirectoryError):
             if version is not None:
                 raise changed(path, version, None) from None

@@ -132,7 +132,7 @@ static int is_stored(writing_t *writing, object_t *object, int64_t entry)
     if (!object->old_nbytes || object->old_nbytes[entry] == NO_FILE) return 0;
     pthread_mutex_lock(&progress->lock);
     if (object->path && progress->old_file < 0) {
-        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        progress->old_file = open(object->path, READ_FLAGS);
         if (progress->old_file < 0 && errno != ENOENT) state = REFUSED;
         else if (!is_of_version(progress->old_file, object->old_version)) state = CHANGED;
     }

@@ -37,6 +37,7 @@ enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTE
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
 enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC_NOT_INFLATED = 0xA }; /* flags; bits, too; stored */
+enum { READ_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK }; /* a pipe without a writer would never open */
 enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at once */
 enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
 enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
@@ -580,7 +581,7 @@ static int file_of(lane_t *lane, int64_t row)
     int64_t number = files->file[row];
     if (lane->file < 0 || lane->number != number) {
         close_file(lane);
-        lane->file = open(files->paths + files->path_at[number], O_RDONLY | O_CLOEXEC);
+        lane->file = open(files->paths + files->path_at[number], READ_FLAGS);
         lane->number = number;
     }
     return lane->file;
@@ -721,7 +722,7 @@ static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_F
 static int64_t read_file(const char *path, char *room, int64_t nbytes)
 {
     char next;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, READ_FLAGS);
     if (file < 0) return no_file();
     ssize_t done = read_cached(file, room, nbytes, 0);
     /* What is in memory ends with a block, unless the file ends before. */
@@ -795,7 +796,7 @@ static int read_object_part(lane_t *lane, int64_t row, const char *path, span_t 
 {
     int64_t nbytes = lane->work->job->packed_nbytes;
     struct stat found;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, READ_FLAGS);
     int is_read = file >= 0 && !fstat(file, &found) && found.st_size == nbytes && read_part(lane, row, file, 0, span);
     if (file >= 0) close(file);
     if (is_read) lane->work->rows->nbytes[row] = nbytes;

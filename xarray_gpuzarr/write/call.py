@@ -224,7 +224,7 @@ class WriteCall:
             where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
             raise StoreWriteError(
                 f"cannot write {name} '{each.key}' of array '{self.spec.path}'",
-                tried=f"{len(objects)} {name}s, of which {n_written} have been written{where}",
+                tried=f"{len(objects)} {name}{'s'[: len(objects) > 1]}, of which {n_written} have been written{where}",
                 found=os.strerror(struct.code) if struct.state == _REFUSED else "the codec cannot encode the chunk",
                 do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
             )
