@@ -86,16 +86,15 @@ typedef struct {
 
 static int fail(writing_t *writing, object_t *object, int64_t state, int64_t entry)
 {
+    int64_t code = errno;
     progress_t *progress = writing->progress + (object - writing->objects);
     pthread_mutex_lock(&progress->lock);
-    if (object->state == UNFINISHED) object->state = state, object->code = errno, object->entry = entry;
+    if (object->state == UNFINISHED) object->state = state, object->code = code, object->entry = entry;
     writing->is_stopped = 1;
     pthread_cond_broadcast(&progress->moved);
     pthread_mutex_unlock(&progress->lock);
     return 0;
 }
-
-/* ---- what is stored already */
 
 static void put_little(char *at, uint64_t value, int nbytes)
 {
@@ -588,7 +587,8 @@ void gpuzarr_write(writing_t *writing, int64_t n_helpers)
 {
     writer_t writers[MOST_THREADS];
     int64_t n = n_helpers < MOST_THREADS ? n_helpers + 1 : MOST_THREADS;
-    for (int64_t i = 0; i < n; i++) writers[i] = (writer_t){.writing = writing, .is_helper = i > 0, .n_helpers = i ? writing->n_helpers : NULL};
+    for (int64_t i = 0; i < n; i++)
+        writers[i] = (writer_t){.writing = writing, .is_helper = i > 0, .n_helpers = i ? writing->n_helpers : NULL};
     run_threads(run_writer, writers, sizeof *writers, n);
 }
 
