@@ -14,7 +14,7 @@ from helpers.writes import contents
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from xarray_gpuzarr import StoreWriteError, zarr_pipeline
+from xarray_gpuzarr import StoreWriteError, explain, zarr_pipeline
 
 LAYOUT = {"chunks": (10, 100), "shards": (100, 100), "compressors": ZstdCodec(level=1)}
 
@@ -53,7 +53,7 @@ def test_a_full_disk(array, tmp_path):
     code = """
         import resource, signal, sys
         import numpy as np, zarr
-        from xarray_gpuzarr import StoreWriteError, zarr_pipeline
+        from xarray_gpuzarr import StoreWriteError, explain, zarr_pipeline
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         with zarr_pipeline():
@@ -122,3 +122,23 @@ def test_killed_at_any_time(tmp_path):
         for first in (0, 100, 200):
             versions = np.unique(found[first : first + 100].reshape(-1)[1:] / ramp[first : first + 100].reshape(-1)[1:])
             assert len(versions) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated")
+def test_a_name_that_no_file_can_have(tmp_path):
+    """Nothing is written to the file whose name stands before the zero byte."""
+    group = zarr.open_group(tmp_path, mode="w")
+    group.create_array("a", shape=(8,), chunks=(4,), dtype="i4", fill_value=9)[...] = 1
+    zarr.consolidate_metadata(tmp_path)
+    document = tmp_path / "zarr.json"
+    document.write_text(document.read_text().replace('"a"', '"x\\u0000y"'))
+    with zarr_pipeline():
+        array = zarr.open_consolidated(LocalStore(tmp_path), mode="r+")["x\0y"]
+    before = contents(LocalStore(tmp_path))
+
+    for where in (..., slice(1, 2)):
+        with pytest.raises(ValueError, match="null byte"):
+            array[where] = 5
+
+    assert contents(LocalStore(tmp_path)) == before
+    assert "zarr-python's to refuse" in str(explain(array))

@@ -55,6 +55,8 @@ _ATTEMPTS = 5
 
 def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
     """Return how the loops encode the chunks of an array, or why zarr-python has to."""
+    if "\0" in spec.path:  # of which the loops would write the file that is called as what stands before
+        return "a name that no file can have is zarr-python's to refuse"
     order = "morton"
     if isinstance(metadata, ArrayV3Metadata):
         sharding = next((c for c in metadata.codecs if isinstance(c, ShardingCodec)), None)
