@@ -216,8 +216,7 @@ class Snapshot:
             del self._whole[key]
             return self._ask(key, spec)()
         if whole is not None:
-            encoded = edge.data[: spec.nbytes] if spec.location == "start" else edge.data[-spec.nbytes :]
-            shard_nbytes = len(edge.data)
+            encoded, shard_nbytes = spec.within(edge.data), len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
         self._keep(key, spec, index, edge)

@@ -1,8 +1,7 @@
 """Decoders and encoders of other libraries, by address: what the loops call for a chunk.
 
 imagecodecs brings libzstd, C-Blosc, lz4 and libdeflate as libraries of their own, or takes those of the system; each is
-found through the module that is linked with it. Encoders are those of numcodecs where it shows them: what they write is
-what zarr-python writes.
+found through the module that is linked with it. Encoders are zarr-python's, those of numcodecs, where it shows them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 /* Chunks gathered from an array, encoded, and written to objects: the other way round. A file is replaced as a whole. */
 
 enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* what became of an object */
-enum { MOST_CHUNKS = 64, ENTRY_NBYTES = 16, WRITEBACK_NBYTES = 1 << 20 }; /* of a unit; of an index */
+enum { MOST_CHUNKS = 64, WRITEBACK_NBYTES = 1 << 20 }; /* of a unit */
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
 
 typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
@@ -201,13 +201,6 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     return is_sound || fail_to_read(writing, object, entry);
 }
 
-static uint64_t bits_at(const char *at, int64_t nbytes, int64_t is_swapped)
-{
-    uint64_t bits = 0;
-    for (int64_t i = 0; i < nbytes; i++) bits = bits << 8 | (uint8_t)at[is_swapped ? i : nbytes - 1 - i];
-    return bits;
-}
-
 /* Whether two elements are equal, or both have a NaN. */
 static int is_equal(const encoder_t *encoder, const char *one, const char *other)
 {
@@ -216,8 +209,8 @@ static int is_equal(const encoder_t *encoder, const char *one, const char *other
     uint64_t infinity = infinities[nbytes], unsigned_bits = UINT64_MAX >> (65 - 8 * nbytes);
     int are_equal = 1, one_is_nan = 0, other_is_nan = 0;
     for (int64_t i = 0; i < n; i++) {
-        uint64_t a = bits_at(one + i * nbytes, nbytes, encoder->swapped);
-        uint64_t b = bits_at(other + i * nbytes, nbytes, encoder->swapped);
+        uint64_t a = number_at(one + i * nbytes, nbytes, encoder->swapped);
+        uint64_t b = number_at(other + i * nbytes, nbytes, encoder->swapped);
         are_equal &= a == b || !((a | b) & unsigned_bits);
         one_is_nan |= (a & unsigned_bits) > infinity, other_is_nan |= (b & unsigned_bits) > infinity;
     }

@@ -32,7 +32,7 @@ enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4, ENTRY_NBYTES = 16 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
@@ -98,7 +98,7 @@ typedef struct {
     const char *fill;            /* an element of the output, for chunks that are not there; NULL: they are ABSENT */
 } job_t;
 
-/* Bytes of a decoded chunk: from `first` to before `end`. */
+/* Bytes of a decoded chunk, or of a shard: from `first` to before `end`. */
 typedef struct { int64_t first, end; } span_t;
 
 /* Chunks, one row each, and the boxes that they give. */
@@ -1047,28 +1047,27 @@ static int by_place(const void *one, const void *other)
     return (a->row > b->row) - (a->row < b->row);
 }
 
-static uint64_t stored64(const char *at, int64_t is_big)
+/* Return a number of up to eight bytes, the first of which is the largest if `is_big`. */
+static uint64_t number_at(const char *at, int64_t nbytes, int64_t is_big)
 {
-    uint64_t value = 0;
-    for (int i = 0; i < 8; i++) value = value << 8 | (uint8_t)at[is_big ? i : 7 - i];
-    return value;
+    uint64_t number = 0;
+    for (int64_t i = 0; i < nbytes; i++) number = number << 8 | (uint8_t)at[is_big ? i : nbytes - 1 - i];
+    return number;
 }
 
-typedef struct { int64_t first, end; } range_t;
-
-/* Sort ranges by their first bytes, of which `most` is the largest, by 8 bits at a time; `other` has room for as many. Return
+/* Sort spans by their first bytes, of which `most` is the largest, by 8 bits at a time; `other` has room for as many. Return
  * where they are. */
-static range_t *sorted_ranges(range_t *ranges, range_t *other, int64_t n, int64_t most)
+static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t most)
 {
     for (int shift = 0; shift < 64 && most >> shift; shift += 8) {
         int64_t place[257] = {0};
-        range_t *before = ranges;
+        span_t *before = spans;
         for (int64_t i = 0; i < n; i++) place[(before[i].first >> shift & 0xFF) + 1]++;
         for (int i = 0; i < 256; i++) place[i + 1] += place[i];
         for (int64_t i = 0; i < n; i++) other[place[before[i].first >> shift & 0xFF]++] = before[i];
-        ranges = other, other = before;
+        spans = other, other = before;
     }
-    return ranges;
+    return spans;
 }
 
 /* Take the index of a shard apart, to n offsets and n lengths; 0 if a range is not within [floor, limit), or may have bytes of
@@ -1076,22 +1075,22 @@ static range_t *sorted_ranges(range_t *ranges, range_t *other, int64_t n, int64_
 int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
 {
     int64_t n_there = 0, most = 0, is_in_order = 1;
-    range_t *ranges = malloc((size_t)(2 * n + 1) * sizeof *ranges);
-    int is_sound = ranges && limit >= 0;
-    for (int64_t i = 0; i < n && is_sound; i++, index += 16) {
-        uint64_t first = stored64(index, is_big), nbytes = stored64(index + 8, is_big);
+    span_t *spans = malloc((size_t)(2 * n + 1) * sizeof *spans);
+    int is_sound = spans && limit >= 0;
+    for (int64_t i = 0; i < n && is_sound; i++, index += ENTRY_NBYTES) {
+        uint64_t first = number_at(index, 8, is_big), nbytes = number_at(index + 8, 8, is_big);
         int is_there = first != UINT64_MAX || nbytes != UINT64_MAX;
         is_sound = !is_there || (first >= (uint64_t)floor && first <= (uint64_t)limit && nbytes <= (uint64_t)limit - first);
         offset[i] = is_there ? (int64_t)first : 0, offset[n + i] = is_there ? (int64_t)nbytes : NO_FILE;
         if (!is_there || !is_sound) continue;
-        is_in_order &= !n_there || ranges[n_there - 1].end <= offset[i];
+        is_in_order &= !n_there || spans[n_there - 1].end <= offset[i];
         if (offset[i] > most) most = offset[i];
-        ranges[n_there++] = (range_t){offset[i], offset[i] + offset[n + i]};
+        spans[n_there++] = (span_t){offset[i], offset[i] + offset[n + i]};
     }
-    const range_t *one = is_sound && !is_in_order ? sorted_ranges(ranges, ranges + n, n_there, most) : NULL;
+    const span_t *one = is_sound && !is_in_order ? sorted_spans(spans, spans + n, n_there, most) : NULL;
     for (int64_t i = 0; one && is_sound && i + 1 < n_there; i++)
         is_sound = one[i].end <= one[i + 1].first || (one[i].first == one[i + 1].first && one[i].end == one[i + 1].end);
-    free(ranges);
+    free(spans);
     return is_sound;
 }
 

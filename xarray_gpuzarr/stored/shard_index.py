@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.errors import ShardIndexError
-from xarray_gpuzarr.native.library import address, crc32c, loops
+from xarray_gpuzarr.native.library import address, address_of, crc32c, loops
 from xarray_gpuzarr.process.records import Column, record
 
 MISSING = -1
@@ -41,6 +41,10 @@ class ShardIndexSpec(NamedTuple):  # a key of caches, whose hash had better be q
     def nbytes(self) -> int:
         """Length of the encoded index in bytes."""
         return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
+
+    def within(self, shard: memoryview) -> memoryview:
+        """Return the index as it is stored, given all bytes of a shard; shorter if they are fewer."""
+        return shard[: self.nbytes] if self.location == "start" else shard[-self.nbytes :]
 
 
 @record
@@ -84,11 +88,11 @@ def decode_shard_index(
     # The first byte that chunks may have, and the end of the last.
     floor = index_nbytes if spec.location == "start" else 0
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
-    compiled, seen = loops(), np.frombuffer(encoded, np.uint8)
+    compiled = loops()
     if compiled is not None:
         offset, nbytes = ranges = np.empty((2, spec.n_chunks), np.int64)
-        is_big = spec.endian == "big"
-        if compiled.take_index(address(seen), spec.n_chunks, is_big, floor, limit, address(ranges)):
+        at, is_big = address_of(memoryview(encoded)), spec.endian == "big"
+        if compiled.take_index(at, spec.n_chunks, is_big, floor, limit, address(ranges)):
             return ShardIndex(offset=offset, nbytes=nbytes)
     dtype = "<u8" if spec.endian == "little" else ">u8"
     columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")

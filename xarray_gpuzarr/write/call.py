@@ -38,7 +38,6 @@ _MOST_CHUNKS = 64
 _UNITS_A_THREAD = 8
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
-_NO_BYTES = np.zeros(1, np.uint8)
 _INT64_NBYTES = 8
 
 
@@ -167,10 +166,8 @@ class WriteCall:
         compiled, budget = loops(), thread_budget()
         assert compiled is not None
         # Of each: its numbers along the axes, the range of an unsharded chunk in its object, and the version of a file.
-        pairs = zip(objects, old, strict=True)
-        _numbers, at = int64_columns(
-            **{each.key: (*each.at, 0, stored.nbytes or 0, *stored.version) for each, stored in pairs}
-        )
+        rows = [(*each.at, 0, stored.nbytes or 0, *stored.version) for each, stored in zip(objects, old, strict=True)]
+        _numbers, at = int64_columns(**dict(zip([each.key for each in objects], rows, strict=True)))
         for struct, each, stored in zip(structs, objects, old, strict=True):
             struct.at, struct.needs_old = at[each.key], each.needs_old
             if stored.nbytes is not None:
@@ -178,7 +175,7 @@ class WriteCall:
                 whole = place, place + _INT64_NBYTES
                 struct.old_offset, struct.old_nbytes = stored.index.addresses if stored.index else whole
                 struct.old_version = place + 2 * _INT64_NBYTES
-                struct.old = None if stored.data is None else address_of(stored.data) or address(_NO_BYTES)
+                struct.old = None if stored.data is None else address_of(stored.data)
         n_chunks = len(objects) * len(self.encoder.order)
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
         self._struct.step = step = max(1, step)

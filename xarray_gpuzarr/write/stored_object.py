@@ -8,7 +8,7 @@ from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import Edge
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
+from xarray_gpuzarr.stored.shard_index import ShardIndex, decode_shard_index
 
 
 @record
@@ -34,7 +34,7 @@ def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
         known = source.version_and_length(key)
         return NOTHING if known is None else StoredObject(nbytes=known[1], version=known[0])
     edge = source.start_edge(key, spec.index.location, spec.index.nbytes)()
-    return NOTHING if edge is None else _shard(spec, spec.index, key, edge)
+    return NOTHING if edge is None else _shard(spec, key, edge)
 
 
 def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredObject:
@@ -43,14 +43,12 @@ def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredOb
         return NOTHING
     if spec.index is None:
         return StoredObject(nbytes=len(data), data=data)
-    encoded = data[: spec.index.nbytes] if spec.index.location == "start" else data[-spec.index.nbytes :]
-    return _shard(spec, spec.index, key, Edge(data=encoded, object_nbytes=len(data), version=()), data)
+    return _shard(spec, key, Edge(data=spec.index.within(data), object_nbytes=len(data), version=()), data)
 
 
-def _shard(
-    spec: ArraySpec, index_spec: ShardIndexSpec, key: str, edge: Edge, data: memoryview | None = None
-) -> StoredObject:
+def _shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None = None) -> StoredObject:
+    assert spec.index is not None
     where = f"'{key}' of array '{spec.path}'"
-    index = decode_shard_index(edge.data, index_spec, shard_nbytes=edge.object_nbytes, where=where)
+    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
     nbytes = int(index.nbytes.clip(0).sum())
     return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))
