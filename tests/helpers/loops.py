@@ -31,7 +31,7 @@ def set_costs(patch: pytest.MonkeyPatch, **costs: float) -> None:
 
 def leaving_all(patch: pytest.MonkeyPatch) -> None:
     """Let the compiled loops leave all chunks of local files, as they do if these are not in memory."""
-    patch.setattr(LoopCall, "read", lambda _self, rows, *_more: (rows, 0))
+    patch.setattr(LoopCall, "read", lambda _self, rows, _shared: rows)
 
 
 def require_loops() -> Loops:

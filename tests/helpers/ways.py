@@ -9,7 +9,7 @@ import ctypes
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from xarray_gpuzarr.decoders.host import array, chunk_codec, loop_call, native_p
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.native import library
@@ -91,11 +92,11 @@ def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
     def force(patch: Patch, _: int) -> None:
         read = LoopCall.read
 
-        def leaving(call: LoopCall, wanted: range, *more: Any) -> tuple[list[int], int]:
-            rows, n_read = read(call, wanted, *more)
+        def leaving(call: LoopCall, wanted: range, shared: Schedule) -> list[int]:
+            rows = read(call, wanted, shared)
             which = [row for row in wanted if call.nbytes[row] != MISSING and (left(row) or row in rows)]
             _notes["left"] += len(which)
-            return which, n_read
+            return which
 
         patch.setattr(LoopCall, "read", leaving)
 
@@ -340,10 +341,10 @@ def _note_loops(patch: Patch) -> None:
     rows_of("read_rows", 2, "rows read by the loops")
     read = LoopCall.read
 
-    def noting(call: LoopCall, wanted: range, *more: Any) -> tuple[Any, int]:
-        left, n_read = read(call, wanted, *more)
+    def noting(call: LoopCall, wanted: range, shared: Schedule) -> Sequence[int]:
+        left = read(call, wanted, shared)
         _notes["left by the loops"] += len(left)
-        return left, n_read
+        return left
 
     patch.setattr(LoopCall, "read", noting)
 

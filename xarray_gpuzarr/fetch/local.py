@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -75,10 +75,7 @@ class LocalSource:
         """The directory."""
         return self.root
 
-    @property
-    def identity(self) -> Hashable:
-        """The directory."""
-        return self.root
+    identity = name
 
     def for_one_read(
         self,

@@ -81,7 +81,6 @@ class Snapshot:
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
-        self.rule: CoalesceRule = source.rule
         self.lookahead, self.prefetch = self._source.lookahead, self._source.prefetch
         self.is_remote = source.is_remote
         self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
@@ -89,6 +88,11 @@ class Snapshot:
         self._versions: dict[str, Version] = {}
         self._whole: dict[str, _WholeShard] = {}
         self._longest_seen = 0
+
+    @property
+    def rule(self) -> CoalesceRule:
+        """That of the store."""
+        return self._source.rule
 
     def local_file(self, key: str) -> LocalFile:
         """Return where a local file lies, and of which version it must be: that which its index was read from."""

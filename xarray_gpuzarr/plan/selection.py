@@ -54,6 +54,9 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
+        elif type(key) is int and -length <= key < length:  # NumPy takes 4 us
+            at = key + length if key < 0 else key
+            ordered, back = slice(at, at + 1), 0
         else:
             try:
                 array = np.asarray(key)

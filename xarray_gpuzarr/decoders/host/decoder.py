@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.array import host_array
-from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.schedule import Costs, Schedule, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ReadAhead, Request
@@ -74,15 +76,17 @@ class HostDecoder:
             budget = threads.thread_budget()
             kind = {"is_remote": source.is_remote, "is_local": source.is_local}
             shared = schedule(array, target.n_chunks, out.nbytes, **kind, budget=budget, costs=self.costs)
-            read = HostRead(array, target, out, source, shared)
-            if shared.rows_a_call is None:
+            output = None if array.program is None else LoopOutput(array, target, out)
+            if output is None or shared.rows_a_call is None:
+                read = HostRead(array, target, out, source, shared, output)
                 run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
                 return out
             crew.alone.add(me)
-            remaining = call_loops(plans, read, shared.rows_a_call)
-            if remaining:
+            left = call_loops(plans, output, source, shared, shared.rows_a_call)
+            if left:
                 crew.alone.discard(me)
-                run_tasks(iter(remaining), read)
+                read = HostRead(array, target, out, source, replace(shared, n_loop_threads=1), output)  # these are many
+                run_tasks((task for plan, call, rows in left for task in PlanTasks(read, plan, call).tasks(rows)), read)
             return out
         finally:
             try:
@@ -117,23 +121,26 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
-    nothing_ahead = read.n_chunks == 1 and not read.source.is_remote
+    nothing_ahead = read.target.n_chunks == 1 and not read.source.is_remote
     work = alone if nothing_ahead else TaskQueue(tasks, read.source).drain
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
 
 
-def call_loops(plans: Iterator[ReadPlan], read: HostRead, rows_a_call: int) -> list[Task]:
-    """Let the compiled loops carry out plans, so many rows a call; return tasks for what they cannot read."""
-    remaining: list[Task] = []
+def call_loops(
+    plans: Iterator[ReadPlan], output: LoopOutput, source: ByteSource, shared: Schedule, rows_a_call: int
+) -> list[tuple[ReadPlan, LoopCall, Sequence[int] | None]]:
+    """Let the compiled loops carry out plans, so many rows a call; return the rows that are left, None for all."""
+    left: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
     for plan in plans:
-        of_plan = PlanTasks(read, plan)
-        if not of_plan.is_local:
-            remaining.extend(of_plan.tasks())
+        call = LoopCall(output, plan, source)
+        if call.files is None:
+            left.append((plan, call, None))
             continue
         for at in range(0, plan.n_chunks, rows_a_call):
-            remaining.extend(of_plan.read_local(range(at, min(at + rows_a_call, plan.n_chunks))))
-    read.n_loop_threads = 1  # for the tasks that are left: these are many
-    return remaining
+            rows = call.read(range(at, min(at + rows_a_call, plan.n_chunks)), shared)
+            if rows:
+                left.append((plan, call, rows))
+    return left
 
 
 class TaskQueue:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
+from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.native.library import (
     FilesStruct,
@@ -32,6 +33,8 @@ from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.host_memory import lent
 from xarray_gpuzarr.process.records import Column, record
 
@@ -232,31 +235,29 @@ class LoopCall:
         rows = slice(chunks.rows.start, chunks.rows.stop)
         self._numbers[rows], self.nbytes[rows] = chunks.located()
 
-    def place(self, rows: range, n_threads: int) -> Sequence[int]:
+    def place(self, rows: range, shared: Schedule) -> Sequence[int]:
         """Decode and place rows that were located, or are missing; return those that were left.
 
         Those are left for which memory does not suffice: it may turn out that they do not exist.
         """
         output, scratch_at = self._output, 0
-        if rows.start < self._n_stored:
-            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-        if output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads):
-            return self._rows_left(rows)
-        return ()
+        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
+            if rows.start < self._n_stored:
+                _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+            n_left = output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads)
+        return self._rows_left(rows) if n_left else ()
 
-    def read(self, rows: range, n_threads: int) -> tuple[Sequence[int], int]:
-        """Read, decode and place rows, which `files` hold unless they are missing.
-
-        Returns rows that were left, and how many bytes were read.
-        """
+    def read(self, rows: range, shared: Schedule) -> Sequence[int]:
+        """Read, decode and place rows, which `files` hold unless they are missing; return those that were left."""
         assert self.files is not None
         output, files = self._output, FilesStruct.from_buffer_copy(self.files[0])
-        _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-        _room, files.room = lent("staging", files.room_nbytes * n_threads)
-        files_at = ctypes.addressof(files)
-        if output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads):
-            return self._rows_left(rows), files.n_read
-        return (), files.n_read
+        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
+            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+            _room, files.room = lent("staging", files.room_nbytes * n_threads)
+            files_at = ctypes.addressof(files)
+            n_left = output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads)
+        counters.add(read_nbytes=files.n_read)
+        return self._rows_left(rows) if n_left else ()
 
     def _rows_left(self, rows: range) -> list[int]:
         became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
@@ -282,13 +283,13 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] |
         return None
     if paths.count(b"\0") > len(starts):
         return None
-    rule, offset = source.rule, plan.at["offset"]
     if plan.spec.index is not None:
-        room_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes))
+        rule, offset = source.rule, plan.at["offset"]
+        room_nbytes, max_gap_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes)), rule.max_gap_nbytes
     else:
-        room_nbytes = -(-plan.spec.expected_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+        room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES, 0
         versions, offset = [], 0
     about, at = int64_columns(path_at=starts, version=versions)
-    lengths = room_nbytes, rule.max_gap_nbytes, plan.spec.most_nbytes
+    lengths = room_nbytes, max_gap_nbytes, plan.spec.most_nbytes
     struct = FilesStruct(bytes(paths), *at.values(), plan.at["object"], offset, 0, *lengths)
     return struct, (about, plan)

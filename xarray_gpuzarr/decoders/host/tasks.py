@@ -24,8 +24,6 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
-from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
 
 
@@ -44,21 +42,22 @@ class Task:
         return source.start(self.requests) if self.is_started else None
 
 
+@dataclass(eq=False)
 class HostRead:
     """One read: what all its plans have in common."""
 
-    def __init__(self, array: HostArray, target: Target, out: Array, source: ByteSource, schedule: Schedule) -> None:
-        self.array, self.source, self.schedule = array, source, schedule
-        self.n_loop_threads = schedule.n_loop_threads
-        self.n_chunks = target.n_chunks
-        self._target, self._out = target, out
-        self.output = None if array.program is None else LoopOutput(array, target, out)
-        """What the compiled loops fill; None if there are none, or the array is nothing for them."""
+    array: HostArray
+    target: Target
+    out: Array
+    source: ByteSource
+    schedule: Schedule
+    output: LoopOutput | None
+    """What the compiled loops fill; None if there are none, or the array is nothing for them."""
 
     @cached_property
     def placer(self) -> ChunkPlacer:
         """Decodes and places what the loops do not."""
-        return ChunkPlacer(self.array, self._target, self._out)
+        return ChunkPlacer(self.array, self.target, self.out)
 
     @cached_property
     def rule(self) -> CoalesceRule:
@@ -68,14 +67,12 @@ class HostRead:
 
 
 class PlanTasks:
-    """The chunks of one plan, and where they go; rows of chunks that are not stored follow the others."""
+    """The chunks of one plan, and where they go; `call` is these for the compiled loops, if they know the array."""
 
-    def __init__(self, read: HostRead, plan: ReadPlan) -> None:
-        self.read, self.plan = read, plan
-        self.call = None if read.output is None or not plan.n_chunks else LoopCall(read.output, plan, read.source)
-        """The chunks as the compiled loops take them."""
-        self.is_local = self.call is not None and self.call.files is not None
-        """Whether the loops read the chunks themselves."""
+    def __init__(self, read: HostRead, plan: ReadPlan, call: LoopCall | None = None) -> None:
+        if call is None and read.output is not None and plan.n_chunks:
+            call = LoopCall(read.output, plan, read.source)
+        self.read, self.plan, self.call = read, plan, call
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -90,8 +87,15 @@ class PlanTasks:
         step = self.read.schedule.rows_a_part
         return [*(row for lo, hi in pairwise(parts) for row in range(lo, hi, step)), parts[-1]]
 
-    def tasks(self) -> Iterator[Task]:
-        """Return the tasks that fill and decode this plan: a few objects each, or a few ranges of a shard."""
+    def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
+        """Return the tasks that fill and decode this plan: a few objects each, or a few ranges of a shard.
+
+        With `rows`, those for rows that the compiled loops have left.
+        """
+        if rows is not None:
+            inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
+            yield from (self._part_task([*bounds]) for bounds in pairwise([rows[0], *inner, rows[-1] + 1]))
+            return
         if self.plan.n_chunks > self.plan.n_stored:
             yield Task(self._fill_missing, is_started=False)
         array, is_remote, rule = self.read.array, self.read.source.is_remote, self.read.rule
@@ -99,34 +103,24 @@ class PlanTasks:
         for lo, hi in pairwise(self._together()):
             bounds = self.parts[lo : hi + 1]
             task = self._part_task(bounds)
-            if self.is_local:
-                run = partial(self._run_local, range(bounds[0], bounds[-1]))
+            if self.call is not None and self.call.files is not None:
+                run = partial(self._run_local, self.call, range(bounds[0], bounds[-1]))
                 yield Task(run, task.requests, is_started=False)
             else:
                 yield from (is_cut and self._piece_tasks(bounds[0])) or (task,)
 
-    def _run_local(self, rows: range, _: None) -> None:
-        for task in self.read_local(rows):
+    def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
+        left = call.read(rows, self.read.schedule)
+        for task in self.tasks(left) if left else ():
             task.run(task.start(self.read.source))
 
     def _fill_missing(self, _: None) -> None:
         """Write the fill value where missing chunks would go."""
         if self.call is not None:
-            self._place(self.call, range(self.plan.n_stored, self.plan.n_chunks))
+            self.call.place(range(self.plan.n_stored, self.plan.n_chunks), self.read.schedule)
         else:
             for numbers in self.rows[self.plan.n_stored :]:
                 self.read.placer.fill(numbers)
-
-    def read_local(self, rows: range) -> list[Task]:
-        """Let the compiled loops read, decode and place what they can; return tasks for what they leave."""
-        assert self.call is not None
-        with crew.taking(self.read.n_loop_threads, self.read.schedule.budget) as n_threads:
-            remaining, n_read = self.call.read(rows, n_threads)
-        counters.add(read_nbytes=n_read)
-        if not remaining:
-            return []
-        inner = [row for row in self.parts if remaining[0] < row <= remaining[-1]]
-        return [self._part_task([*bounds]) for bounds in pairwise([remaining[0], *inner, remaining[-1] + 1])]
 
     def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
@@ -205,7 +199,7 @@ class PlanTasks:
         try:
             if self.call is not None:
                 self.call.locate(chunks)
-                remaining = self._place(self.call, chunks.rows)
+                remaining = self.call.place(chunks.rows, self.read.schedule)
             for row in remaining:
                 data = chunks[row]
                 if data is None:
@@ -214,8 +208,3 @@ class PlanTasks:
                     self.read.placer.place(data, self.rows[row])
         except FrameError as err:
             raise chunk_fault(self.plan, row, err) from err
-
-    def _place(self, call: LoopCall, rows: range) -> Sequence[int]:
-        """Let the compiled loops decode and place what they can; return the rows that are left."""
-        with crew.taking(self.read.n_loop_threads, self.read.schedule.budget) as n_threads:
-            return call.place(rows, n_threads)
