@@ -1,23 +1,16 @@
 """zarr's own `MemoryStore`: looked at by the thread that reads, each object once a read."""
 
 import pickle
-import threading
 
-import numpy as np
 import pytest
 import zarr
-from helpers.data.corpus import counting, write
 from zarr.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import ManagedMemoryStore, MemoryStore
 
-from xarray_gpuzarr import read_array
 from xarray_gpuzarr.fetch import StoreSource, byte_source
 from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
-
-DATA = counting((8, 6))
-SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
 
 pytestmark = pytest.mark.skipif(not answers_at_once(MemoryStore()), reason="zarr-python before 3.3 asks coroutines")
 
@@ -74,27 +67,3 @@ def test_pickle_holds_no_bytes_of_a_read(source):
     ranged(one_read, "a/b", 0, 2)
 
     assert pickle.loads(pickle.dumps(one_read)).held is None
-
-
-def test_shard_that_is_replaced_again_and_again_is_never_mixed():
-    store = MemoryStore()
-    array = write(store, DATA, compressors=None, **SHARDED)
-    versions = [np.full_like(DATA, n) for n in range(2)]
-    stop = threading.Event()
-
-    def rewrite():
-        n = 0
-        while not stop.is_set():
-            array[:4] = versions[n % 2][:4]
-            n += 1
-
-    array[...] = versions[0]
-    writer = threading.Thread(target=rewrite)
-    writer.start()
-    try:
-        seen = {tuple(np.unique(read_array(array, (slice(0, 4), slice(None)), device="host"))) for _ in range(300)}
-    finally:
-        stop.set()
-        writer.join()
-
-    assert seen <= {(0,), (1,)}
