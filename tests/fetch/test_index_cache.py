@@ -88,24 +88,6 @@ class CacheMachine(RuleBasedStateMachine):
 TestCacheMachine = CacheMachine.TestCase
 
 
-def test_many_threads_keep_the_sum_right():
-    cache, limit = IndexCache(), 20 * entry(8).nbytes
-
-    def work(seed):
-        chosen = random.Random(seed)
-        calls = [cache.get, cache.drop, lambda k: cache.put(k, entry(chosen.randrange(1, 16)), limit)]
-        for _ in range(500):
-            chosen.choice(calls)(key(str(chosen.randrange(40))))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-
-    assert 0 <= cache.nbytes <= limit
-    for name in range(40):
-        cache.drop(key(str(name)))
-    assert cache.nbytes == len(cache) == 0
-
-
 @pytest.fixture(autouse=True)
 def fresh_cache():
     index_cache.cache.clear()
