@@ -24,7 +24,7 @@ from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process import fetch_options as options
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 DATA = counting((16, 12), "f4")
 SHARDED = {"chunks": (2, 3), "shards": (8, 12)}
@@ -94,7 +94,6 @@ def assert_all_right(array):
         assert_right(array, selection)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("marks", [*MARKS])
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
@@ -112,6 +111,7 @@ def test_values_from_every_client(monkeypatch, client, n, limits, pick, marks):
         assert_all_right(opened(server, client))
 
 
+@pytest.mark.every_decoder
 @pytest.mark.every_value
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("pick", [in_turn(2), at_random(3, 7), by_range(2)], ids=["in turn", "at random", "by range"])
@@ -120,7 +120,6 @@ def test_values_under_every_codec(pick, codec):
         assert_all_right(opened(server))
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 def test_servers_that_do_not_heed_if_match(client):
     with Mirrors(nodes("strong", n=3), at_random(3, 1), heeds_if_match=False) as server:
@@ -129,7 +128,6 @@ def test_servers_that_do_not_heed_if_match(client):
         assert 412 not in {request.status for request in server.asked}
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 def test_another_tag_costs_no_bytes_where_if_match_is_heeded(monkeypatch, client):
     monkeypatch.setattr(options.in_force, "options", LONG)
@@ -145,7 +143,6 @@ def test_another_tag_costs_no_bytes_where_if_match_is_heeded(monkeypatch, client
     assert [request.status for request in server.of_data].count(206) == 2
 
 
-@pytest.mark.host_decoder
 def test_stores_whose_answers_bear_no_version():
     """Nothing can be told of them, here as with zarr-python."""
     with Mirrors(nodes("strong"), in_turn(2)) as server:
@@ -154,7 +151,6 @@ def test_stores_whose_answers_bear_no_version():
         assert_all_right(opened(server))
 
 
-@pytest.mark.host_decoder
 def test_reads_of_many_threads():
     with Mirrors(nodes("strong", n=3), at_random(3, seed=5)) as server, ThreadPoolExecutor(8) as pool:
         array = opened(server)
@@ -187,7 +183,6 @@ def picks(n, seed):
     limits=st.sampled_from([LONG, SHORT, SHORT]),
     chosen=st.lists(st.sampled_from([*SELECTIONS]), min_size=1, max_size=5),
 )
-@pytest.mark.host_decoder
 def test_servers_with_an_older_version_are_never_mixed(
     *, n, n_versions, seed, marks, picking, heeds, client, limits, chosen
 ):
@@ -204,6 +199,7 @@ def test_servers_with_an_older_version_are_never_mixed(
             assert_no_shard_is_mixed(values, SELECTIONS[name], datas)
 
 
+@pytest.mark.every_decoder
 @pytest.mark.every_value
 @pytest.mark.parametrize("pick", [in_turn(2), at_random(2, 3), by_range(2)], ids=["in turn", "at random", "by range"])
 @pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
@@ -223,7 +219,6 @@ def test_servers_with_an_older_version_are_never_mixed_by_any_decoder(pick, sele
     name=st.sampled_from([*SELECTIONS]),
     known=st.booleans(),
 )
-@pytest.mark.host_decoder
 def test_what_is_replaced_during_a_read_is_of_one_version_and_seen_by_the_next(at, n, seed, name, known):
     forget()
     selection, new, marked = SELECTIONS[name], files(-DATA), nodes("strong", n=n)
@@ -252,7 +247,6 @@ def replace(servers, new):
         node.files, node.tag = new, lambda path, number=number: f'"new-{number}-{path[-3:]}"'
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize(
     ("pick", "care"),
     [(lambda *_: 0, Care.USUAL), (in_turn(2), Care.ASK_AGAIN), (by_range(2), Care.ONE_ANSWER)],
@@ -266,7 +260,6 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
         assert version_conflicts.needed.get(byte_source(array.store).identity, Care.USUAL) == care
 
 
-@pytest.mark.host_decoder
 def test_one_warning_for_each_store():
     with Mirrors(nodes("strong"), in_turn(2)) as server:
         array = opened(server)
@@ -281,7 +274,6 @@ def test_one_warning_for_each_store():
         assert words in str(warning.message)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(("name", "n_requests"), [("all", 2), ("one chunk", 2), ("a column of chunks", 4)])
 def test_one_server_is_asked_as_ever(monkeypatch, client, name, n_requests):
@@ -294,7 +286,6 @@ def test_one_server_is_asked_as_ever(monkeypatch, client, name, n_requests):
     assert len(server.of_data) == n_requests
 
 
-@pytest.mark.host_decoder
 def test_an_index_is_kept_and_read_once():
     with Mirrors(nodes("strong"), in_turn(2)) as server:
         array = opened(server)
@@ -308,6 +299,7 @@ def test_an_index_is_kept_and_read_once():
     assert all("-" in request.range.removeprefix("bytes=-") for request in server.of_data)
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("max_gap_nbytes", [0, 24, 72])
 def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name):
@@ -324,6 +316,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
     assert [request.range for request in server.of_data] == [None] * n_shards
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("room", [0, 1.5])
 def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     """One that is longer than all the room comes alone."""
@@ -336,7 +329,6 @@ def test_whole_shards_under_way_are_bounded(monkeypatch, room):
         assert_all_right(array)
 
 
-@pytest.mark.host_decoder
 def test_servers_of_which_one_lacks_the_object():
     partly = files(DATA)
     del partly["bucket/s.zarr/t/c/0/0"]
@@ -362,7 +354,6 @@ class Tags:
         return lambda: Edge(data=memoryview(b""), object_nbytes=1, version=tag)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize(
     ("tags", "care", "later"),
     [
@@ -388,7 +379,6 @@ def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later)
     assert needed.get(Tags().identity, Care.USUAL) == later
 
 
-@pytest.mark.host_decoder
 def test_local_files_are_one_server():
     attempts = MetVersions(LocalSource(root="/"), Care.USUAL)
 

@@ -18,8 +18,6 @@ from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, read_array
 from xarray_gpuzarr.process import advice, progress_bar
 from xarray_gpuzarr.process.progress_bar import Bars, ReadProgress, progress
 
-pytestmark = pytest.mark.every_decoder
-
 FIELD = np.arange(48 * 20 * 30, dtype="f4").reshape(48, 20, 30)
 
 
@@ -63,6 +61,7 @@ def array(request, memory):
     return array
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize(
     "selection", [..., np.s_[3:47, ::2, 4], np.s_[[1, 40], :, -1], np.s_[40:], np.s_[5:5], np.s_[1, 2, 3]]
 )
@@ -74,6 +73,7 @@ def test_what_is_done_adds_up_to_the_bytes_of_the_result(array, recorded, select
     assert min(recorded.done) >= 0
 
 
+@pytest.mark.every_decoder
 def test_points_add_up(memory, recorded):
     xr.Dataset({"t": (("x", "y", "z"), FIELD)}).to_zarr(memory, consolidated=False)
     dataset = xr.open_dataset(memory, engine="gpuzarr", consolidated=False, device="host")
@@ -85,6 +85,7 @@ def test_points_add_up(memory, recorded):
     assert sum(recorded.done) == sum(recorded.wanted) == values.nbytes
 
 
+@pytest.mark.every_decoder
 def test_a_bar_moves_shard_by_shard(memory, recorded):
     zarr.create_array(memory, name="t", data=FIELD, chunks=(4, 20, 30), shards=(12, 20, 30))
 
@@ -95,6 +96,7 @@ def test_a_bar_moves_shard_by_shard(memory, recorded):
     assert [n for n in recorded.done if n] == [shard_nbytes] * 4
 
 
+@pytest.mark.every_decoder
 @pytest.mark.doubtful_frames
 def test_a_read_that_fails_counts_for_nothing(memory, recorded):
     array = zarr.create_array(memory, name="t", data=FIELD, chunks=(12, 20, 30), compressors=zarr.codecs.ZstdCodec())
@@ -108,7 +110,6 @@ def test_a_read_that_fails_counts_for_nothing(memory, recorded):
     assert sum(recorded.done) == sum(recorded.wanted) == 0
 
 
-@pytest.mark.host_decoder
 @given(shares=st.lists(st.integers(0, 9)), nbytes=st.integers(0, 10**12))
 def test_shares_never_exceed_the_whole(shares, nbytes):
     bars = Recorded()
@@ -121,7 +122,6 @@ def test_shares_never_exceed_the_whole(shares, nbytes):
     assert min(bars.done) >= 0
 
 
-@pytest.mark.host_decoder
 def test_a_terminal_shows_bytes(array, terminal):
     with progress(console=terminal):
         read_array(array, device="host")
@@ -130,7 +130,6 @@ def test_a_terminal_shows_bytes(array, terminal):
     assert "dask" not in drawn(terminal)
 
 
-@pytest.mark.host_decoder
 def test_a_terminal_shows_the_tasks_of_dask(terminal):
     with progress(console=terminal):
         da.ones(10, chunks=2).sum().compute(scheduler="threads")
@@ -138,7 +137,6 @@ def test_a_terminal_shows_the_tasks_of_dask(terminal):
     assert re.search(r"dask tasks .* ([1-9]\d*) of \1 ", drawn(terminal))
 
 
-@pytest.mark.host_decoder
 def test_bytes_have_no_total_while_dask_has_more_tasks(memory, terminal):
     xr.Dataset({"t": (("x", "y", "z"), FIELD)}).to_zarr(memory, consolidated=False)
     dataset = xr.open_dataset(memory, engine="gpuzarr", consolidated=False, chunks={}, device="host")
@@ -150,7 +148,6 @@ def test_bytes_have_no_total_while_dask_has_more_tasks(memory, terminal):
     assert "kB of" not in drawn(terminal)
 
 
-@pytest.mark.host_decoder
 def test_a_block_inside_a_block_adds_nothing(array, terminal):
     other = Console(file=io.StringIO(), force_terminal=True)
 
@@ -161,7 +158,6 @@ def test_a_block_inside_a_block_adds_nothing(array, terminal):
     assert not drawn(other)
 
 
-@pytest.mark.host_decoder
 def test_nothing_is_drawn_for_short_reads(array):
     console = Console(file=io.StringIO(), force_terminal=True)
 
@@ -171,7 +167,6 @@ def test_nothing_is_drawn_for_short_reads(array):
     assert not drawn(console)
 
 
-@pytest.mark.host_decoder
 def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys):
     monkeypatch.setattr(progress_bar, "DELAY_S", -1.0)
 
@@ -182,7 +177,6 @@ def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys)
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.host_decoder
 def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", {"ipywidgets": "spec"}.get)
 
@@ -190,7 +184,6 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
         assert progress_bar.shown_bars
 
 
-@pytest.mark.host_decoder
 def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
     monkeypatch.setattr(advice, "said", set())
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
@@ -202,7 +195,6 @@ def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
     assert warned[0].filename == __file__
 
 
-@pytest.mark.host_decoder
 def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     with progress(console=terminal):
         bars = progress_bar.shown_bars[0]
@@ -214,7 +206,6 @@ def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     assert drawn(terminal) == before
 
 
-@pytest.mark.host_decoder
 def test_a_bar_is_gone_after_an_error(terminal):
     with pytest.raises(ZeroDivisionError), progress(console=terminal):
         raise ZeroDivisionError

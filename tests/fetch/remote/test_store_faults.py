@@ -16,7 +16,7 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr import GpuZarrError, ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
 DATA = counting((30, 40), "f4")
 SHARDED = {"chunks": (3, 4), "shards": (15, 20)}
@@ -84,7 +84,6 @@ def fails_in_time(store, server, fault, reading):
     return caught.value
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("reading", READS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_an_error_in_time(store, server, fault, reading):
@@ -94,6 +93,7 @@ def test_fault_is_an_error_in_time(store, server, fault, reading):
     assert isinstance(fails_in_time(store, server, FAULTS[fault], reading), StoreReadError)
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("reading", READS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_an_error_of_every_decoder(server, fault, reading):
@@ -102,7 +102,6 @@ def test_fault_is_an_error_of_every_decoder(server, fault, reading):
     assert isinstance(fails_in_time(store, server, FAULTS[fault], reading), StoreReadError)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 def test_silence_is_an_error_in_time(client, server):
     store = CLIENTS[client](server.url, "bucket/s.zarr", timeout_s=TIMEOUT_S / 2)
@@ -112,14 +111,12 @@ def test_silence_is_an_error_in_time(client, server):
     assert isinstance(fails_in_time(store, server, {"kind": "hang"}, "index and a range"), StoreReadError)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("reading", READS)
 def test_half_of_a_body_is_an_error(store, server, reading):
     """Half of what was asked for as a whole cannot be told from an object that was cut."""
     fails_in_time(store, server, {"kind": "short"}, reading)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("name", ["zstd", "raw", "checked"])
 @pytest.mark.parametrize("kind", ["wrong range", "no ranges"])
 def test_other_bytes_than_asked_for_are_noticed(store, server, kind, name):
@@ -135,7 +132,6 @@ def test_other_bytes_than_asked_for_are_noticed(store, server, kind, name):
         assert_same_bits(read, DATA[3:6, 4:8])
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("name", ["zstd", "checked"])
 def test_bytes_moved_by_one_fail_every_checksum(store, server, name):
     array = opened(store, name)
@@ -149,7 +145,6 @@ def test_bytes_moved_by_one_fail_every_checksum(store, server, name):
         read_array(array, (slice(3, 6), slice(4, 8)), device="host")
 
 
-@pytest.mark.host_decoder
 def test_a_retry_of_the_client_mends_what_passes(store, server):
     array = opened(store, "zstd")
     server.spoil({"kind": "status", "value": 503, "path": "/zstd/c", "times": 1})
@@ -161,7 +156,6 @@ def test_a_retry_of_the_client_mends_what_passes(store, server):
     assert_same_bits(read_array(array, device="host"), DATA)
 
 
-@pytest.mark.host_decoder
 def test_zarrs_timeout_ends_a_wait_that_the_client_would_go_on_with(server):
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr", timeout_s=30)
     array = opened(store, "zstd")
@@ -175,7 +169,6 @@ def test_zarrs_timeout_ends_a_wait_that_the_client_would_go_on_with(server):
     assert_explains(caught.value, "zstd/c/", "no answer in 0.3 s")
 
 
-@pytest.mark.host_decoder
 def test_a_read_that_fails_gives_up_its_other_requests(server, monkeypatch):
     """Else they would fill this process's share of requests until they time out."""
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUESTS", "4")
@@ -193,7 +186,6 @@ def test_a_read_that_fails_gives_up_its_other_requests(server, monkeypatch):
     assert time.perf_counter() - start < 10
 
 
-@pytest.mark.host_decoder
 def test_server_that_is_gone(tmp_path):
     write(LocalStore(tmp_path / "bucket" / "s.zarr"), DATA, name="t", **SHARDED)
     with RangeServer(tmp_path) as short_lived:
@@ -205,6 +197,7 @@ def test_server_that_is_gone(tmp_path):
             read_array(array, device="host")
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("selection", [(slice(3, 6), slice(4, 8)), (slice(15), slice(4))])
 def test_shard_replaced_between_its_index_and_its_chunks_is_read_anew(store, server, selection):
     prepare_other_versions(server, 1)
@@ -216,6 +209,7 @@ def test_shard_replaced_between_its_index_and_its_chunks_is_read_anew(store, ser
     restore(server)
 
 
+@pytest.mark.every_decoder
 def test_shard_that_is_replaced_over_and_over_comes_in_one_answer(store, server):
     prepare_other_versions(server, 8)
     array = opened(store, "raw")
@@ -231,7 +225,6 @@ def test_shard_that_is_replaced_over_and_over_comes_in_one_answer(store, server)
     assert_same_bits(read_array(array, device="host"), DATA)
 
 
-@pytest.mark.host_decoder
 def test_shard_replaced_by_a_shorter_one_is_read_anew(store, server, monkeypatch):
     """The ranges that the known index names lie behind its end."""
     monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
