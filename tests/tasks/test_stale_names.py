@@ -2,17 +2,13 @@
 
 import os
 import shutil
-from itertools import cycle, product
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.clusters import local_cluster
-from helpers.compare import assert_same_values
 from helpers.data.corpus import checked_shards
-from helpers.data.datasets import open_ours, open_stock
-from helpers.every_pair import usually
+from helpers.data.datasets import open_ours
 from helpers.stores.fakes import Wrapper
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, ZipStore
 
@@ -136,29 +132,6 @@ def test_names_change_with_the_store(tmp_path, layout, change, consolidated):
 
     now = names(path)
     assert [route for route in ROUTES if before[route] == now[route]] == []
-
-
-@pytest.fixture(scope="module")
-def client():
-    with local_cluster(1, 1) as client:
-        yield client
-
-
-@pytest.mark.every_value
-@pytest.mark.parametrize(
-    ("change", "layout"), usually([*zip(CHANGES, cycle(LAYOUTS))], full=[*product(CHANGES, LAYOUTS)])
-)
-def test_values_that_a_cluster_keeps_are_not_taken_for_new_ones(client, tmp_path, layout, change):
-    path = tmp_path / "s.zarr"
-    write(path, layout)
-    kept = open_ours(path, chunks={})["v"].persist()
-    assert_same_values(kept.values, dataset()["v"].values)
-
-    CHANGES[change](path, layout)
-
-    fresh = open_ours(path, chunks={})["v"].persist()
-    assert_same_values(fresh.values, open_stock(path, chunks=None)["v"].values)
-    assert kept.data.name != fresh.data.name
 
 
 @pytest.mark.parametrize("token", [None, "one"])
