@@ -1,6 +1,5 @@
 """Names of dask tasks: what dashboards show, and which opens give the same tasks."""
 
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -136,12 +135,6 @@ def test_names_that_are_never_the_same(path):
 
     assert one.name != two.name
     np.testing.assert_array_equal(one.compute(), two.compute())
-
-
-def test_names_survive_pickle(path):
-    ds = open_ours(path)
-
-    assert pickle.loads(pickle.dumps(ds)).chunk()["u10"].data.name == ds.chunk()["u10"].data.name
 
 
 @pytest.mark.parametrize(
