@@ -3,8 +3,6 @@
 import gc
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -98,20 +96,6 @@ def test_other_lengths_and_objects_are_left_to_numpy(memory, shape, dtype):
     assert memory.kept_nbytes == 0
 
 
-def test_threads_do_not_share_memory(memory):
-    def use(number):
-        for _ in range(50):
-            block = memory.empty((20,), DTYPE)
-            block[:] = number
-            time.sleep(0)  # lets another thread run
-            assert (block == number).all()
-            del block
-
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(use, number) for number in range(8)]:
-            done.result()
-
-
 @pytest.fixture
 def array():
     """A dask array of four blocks of 128 bytes, and one of its values."""
@@ -191,9 +175,3 @@ def variable():
 @pytest.mark.parametrize("options", [{}, {"chunks": {}}], ids=str)
 def test_results_begin_a_line(variable, options):
     assert begins_a_line(variable(**options).load().values)
-
-
-def test_blocks_begin_a_line(variable):
-    flags = variable(chunks={}).data.map_blocks(lambda block: np.array([[begins_a_line(block)]]), dtype=bool)
-
-    assert flags.compute().all()
