@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -266,33 +265,6 @@ def test_read_inside_a_read_does_not_wait_for_itself(budget):
     crew.run(Work(4, lambda: crew.run(inner, most=2)), most=2)
 
     assert inner.done == 10
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fork_after_a_read_starts_with_fresh_threads():
-    code = """
-        import os
-        import numpy as np, zarr
-        from zarr.storage import MemoryStore
-        from xarray_gpuzarr import read_array
-
-        data = np.arange(500_000, dtype="f8")
-        array = zarr.create_array(MemoryStore(), data=data, chunks=(1000,), shards=(50_000,))
-        assert (read_array(array, device="host") == data).all()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if (read_array(array, device="host") == data).all() else 1)
-        _, status = os.waitpid(child, 0)
-        assert (read_array(array, device="host") == data).all()
-        raise SystemExit(os.waitstatus_to_exitcode(status))
-        """
-
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, ENV: "4"},
-    )  # fmt: skip
-
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.fixture
