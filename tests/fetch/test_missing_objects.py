@@ -16,12 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.fetch import index_cache
 
-pytestmark = [
-    pytest.mark.every_decoder,
-    pytest.mark.both_ways,
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.both_ways, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
 DATA = counting((16, 8), "f4")
 LAYOUTS = {
@@ -94,7 +89,6 @@ def files(request):
     return {f"s/{key}": buffer.to_bytes() for key, buffer in memory._store_dict.items()}
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
 @pytest.mark.parametrize("allowed", ALLOWED.values(), ids=[*ALLOWED])
 @pytest.mark.parametrize("raised", RAISED)
@@ -124,7 +118,6 @@ class AzureBlobFileSystem(RefusingFiles):
         return await super()._info(path)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
 @pytest.mark.parametrize("missing", [None, "c/0/0"])
 def test_azure_is_not_asked_for_the_last_bytes(files, selection, missing):
@@ -152,6 +145,7 @@ def lost(error):
     return script
 
 
+@pytest.mark.every_decoder
 @pytest.mark.usefixtures("usual_pipeline")
 @pytest.mark.parametrize("wrap", [lambda store: store, LoggingStore, WrapperStore], ids=["plain", "logging", "wrapped"])
 @pytest.mark.parametrize("raised", [None, *RAISED])
@@ -171,6 +165,7 @@ PLACES = {
 }
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_folder", [True, False])
@@ -186,6 +181,7 @@ def test_directories_in_the_place_of_objects_and_files_in_that_of_directories(tm
     assert_same_outcome(zarr.open_array(PLACES[place](tmp_path), mode="r"), ...)
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_objects_that_a_zip_file_lacks(tmp_path, layout):
     with ZipStore(tmp_path / "s.zip", mode="w") as store:
@@ -236,7 +232,6 @@ def assert_same_outcome_of_a_fault(server, store, fault, layout, selection):
         server.spoil()
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
 @pytest.mark.parametrize("layout", ["unsharded", "sharded"])
 @pytest.mark.parametrize("allowed", OF_SERVERS.values(), ids=[*OF_SERVERS])
@@ -246,7 +241,6 @@ def test_exceptions_that_the_clients_of_servers_raise(server, client, fault, all
     assert_same_outcome_of_a_fault(server, client(server.url, allowed), fault, layout, selection)
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_zarrs_obstore_knows_no_other_exceptions(server, layout, fault):

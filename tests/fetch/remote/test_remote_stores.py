@@ -31,7 +31,7 @@ from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.read import read, stored_array
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
 DATA = counting((30, 40), "f4")
 LAYOUTS = {
@@ -72,6 +72,7 @@ def opened(store, name="sharded/zstd"):
     return zarr.open_array(store, path=name, mode="r")
 
 
+@pytest.mark.every_decoder
 @pytest.mark.every_value
 @pytest.mark.parametrize("codecs", ["bytes", "zstd"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -83,12 +84,12 @@ def test_values_are_those_that_were_written(store, layout, codecs):
         assert_same_bits(read_array(array, selection, device="host"), np.ascontiguousarray(expected))
 
 
+@pytest.mark.every_decoder
 def test_missing_chunks_and_shards_are_fill_values(store):
     assert_same_bits(read_array(opened(store, "holes"), device="host"), np.pad(DATA[:14, :19], ((16, 0), (0, 21))))
 
 
 @pytest.mark.every_value
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_dataset_is_the_zarr_engines(store, chunks):
     ours = xr.open_dataset(store, engine="gpuzarr", device="host", chunks=chunks)
@@ -97,6 +98,7 @@ def test_dataset_is_the_zarr_engines(store, chunks):
     assert_same_dataset(ours.load(), stock.load())
 
 
+@pytest.mark.every_decoder
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_dataset_at_an_address(server, scheme):
     address = f"{server.url}/bucket/s.zarr" if scheme == "http" else "s3://bucket/s.zarr"
@@ -107,7 +109,6 @@ def test_dataset_at_an_address(server, scheme):
     assert_same_dataset(ours.load(), xr.open_dataset(address, engine="zarr", **keywords).load())
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize(
     ("layout", "index"), [("sharded", "bytes=-404"), ("index at the start", "bytes=0-403")], ids=["end", "start"]
 )
@@ -122,7 +123,6 @@ def test_one_chunk_is_an_index_and_a_range(store, server, layout, index):
     assert index in (first["range"], second["range"])
 
 
-@pytest.mark.host_decoder
 def test_gap_and_length_of_requests_are_tunable(store, server, monkeypatch):
     array = opened(store, "sharded/bytes")
 
@@ -149,7 +149,6 @@ def slow(server, latency_s):
         server.set(latency_s=0)
 
 
-@pytest.mark.host_decoder
 def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
     monkeypatch.setattr(options.in_force, "options", FetchOptions(max_requests=3))
     array = opened(store, "unsharded/zstd")
@@ -162,7 +161,6 @@ def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
 
 
 @pytest.mark.every_value
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("most", [24, 30, 48], ids=["long", "shorter", "short"])
 def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeypatch):
     array = opened(store, "unsharded/zstd")
@@ -175,7 +173,6 @@ def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeyp
     assert (8 if opens_ten else most // 2 + 1) <= server.most_at_once() <= most
 
 
-@pytest.mark.host_decoder
 def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
     source = byte_source(store).for_one_read()
     with slow(server, 0.02), zarr.config.set({"async.timeout": 10}):
@@ -188,7 +185,6 @@ def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
     assert 8 <= server.most_at_once() <= 24  # s3fs opens ten connections
 
 
-@pytest.mark.host_decoder
 def test_read_from_a_running_loop(store, monkeypatch):
     array = opened(store)
     made = []
@@ -208,7 +204,6 @@ def test_read_from_a_running_loop(store, monkeypatch):
     assert not made
 
 
-@pytest.mark.host_decoder
 def test_asynchronous_load_beside_other_coroutines(store):
     async def both():
         ds = xr.open_dataset(store, engine="gpuzarr", device="host")
@@ -219,7 +214,6 @@ def test_asynchronous_load_beside_other_coroutines(store):
     assert_same_values(asyncio.run(both()), xr.open_dataset(store, engine="zarr")["t2m"])
 
 
-@pytest.mark.host_decoder
 def test_read_inside_zarrs_own_loop_is_refused_rather_than_locked_up(store):
     array = opened(store)
 
@@ -230,6 +224,7 @@ def test_read_inside_zarrs_own_loop_is_refused_rather_than_locked_up(store):
         asyncio.run_coroutine_threadsafe(inside(), _get_loop()).result(10)
 
 
+@pytest.mark.every_decoder
 def test_reads_from_many_threads(store):
     array = opened(store)
     together = threading.Barrier(8)
@@ -245,7 +240,6 @@ def test_reads_from_many_threads(store):
         assert_same_bits(result, DATA[number::3])
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", CLIENTS)
 def test_workers_of_a_cluster_read_shards(server, client):
     """Each task unpickles its source; two workers' threads share one process, zarr's loop and the limit of requests."""
@@ -258,7 +252,6 @@ def test_workers_of_a_cluster_read_shards(server, client):
     assert_same_dataset(loaded, xr.open_dataset(store, engine="zarr").load())
 
 
-@pytest.mark.host_decoder
 def test_processes_read_shards(server):
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr")
     ds = xr.open_dataset(store, engine="gpuzarr", device="host", chunks={})
@@ -266,7 +259,6 @@ def test_processes_read_shards(server):
     assert_same_bits(ds["u10"].compute(scheduler="processes").values, weather()["u10"].values)
 
 
-@pytest.mark.host_decoder
 def test_forked_process_is_told_rather_than_locked_up(store):
     array = opened(store)
     read_array(array, device="host")
@@ -306,7 +298,6 @@ def s3():
 S3_CLIENTS = {"obstore": obstore_s3, "s3fs": fsspec_s3}
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", S3_CLIENTS)
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_dataset_on_another_s3_server(s3, client, chunks):
@@ -317,7 +308,6 @@ def test_dataset_on_another_s3_server(s3, client, chunks):
     assert_same_dataset(ours, xr.open_dataset(store, engine="zarr").load())
 
 
-@pytest.mark.host_decoder
 @pytest.mark.parametrize("client", S3_CLIENTS)
 def test_keys_that_the_server_refuses(s3, client):
     good = S3_CLIENTS[client](s3.url, f"{BUCKET}/w.zarr", s3.key_id, s3.secret)
