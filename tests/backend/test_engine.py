@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import counting, write
-from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
-from helpers.linux import needs_linux
+from helpers.data.datasets import open_ours, open_stock, write_weather
 from helpers.older_versions import needs_rectilinear_grids
 from helpers.stores.fakes import RecordingStore
 from zarr.storage import LocalStore, MemoryStore
@@ -23,8 +21,6 @@ from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-ENGINE_VARIABLES = ["count", "crs", "height", "level", "mask", "scalar", "t2m", "u10"]
 
 
 @pytest.fixture(scope="module")
@@ -78,29 +74,12 @@ def test_dataset_is_that_of_the_zarr_engine(weather_path, keywords, chunks):
     assert_same_dataset(ours, stock)
 
 
-def test_numeric_variables_are_read_by_this_engine(path):
-    ds = open_ours(path)
-
-    lazy = {name for name, variable in ds.variables.items() if find_lazy_array(unwrapped(variable)) is not None}
-
-    assert sorted(lazy) == ENGINE_VARIABLES
-
-
 def unwrapped(variable):
     """Return the data below xarray's caching layers."""
     data = variable._data
     while isinstance(data, xr.core.indexing.MemoryCachedArray | xr.core.indexing.CopyOnWriteArray):
         data = data.array
     return data
-
-
-@pytest.mark.parametrize("name", ["t2m", "u10", "count"])
-def test_preferred_chunks_are_the_shard(path, name):
-    encoding = open_ours(path)[name].encoding
-
-    assert encoding["preferred_chunks"] == dict(zip(("time", "lat", "lon"), SHARDS, strict=True))
-    assert encoding["chunks"] == (2, 3, 4)
-    assert encoding["shards"] == SHARDS
 
 
 @pytest.mark.parametrize("name", ["a.zarr", "a.zarr/", "a.nc", "s3://a/b.zarr"])
@@ -141,23 +120,6 @@ def test_pickle_does_not_grow_with_attributes_or_shape(tmp_path):
     ds = open_ours(tmp_path, consolidated=False)
 
     assert len(pickle.dumps(find_lazy_array(unwrapped(ds["v"].variable)))) < 4096
-
-
-def open_files_below(path):
-    """List what this process holds open below a directory."""
-    links = Path("/proc/self/fd").iterdir()
-    return [link.readlink() for link in links if link.is_symlink() and str(path) in str(link.readlink())]
-
-
-@needs_linux
-def test_no_file_stays_open(path):
-    ds = open_ours(path)
-    before = open_files_below(path)
-    ds["u10"].isel(time=3).load()
-    read = pickle.loads(pickle.dumps(ds))
-    read.load()
-
-    assert before == open_files_below(path) == []
 
 
 def test_load_async_of_selections(path):

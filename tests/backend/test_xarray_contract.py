@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from dask.callbacks import Callback
-from helpers.compare import assert_same_dataset, assert_same_values
+from helpers.compare import assert_same_values
 from helpers.data.datasets import DIMS, open_ours, open_stock, write_weather
 from helpers.older_versions import needs_lazy_scalar_coordinates
 from helpers.stores.fakes import RecordingStore
@@ -84,25 +84,6 @@ def test_request_that_splits_shards_works_and_warns_once(path, chunks):
 
     assert len(caught) == len(chunks)  # xarray's own, one per axis
     assert_same_values(array.values, open_stock(path)["u10"].values)
-
-
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
-def test_schedulers(path, scheduler):
-    with dask.config.set(scheduler=scheduler, num_workers=2):
-        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
-
-
-def test_open_mfdataset(tmp_path):
-    paths = [tmp_path / f"{name}.zarr" for name in "ab"]
-    write_weather(paths[0], seed=0)
-    write_weather(paths[1], seed=5)
-    keywords = {"combine": "nested", "concat_dim": "run", "data_vars": "all", "coords": "minimal", "compat": "override"}
-
-    ours = xr.open_mfdataset(paths, engine="gpuzarr", device="host", **keywords)
-    stock = xr.open_mfdataset(paths, engine="zarr", **keywords)
-
-    assert ours["u10"].chunks == ((1, 1), *SHARD_CHUNKS)
-    xr.testing.assert_identical(ours.compute(), stock.compute())
 
 
 @pytest.mark.parametrize(
