@@ -55,13 +55,9 @@ CARRIERS = {
 """How errors get into another process or thread."""
 
 
-def build(name):
-    return getattr(xarray_gpuzarr, name)("cannot do it", tried="this", found="that", do="something else")
-
-
 @pytest.mark.parametrize(("name", "builtin"), CLASSES.items())
 def test_error_is_also_the_builtin_that_one_expects(name, builtin):
-    error = build(name)
+    error = getattr(xarray_gpuzarr, name)("cannot do it", tried="this", found="that", do="something else")
 
     assert isinstance(error, GpuZarrError)
     assert isinstance(error, builtin)

@@ -110,8 +110,11 @@ def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
 def test_a_folder_of_stores(store):
     with pytest.raises(NoGroupError, match=r"no zarr.json or .zgroup in this folder") as caught:
         xr.open_dataset(store.parent, engine="gpuzarr")
+    with pytest.raises(NoGroupError) as of_a_group:
+        xr.open_dataset(store.parent, engine="gpuzarr", group="s.zarr")
 
     assert caught.value.do == "name a store in it: s.zarr"
+    assert of_a_group.value.do == f"open {store}"
 
 
 def test_another_zarr_format(store, zarr_format):
@@ -163,13 +166,6 @@ def test_the_path_of_a_zip_file_of_a_folder(tmp_path, group, scheme):
     address = caught.value.do.split()[-1]
     assert address == f"zip://s.zarr::{path}"
     assert xr.open_dataset(address, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
-
-
-def test_a_group_of_a_folder_that_is_none(store):
-    with pytest.raises(NoGroupError) as caught:
-        xr.open_dataset(store.parent, engine="gpuzarr", group="s.zarr")
-
-    assert caught.value.do == f"open {store}"
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"file://{path}"])

@@ -138,16 +138,6 @@ def test_selection_is_explained_by_its_stored_array(opened):
     assert row.why == "selected or computed from a stored array of shape (48, 6, 8)"
 
 
-@pytest.fixture
-def two_files(tmp_path):
-    """Two stores that follow each other in time, with a variable that both have."""
-    paths = [tmp_path / f"{i}.zarr" for i in range(2)]
-    for i, path in enumerate(paths):
-        hours = {"time": np.arange(4) + 4 * i}
-        xr.Dataset({"t": (("time", "x"), FIELD[0, :4]), "same": ("x", np.ones(8))}, hours).to_zarr(path)
-    return paths
-
-
 JOINED = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
 OURS = {"engine": "gpuzarr", "device": "host"}
 
@@ -160,8 +150,13 @@ OURS = {"engine": "gpuzarr", "device": "host"}
     ],
     ids=["open_mfdataset", "concat"],
 )
-def test_what_comes_from_several_stores_is_explained(two_files, opening):
-    dataset = opening(two_files)
+def test_what_comes_from_several_stores_is_explained(tmp_path, opening):
+    paths = [tmp_path / f"{i}.zarr" for i in range(2)]
+    for i, path in enumerate(paths):
+        hours = {"time": np.arange(4) + 4 * i}
+        xr.Dataset({"t": (("time", "x"), FIELD[0, :4]), "same": ("x", np.ones(8))}, hours).to_zarr(path)
+
+    dataset = opening(paths)
 
     rows = by_name(dataset.gpuzarr.explain())
 

@@ -28,31 +28,21 @@ OUTSIDE = ["..", "../s", "./../s", "a/../../s", "..\\s", "/s", "{beside}/s"]
 GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
 
 
-def with_consolidated(path, zarr_format, name, array):
-    """Write a group whose consolidated metadata have one array under a name, and groups above it."""
-    above = [name[:i] for i, character in enumerate(name) if character == "/" and i]
+def with_consolidated(path, zarr_format, array, *names):
+    """Write a group whose consolidated metadata have an array under each name, and groups above it."""
+    above = [name[:i] for name in names for i, character in enumerate(name) if character == "/" and i]
     group = GROUP[zarr_format]
     path.mkdir(exist_ok=True)
     if zarr_format == 2:
         metadata = {f"{key}.zgroup": group for key in ("", *(f"{folder}/" for folder in above))}
-        metadata |= {f"{name}/.zarray": array, f"{name}/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
+        for name in names:
+            metadata |= {f"{name}/.zarray": array, f"{name}/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
         (path / ".zgroup").write_text(json.dumps(group))
         (path / ".zmetadata").write_text(json.dumps({"zarr_consolidated_format": 1, "metadata": metadata}))
     else:
-        inline = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(above, group) | {name: array}}
+        metadata = dict.fromkeys(above, group) | dict.fromkeys(names, array)
+        inline = {"kind": "inline", "must_understand": False, "metadata": metadata}
         (path / "zarr.json").write_text(json.dumps(group | {"consolidated_metadata": inline}))
-
-
-def add_to_consolidated(path, zarr_format, name, array):
-    """Let consolidated metadata have one more array."""
-    file = path / (".zmetadata" if zarr_format == 2 else "zarr.json")
-    document = json.loads(file.read_text())
-    inline = document if zarr_format == 2 else document["consolidated_metadata"]
-    if zarr_format == 2:
-        inline["metadata"] |= {f"{name}/.zarray": array, f"{name}/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
-    else:
-        inline["metadata"] |= {name: array}
-    file.write_text(json.dumps(document))
 
 
 def values_of(opener, path):
@@ -75,7 +65,7 @@ def beside(request, tmp_path):
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_no_name_in_metadata_leads_out_of_a_store(beside, opener, name):
     folder, array, zarr_format = beside
-    with_consolidated(folder / "h.zarr", zarr_format, name.format(beside=folder), array)
+    with_consolidated(folder / "h.zarr", zarr_format, array, name.format(beside=folder))
 
     try:
         got = values_of(opener, folder / "h.zarr")
@@ -88,7 +78,7 @@ def test_no_name_in_metadata_leads_out_of_a_store(beside, opener, name):
 @pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
 def test_the_same_metadata_read_what_lies_inside(beside, opener):
     folder, array, zarr_format = beside
-    with_consolidated(folder, zarr_format, "s", array)
+    with_consolidated(folder, zarr_format, array, "s")
 
     assert SECRET[1:].tobytes() in values_of(opener, folder)
 
@@ -103,8 +93,7 @@ IMPOSSIBLE = {"NUL": "a\0b", "half of a surrogate pair": "a\ud800b", "too long":
 @pytest.mark.parametrize("name", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_a_name_that_no_file_can_have_is_an_error_of_its_variable_only(beside, name, chunks):
     folder, array, zarr_format = beside
-    with_consolidated(folder, zarr_format, name, array)
-    add_to_consolidated(folder, zarr_format, "s", array)
+    with_consolidated(folder, zarr_format, array, name, "s")
 
     opened = open_ours(folder, chunks=chunks, consolidated=True)
 
@@ -116,7 +105,7 @@ def test_a_name_that_no_file_can_have_is_an_error_of_its_variable_only(beside, n
 @pytest.mark.parametrize("name", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_a_name_that_no_file_can_have_is_shown_by_info(beside, name, capsys):
     folder, array, zarr_format = beside
-    with_consolidated(folder, zarr_format, name, array)
+    with_consolidated(folder, zarr_format, array, name)
 
     assert main(["info", str(folder)]) == 0
 

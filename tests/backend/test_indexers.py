@@ -139,8 +139,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning", "ignore::UserWarning"),
 ]
 
-thorough = at_least(32, full=120)
-
 SHARDED = {"chunks": (5, 5), "shards": (10, 10)}
 VARIABLES = {
     "copied": ({}, SHARDED),
@@ -196,7 +194,7 @@ def test_more_repeats_than_kernels_place(store, monkeypatch, limit, indexers):
     assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
 
 
-@thorough
+@at_least(32, full=120)
 @given(packed_variables(), st.sampled_from([None, {}]), st.data())
 def test_any_indexer_of_any_variable(packed, chunks, data):
     store = packed.write()

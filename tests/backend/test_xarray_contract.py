@@ -35,11 +35,6 @@ def open_u10(path, **keywords):
     return open_ours(path, drop_variables=others, **keywords)["u10"]
 
 
-def shards_read(store, name):
-    """Return the shards whose index was read, once for every read."""
-    return [key for key in store.opened if key.startswith(name)]
-
-
 def test_one_task_per_shard(path):
     array = open_ours(path, chunks={})["u10"].data
     tasks = []
@@ -102,7 +97,7 @@ def test_selection_after_chunking_reads_only_its_shards(recording, indexers, sha
     picked = ds["u10"].isel(indexers).compute(scheduler="synchronous")
 
     assert_same_values(picked.values, open_stock(recording._store)["u10"].isel(indexers).values)
-    assert sorted(shards_read(recording, "u10")) == shards
+    assert sorted(key for key in recording.opened if key.startswith("u10")) == shards
 
 
 def test_selection_after_chunking_is_pushed_into_the_read(recording):

@@ -143,10 +143,6 @@ def test_groups_of_a_distant_store_are_said_to_be_only_named(tmp_path, capsys):
     assert groups_told(url, capsys)[1:] == ["  a", "not looked into, nor listed further down; --all does"]
 
 
-def words(line):
-    return line.split()
-
-
 def test_sixty_variables_are_sixty_lines(tmp_path, capsys):
     names = [f"v{i:02}" for i in range(60)]
     store = tmp_path / "s.zarr"
@@ -158,7 +154,7 @@ def test_sixty_variables_are_sixty_lines(tmp_path, capsys):
     whole = capsys.readouterr().out
 
     of_variables = [line for line in brief if line.startswith("v")]
-    assert [words(line)[0] for line in of_variables] == names
+    assert [line.split()[0] for line in of_variables] == names
     assert of_variables[0] == "v00  float64  4\u00d76  192 B  1 chunk of 4\u00d76  host"
     assert len(brief) < 66
     assert list(nbytes_rows(whole)) == names

@@ -73,11 +73,6 @@ class Taken:
         self.given: list[int] = []
         """Rows of each call."""
 
-    @property
-    def n_given(self) -> int:
-        """Calls."""
-        return len(self.given)
-
 
 @contextmanager
 def rows_taken() -> Iterator[Taken]:

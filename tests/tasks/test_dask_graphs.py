@@ -28,7 +28,6 @@ LAYOUTS = {
     "chunks": {"chunks": (3, 5)},
     "one block": {"chunks": (7, 5)},
 }
-N_ARRAYS = len(NAMES)
 
 
 def rows_doubled(block):
@@ -121,7 +120,7 @@ CHANGING = {
 }
 """What is done to the first of two arrays."""
 
-index = st.integers(0, N_ARRAYS - 1)
+index = st.integers(0, len(NAMES) - 1)
 steps = st.lists(st.tuples(st.sampled_from([*MAKING, *CHANGING]), index, index, index), min_size=1, max_size=7)
 wanted = st.lists(index, min_size=1, max_size=4)
 

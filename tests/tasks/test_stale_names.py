@@ -10,6 +10,7 @@ import zarr
 from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours
 from helpers.stores.fakes import Wrapper
+from obstore.store import LocalStore as ObstoreLocal
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.read import stored_array
@@ -62,21 +63,13 @@ def touch_group(path, layout):
         consolidated.touch()
 
 
-def rewrite_over(path, _layout):
-    dataset(100.0)[["v"]].to_zarr(path, mode="a")
-
-
-def rewrite_attributes(path, _layout):
-    zarr.open_group(path, mode="r+")["v"].attrs["scale_factor"] = 2.0
-
-
 def zarr_writes(path, _layout):
     zarr.open_group(path, mode="r+", use_consolidated=False)["v"][2:, 3:] = -1
 
 
 CHANGES = {
     "written anew": lambda path, layout: write(path, layout, first=100.0),
-    "written over": rewrite_over,
+    "written over": lambda path, _: dataset(100.0)[["v"]].to_zarr(path, mode="a"),
     "written over, not consolidated": lambda path, _: dataset(100.0)[["v"]].to_zarr(path, mode="a", consolidated=False),
     "appended": lambda path, _: dataset(100.0).to_zarr(path, append_dim="t"),
     "a region": lambda path, _: dataset(100.0).isel(t=[2, 3]).to_zarr(path, region={"t": slice(2, 4)}),
@@ -85,7 +78,7 @@ CHANGES = {
     "zarr writes": zarr_writes,
     "chunk deleted": lambda path, layout: (path / FIRST_CHUNK[layout]).unlink(),
     "chunk in place": in_place,
-    "attributes": rewrite_attributes,
+    "attributes": lambda path, _: zarr.open_group(path, mode="r+")["v"].attrs.update(scale_factor=2.0),
     "group's attributes": lambda path, _: zarr.open_group(path, mode="r+").attrs.update(title="two"),
     "group touched": touch_group,
     "another store": swap,
@@ -154,17 +147,13 @@ def test_a_zip_file_that_was_replaced(tmp_path):
     assert name[0] != name[1]
 
 
-def by_obstore(path):
-    return ObjectStore(pytest.importorskip("obstore").store.LocalStore(path), read_only=True)
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "wrapped",
     [
         lambda path: f"file://{path}",
         lambda path: FsspecStore.from_url(f"local://{path}", read_only=True),
-        by_obstore,
+        lambda path: ObjectStore(ObstoreLocal(path), read_only=True),
         lambda path: LoggingStore(LocalStore(path, read_only=True), log_level="ERROR"),
         lambda path: Wrapper(ZipStore(path.with_name("s.zip"), read_only=True)),
     ],

@@ -82,11 +82,6 @@ def is_in_c_order(variable):
     return not isinstance(data.dtype, np.dtype) or (data.flags.c_contiguous and min(data.strides, default=0) >= 0)
 
 
-def explained(loader):
-    """Return what `explain` says of each variable: its name, the way, and why."""
-    return {f"{row.variable} {row.way}{row.why and ': '}{row.why}" for row in loader.explain().rows}
-
-
 def lattice(ds, sizes, stride):
     axes = [range(0, ds.sizes[dim] - n + 1, stride.get(dim, n)) for dim, n in sizes.items()]
     return [
@@ -244,7 +239,7 @@ def test_selections_of_several_stores_are_read_by_one_plan_each_unless_they_take
 
     loader = batches(ds, {"time": 4}, 3, stride={"time": 1})
 
-    assert said <= explained(loader)
+    assert said <= {f"{row.variable} {row.way}{row.why and ': '}{row.why}" for row in loader.explain().rows}
     assert_samples(ds, lattice(ds, {"time": 4}, {"time": 1}), loader)
 
 
