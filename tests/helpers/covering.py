@@ -22,12 +22,7 @@ def pairs_of(row: Row) -> set[tuple[tuple[int, Hashable], ...]]:
 def covering(rows: Sequence[Row], also: Collection[int] = ()) -> list[int]:
     """Return the numbers of rows that have every pair among them, in order; the same ones on every call.
 
-    Parameters
-    ----------
-    rows : sequence of rows
-        Combinations to choose from. They need not be all: pairs that no row has are not asked for.
-    also : collection of int
-        Rows that are taken whatever they cover.
+    Pairs that no row has are not asked for. The rows of `also` are taken whatever they cover.
     """
     left = set().union(*map(pairs_of, rows))
     taken = {*also}

@@ -1,12 +1,8 @@
 """The whole matrix under every decoder: tests written for the host decoder run unchanged over the CUDA decoder.
 
-A module that sets ``pytestmark = pytest.mark.every_decoder`` runs once on the host, once on the simulator and, where
-there is a GPU, once there (marked ``gpu``). Results come down before a test looks at them.
-
-One with ``pytest.mark.both_ways`` runs on the host once more, without the compiled loops.
-
-What the device could not decode, the host decodes again. That would hide a fault of the device, so only tests marked
-``doubtful_frames`` may need it.
+What is marked ``every_decoder`` runs on the host, on the simulator and, marked ``gpu``, on a GPU; ``both_ways`` adds
+the host without the compiled loops. Results come down before a test looks at them. What the device could not decode,
+the host decodes again: that would hide a fault of the device, so only tests marked ``doubtful_frames`` may need it.
 """
 
 import itertools

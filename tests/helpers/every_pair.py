@@ -1,13 +1,8 @@
 """Tests of three parameters and more run with every pair of values, not with every combination.
 
-Such a test runs with a covering array of its combinations, and with those that ``pytest.mark.also_with("id", ...)``
-names because something was wrong there once: the same ones every time, so that no change fails for what it did not
-touch. A decoder is a parameter like others. All combinations run by `FULL`, on a GPU, where a test is marked
-``every_combination``, and where a user names tests. Where a test is marked ``every_value`` because it takes long, and
-where tests run once more under something else (sanitizers, the oldest libraries, other projects' suites), it is enough
-that each value is among them.
-
-What else costs much and is asked for by number takes the number from `usually`.
+Such a test runs with a covering array of its combinations: the same ones every time, so that no change fails for what
+it did not touch. A decoder is a parameter like others. All combinations run by `FULL`, on a GPU, and where a user names
+tests. CONTRIBUTING.md says what marks and `COMBINATIONS` choose instead.
 """
 
 import os

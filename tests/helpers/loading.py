@@ -57,14 +57,7 @@ def firsts(loader: Any) -> list[list[float]]:
 
 
 class Late:
-    """Lets some workers of a DataLoader begin only once an event is set.
-
-    Parameters
-    ----------
-    event : multiprocessing.synchronize.Event
-    workers : collection of int
-        Who waits for it.
-    """
+    """Lets some workers of a DataLoader begin only once an event of `multiprocessing` is set."""
 
     def __init__(self, event: Any, workers: Any) -> None:
         self._event = event
