@@ -27,18 +27,16 @@ def keywords_of(method):
     return named | {p.name: p.default for p in decoding}
 
 
-@pytest.mark.parametrize("method", ["open_dataset", "open_groups_as_dict"])
-def test_keywords_of_the_zarr_engine_are_known_with_their_defaults(method):
-    stock = keywords_of(getattr(ZarrBackendEntrypoint, method))
-    ours = keywords_of(getattr(GpuZarrBackendEntrypoint, method))
-
-    assert stock.items() <= ours.items()
-
-
-def test_a_tree_takes_what_its_groups_take():
-    stock = keywords_of(ZarrBackendEntrypoint.open_datatree)
-
-    assert stock.items() <= keywords_of(GpuZarrBackendEntrypoint.open_groups_as_dict).items()
+@pytest.mark.parametrize(
+    ("stock", "ours"),
+    [
+        (ZarrBackendEntrypoint.open_dataset, GpuZarrBackendEntrypoint.open_dataset),
+        (ZarrBackendEntrypoint.open_groups_as_dict, GpuZarrBackendEntrypoint.open_groups_as_dict),
+        (ZarrBackendEntrypoint.open_datatree, GpuZarrBackendEntrypoint.open_groups_as_dict),
+    ],
+)
+def test_keywords_of_the_zarr_engine_are_known_with_their_defaults(stock, ours):
+    assert keywords_of(stock).items() <= keywords_of(ours).items()
 
 
 @pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups])
