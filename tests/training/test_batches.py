@@ -133,21 +133,6 @@ def test_a_state_goes_on_where_it_was_taken(ds, keywords, prefetch):
         assert (firsts(resumed) + firsts(resumed))[: len(expected) - n] == expected[n:]
 
 
-def test_a_state_after_leaving_early_is_of_the_epoch_that_was_left(ds):
-    loader = batches(ds, {"time": 2}, 3, shuffle=True)
-    expected = firsts(batches(ds, {"time": 2}, 3, shuffle=True))
-    for _ in zip(range(2), loader, strict=False):
-        pass
-
-    state = loader.state_dict()
-    next_epoch = firsts(loader)
-    loader.load_state_dict(state)
-
-    assert state["batch"] == 2
-    assert firsts(loader) == expected[2:]
-    assert next_epoch == firsts(loader)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -343,12 +328,10 @@ def stalling(written):
     StallingStore.stalled = frozenset()
 
 
-def test_closing_stops_reads_that_are_under_way(stalling):
-    iterator = iter(batches(stalling, {"time": 2}, 3))
-    next(iterator)
-    assert StallingStore.asked.wait(20)
-
-    iterator.close()
+def test_the_end_of_a_block_stops_reads_that_are_under_way(stalling):
+    with iter(batches(stalling, {"time": 2}, 3)) as iterator:
+        next(iterator)
+        assert StallingStore.asked.wait(20)
 
     assert reading_threads() == []
     check_requests()
@@ -372,13 +355,6 @@ def test_leaving_the_loop_stops_reads_that_are_under_way(stalling):
 
     wait_until(lambda: not reading_threads())
     check_requests()
-
-
-def test_a_block_closes_its_iterator(stalling):
-    with iter(batches(stalling, {"time": 2}, 3)) as iterator:
-        next(iterator)
-
-    assert reading_threads() == []
 
 
 def test_an_epoch_ends_its_threads(ds):
