@@ -3,7 +3,6 @@
 import warnings
 
 import dask
-import icechunk
 import numpy as np
 import pandas as pd
 import pytest
@@ -87,17 +86,6 @@ def test_what_a_web_server_cannot_list_is_opened_as_by_the_stock_engine(server, 
         except Exception as err:  # noqa: BLE001  # of each client's own kind
             outcomes.append(type(err))
     assert outcomes[0] == outcomes[1]
-
-
-def test_an_icechunk_session_is_opened():
-    repository = icechunk.Repository.create(icechunk.in_memory_storage())
-    session = repository.writable_session("main")
-    tree().to_zarr(session.store, zarr_format=3, consolidated=False)
-    session.commit("a tree")
-
-    store = repository.readonly_session("main").store
-
-    same_as_stock(store, store, consolidated=False)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
