@@ -1,7 +1,6 @@
 """Warnings that say what to do: when they come, how often, and whose line they point at."""
 
 import warnings
-from contextlib import contextmanager
 
 import dask
 import numpy as np
@@ -14,7 +13,6 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import GpuZarrWarning
 from xarray_gpuzarr.backend import chunking as chunkmanager
 from xarray_gpuzarr.backend import datasets, lazy_array, open_options
-from xarray_gpuzarr.cli.terminal import warnings_said
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.protocol import Route
 from xarray_gpuzarr.process import advice
@@ -47,15 +45,6 @@ def test_a_subject_is_warned_of_once():
     assert [str(w.message).splitlines()[0] for w in warned] == ["one", "three"]
 
 
-def test_it_points_at_the_line_of_the_user(store, monkeypatch):
-    monkeypatch.setattr(chunkmanager, "MANY_TASKS", 12)
-
-    with pytest.warns(GpuZarrWarning) as warned:
-        open_store(store, chunks={}, device="host")
-
-    assert warned[0].filename == __file__
-
-
 @pytest.mark.parametrize("scheduler", ["threads", "sync"])
 def test_tasks_point_at_the_line_that_computes(scheduler):
     task = dask.delayed(advise)("task", "it is slow", found="a number", do="change it")
@@ -66,31 +55,12 @@ def test_tasks_point_at_the_line_that_computes(scheduler):
     assert warned[0].filename == __file__
 
 
-def test_a_with_block_points_at_its_own_line():
-    @contextmanager
-    def telling():
-        advise("block", "it is slow", found="a number", do="change it")
-        yield
-
-    with pytest.warns(GpuZarrWarning) as warned, telling():
-        pass
-
-    assert warned[0].filename == __file__
-
-
 def test_a_cell_of_a_notebook_is_pointed_at():
     cell = "advise('cell', 'it is slow', found='a number', do='change it')"
     with pytest.warns(GpuZarrWarning) as warned:
         exec(compile(cell, "/tmp/ipykernel_1/2.py", "exec"), {"advise": advise, "__name__": "__main__"})
 
     assert (warned[0].filename, warned[0].lineno) == ("/tmp/ipykernel_1/2.py", 1)
-
-
-def test_the_command_line_shows_no_line_of_code(capsys):
-    with warnings_said():
-        advise("cli", "it is slow", found="a number", do="change it")
-
-    assert capsys.readouterr().err == "GpuZarrWarning: it is slow\n  found: a number\n  do:    change it\n"
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,6 @@ def test_every_byte_of_the_store_is_counted(answered):
     assert counts.seconds["decode"] > 0
 
 
-def test_every_byte_of_local_files_is_counted(tmp_path):
-    array = write(LocalStore(tmp_path), DATA, name="a", **SHARDED, compressors=None)
-
-    counts = counted(read(array))
-
-    files = [path for path in (tmp_path / "a" / "c").rglob("*") if path.is_file()]
-    assert (len(files), counts.read_nbytes) == (N_SHARDS, sum(path.stat().st_size for path in files))
-
-
 def test_streamed_chunks_are_counted(tmp_path):
     data = np.random.default_rng(0).integers(0, 50, 5_000_000, "i4")  # above the length that is streamed
     array = write(LocalStore(tmp_path), data, name="a", chunks=(5_000_000,), compressors=ZstdCodec())

@@ -204,10 +204,3 @@ def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     bars.add_bytes(done=2)
 
     assert drawn(terminal) == before
-
-
-def test_a_bar_is_gone_after_an_error(terminal):
-    with pytest.raises(ZeroDivisionError), progress(console=terminal):
-        raise ZeroDivisionError
-
-    assert not progress_bar.shown_bars
