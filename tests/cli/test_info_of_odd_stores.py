@@ -51,16 +51,6 @@ def nbytes_rows(out):
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("name", ODD)
-def test_one_odd_variable(name, zarr_format, tmp_path, capsys):
-    xr.Dataset({name: ODD[name]}).to_zarr(tmp_path / "s.zarr", zarr_format=zarr_format)
-
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
-
-    assert name in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
 def test_every_numeric_variable_has_its_bytes(zarr_format, tmp_path, capsys):
     xr.Dataset(ODD).to_zarr(tmp_path / "s.zarr", zarr_format=zarr_format)
 
@@ -241,12 +231,6 @@ def assert_three_lines(capsys, status, found):
     assert out == ""
     assert [line.split(":")[0].strip() for line in err.splitlines()[1:]] == ["tried", "found", "do"]
     assert found in err.splitlines()[2]
-
-
-def test_a_file_that_is_no_store(tmp_path, capsys):
-    (tmp_path / "s.zarr").write_text("no store")
-
-    assert_three_lines(capsys, main(["info", str(tmp_path / "s.zarr")]), "")
 
 
 @pytest.fixture

@@ -101,10 +101,6 @@ def test_an_unusable_value_is_refused_by_name_and_changes_nothing(name, value, f
     assert options_in_force() == before
 
 
-def test_least_values_are_allowed():
-    ResourceOptions(slot_nbytes=65_536, n_slots=2, batch_nbytes=1, scratch_nbytes=1, memory="current")
-
-
 @pytest.mark.parametrize(
     ("options", "variable", "text", "found"),
     [
@@ -242,11 +238,6 @@ def test_what_is_no_size_is_refused(text):
         nbytes(text)
 
     assert caught.value.found == NO_SIZE
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_configure_takes_sizes_with_units(name):
-    assert configure(**{name: " 64.5 kib "})[name] == 66_048
 
 
 def test_workers_are_given_sizes_with_units_and_bad_ones_are_refused_on_the_client():
