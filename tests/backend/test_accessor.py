@@ -233,17 +233,6 @@ def on_device(kinds, strict_device, request):
     return xr.open_dataset(kinds, engine="gpuzarr", consolidated=False, chunks=request.param)
 
 
-def test_to_host_gives_numpy_arrays(on_device):
-    copied = on_device.gpuzarr.to_host()
-
-    assert on_device.gpuzarr.device == "cuda"
-    assert isinstance(on_device.packed.isel(time=[5, 3], y=slice(1, 4)).compute().data, StrictArray)
-    for name in ("packed", "rare", "area"):
-        assert type(copied[name].load().data) is np.ndarray
-    assert_same_values(copied.packed.values, FIELD)
-    assert isinstance(on_device.packed.compute().data, StrictArray)
-
-
 @pytest.mark.parametrize(
     ("chunks", "shard", "load"),
     [

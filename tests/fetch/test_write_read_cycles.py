@@ -49,9 +49,6 @@ class Plain:
         """Stores that show what was written and not saved, or all of it."""
         return [self.store]
 
-    def readers_of_saved(self):
-        return [self.store]
-
 
 class Icechunk:
     """A session that writes, and the repository's saved snapshots."""

@@ -141,19 +141,6 @@ def test_threads_are_counted_while_callers_come_and_go(budget):
     assert crew.n_active == 0
 
 
-def test_callers_whom_nobody_helps_fill_the_budget_too(budget):
-    budget(2)
-    crew, seen = Crew(), []
-
-    def inner(_go_on):
-        seen.append(crew.n_active)
-
-    crew.run(lambda _: crew.run(inner, most=1), most=1)
-
-    assert seen == [2]
-    assert crew.n_active == 0
-
-
 @pytest.mark.parametrize(
     ("n_wanted", "n_other", "expected"), [(9, 1, 4), (3, 1, 3), (1, 1, 1), (9, 3, 2), (2, 3, 2), (9, 6, 1)]
 )
