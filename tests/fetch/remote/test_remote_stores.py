@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client
-from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
+from helpers.compare import assert_same_bits, assert_same_dataset
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.datasets import ENCODING, weather
 from helpers.stores.range_server import RangeServer
@@ -204,16 +204,6 @@ def test_read_from_a_running_loop(store, monkeypatch):
     assert not made
 
 
-def test_asynchronous_load_beside_other_coroutines(store):
-    async def both():
-        ds = xr.open_dataset(store, engine="gpuzarr", device="host")
-        # Not the text beside it: zarr-python reads that on the caller's loop, where fsspec's session is not at home.
-        loaded, _ = await asyncio.gather(ds["t2m"].load_async(), asyncio.sleep(0))
-        return loaded
-
-    assert_same_values(asyncio.run(both()), xr.open_dataset(store, engine="zarr")["t2m"])
-
-
 def test_read_inside_zarrs_own_loop_is_refused_rather_than_locked_up(store):
     array = opened(store)
 
@@ -250,13 +240,6 @@ def test_workers_of_a_cluster_read_shards(server, client):
         loaded = ds.compute()
 
     assert_same_dataset(loaded, xr.open_dataset(store, engine="zarr").load())
-
-
-def test_processes_read_shards(server):
-    store = CLIENTS["obstore http"](server.url, "bucket/s.zarr")
-    ds = xr.open_dataset(store, engine="gpuzarr", device="host", chunks={})
-
-    assert_same_bits(ds["u10"].compute(scheduler="processes").values, weather()["u10"].values)
 
 
 def test_forked_process_is_told_rather_than_locked_up(store):
