@@ -89,26 +89,6 @@ def test_memory_belongs_to_the_stream_on_which_the_epoch_began(gpu, stores, monk
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_memory_belongs_to_the_stream_that_is_named(gpu, stores, prefetch):
-    ds, side = opened(stores[0]).assign(mask=("z", np.arange(3))), gpu.api.stream()
-    asked, seen, consumer_stream = [], [], gpu.api.consumer_stream
-
-    def noting():
-        seen.append(consumer_stream())
-        return seen[-1]
-
-    gpu.api.consumer_stream = noting
-    iterator = batches(ds, {"time": 2}, 3, prefetch=prefetch).begin(0, 0, lambda n: asked.append(n) or side.handle)
-    total = sum(float(batch.a.data.get().sum()) for batch in iterator)
-    del gpu.api.consumer_stream
-
-    assert total == np.arange(960.0).sum()
-    assert asked == [0]
-    assert seen.count(side) >= 4
-    assert gpu.api.consumer_stream() is not side
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_stream_in_use_stays_in_use(gpu, stores, prefetch):
     mine = gpu.api.stream().use()
 
