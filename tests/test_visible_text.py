@@ -120,19 +120,8 @@ def test_warnings_of_this_package(name, seen, monkeypatch):
 
 @any_text
 def test_tables(name, seen):
-    row = Row(
-        variable=name,
-        dims=(name,),
-        shape=(1,),
-        stored_dtype=None,
-        dtype="i4",
-        codecs=name,
-        cast=name,
-        where=name,
-        why=name,
-        storage=name,
-        decoded_nbytes=4,
-    )
+    texts = dict.fromkeys(["variable", "codecs", "cast", "where", "why", "storage"], name)
+    row = Row(dims=(name,), shape=(1,), stored_dtype=None, dtype="i4", decoded_nbytes=4, **texts)
     explanation = Explanation(rows=(row,), note=f"note {name}")
 
     assert_seen(explanation.to_text(400), seen)
