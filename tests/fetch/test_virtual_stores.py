@@ -107,21 +107,6 @@ def test_icechunk_session_in_other_processes(repository):
     assert_same_bits(ds["u10"].data.compute(scheduler="processes"), weather()["u10"].values)
 
 
-def test_icechunk_snapshots_are_told_apart(repository):
-    before = repository.readonly_session("main").store
-    old = zarr.open_array(before, path="u10", mode="r")
-    assert_same_bits(read_array(old, device="host"), weather()["u10"].values)
-    session = repository.writable_session("main")
-    zarr.open_array(session.store, path="u10")[...] = weather(7)["u10"].values
-    session.commit("other weather")
-
-    new = zarr.open_array(repository.readonly_session("main").store, path="u10", mode="r")
-
-    for _ in range(2):
-        assert_same_bits(read_array(new, (2, 1, slice(2)), device="host"), weather(7)["u10"].values[2, 1, :2])
-        assert_same_bits(read_array(old, (2, 1, slice(2)), device="host"), weather()["u10"].values[2, 1, :2])
-
-
 def index_requests(monkeypatch, store):
     """Let the list that is returned grow by every request for the end of an object."""
     asked, get = [], type(store).get
