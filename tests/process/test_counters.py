@@ -4,7 +4,6 @@ import gc
 import os
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,22 +176,6 @@ def test_a_stage_ends_with_an_exception(clock):
 
     assert mine.snapshot().seconds == {"index": 3}
     assert mine.of_thread.account.stage is None
-
-
-def test_threads_add_up():
-    mine, together = Counters(), threading.Barrier(4, timeout=30)
-
-    def work():
-        together.wait()
-        for _ in range(1000):
-            with mine.stage("fetch"):
-                mine.add(n_reads=1, read_nbytes=3)
-
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(work) for _ in range(4)]:
-            done.result()
-
-    assert (mine.snapshot().n_reads, mine.snapshot().read_nbytes) == (4000, 12_000)
 
 
 def test_threads_that_have_ended_count_on_and_keep_no_memory():
