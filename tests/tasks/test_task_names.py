@@ -69,13 +69,6 @@ def test_what_changes_values_or_blocks_changes_names(path, keywords):
     assert name_of(path, "t2m", **keywords) != name_of(path, "t2m")
 
 
-def test_variables_of_the_same_name_in_other_groups_are_other_tasks(tmp_path):
-    for group in ("a", "b"):
-        xr.Dataset({"x": ("d", np.arange(4.0))}).to_zarr(tmp_path / "s.zarr", group=group, mode="a")
-
-    assert name_of(tmp_path / "s.zarr", "x", group="a") != name_of(tmp_path / "s.zarr", "x", group="b")
-
-
 def test_names_are_the_same_in_another_process(path):
     code = f"""
         import sys
