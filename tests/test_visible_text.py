@@ -18,7 +18,6 @@ from xarray_gpuzarr import GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.cli import demo, main
-from xarray_gpuzarr.cli.terminal import say
 from xarray_gpuzarr.cluster import Stats
 from xarray_gpuzarr.cluster.worker_stats import ProcessStats
 from xarray_gpuzarr.errors import visible
@@ -139,13 +138,6 @@ def test_names_of_workers(name, seen):
 
     assert_seen(str(stats), f"Without {seen}.")
     assert_seen_in_html(stats._repr_html_(), seen)
-
-
-@any_text
-def test_what_commands_say(name, seen, capsys):
-    say(f"name {name}", "second")
-
-    assert capsys.readouterr().out == f"name {seen}\nsecond\n"
 
 
 @pytest.fixture
