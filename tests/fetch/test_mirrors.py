@@ -286,19 +286,6 @@ def test_one_server_is_asked_as_ever(monkeypatch, client, name, n_requests):
     assert len(server.of_data) == n_requests
 
 
-def test_an_index_is_kept_and_read_once():
-    with Mirrors(nodes("strong"), in_turn(2)) as server:
-        array = opened(server)
-        assert_all_right(array)
-        server.asked.clear()
-
-        for _ in range(5):
-            assert_right(array, ONE_CHUNK)
-            assert_right(array, SELECTIONS["a column of chunks"])
-
-    assert all("-" in request.range.removeprefix("bytes=-") for request in server.of_data)
-
-
 @pytest.mark.every_decoder
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("max_gap_nbytes", [0, 24, 72])
