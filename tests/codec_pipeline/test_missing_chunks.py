@@ -27,6 +27,7 @@ LAYOUTS = {
     "unsharded": {"chunks": (4, 3)},
     "unsharded raw": {"chunks": (4, 3), "compressors": None},
     "v2": {"chunks": (4, 3), "zarr_format": 2},
+    "by zarr-python": {"chunks": (4, 3), "compressors": zarr.codecs.numcodecs.LZMA()},
 }
 STORES = {
     "memory": lambda _: MemoryStore(),
@@ -208,16 +209,3 @@ def test_other_settings_change_no_value(tmp_path, door, setting):
         np.testing.assert_array_equal(read, zarr.open_array(store, path="a", mode="r")[box])
 
     np.testing.assert_array_equal(read, values[box])
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_arrays_that_zarr_reads_refuse_as_well(memory, door):
-    zarr.create_group(memory)
-    dims = {"dimension_names": ["y", "x"]}
-    write(memory, DATA, name="a", chunks=(4, 3), compressors=zarr.codecs.numcodecs.LZMA(), **dims)
-    drop(memory, "a/c/0/1")
-    with zarr.config.set({"array.read_missing_chunks": False}):
-        refusing = DOORS[door](memory)
-
-    with pytest.raises(ChunkNotFoundError):
-        refusing((slice(None), slice(6)))
