@@ -21,6 +21,7 @@ from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.metadata import parse_array
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, ShardIndexSpec
@@ -185,13 +186,36 @@ def test_the_loops_look_up_what_numpy_does(compiled, case):
     assert not found
 
 
-def test_points_of_one_shard_are_one_plan(sharded):
-    points = [column(9, 0, 7, 1, 9)]
-    target = PointTarget(groups=group_points(points, sharded.grid))
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda grid: PointTarget(groups=group_points([column(9, 0, 7, 1, 9)], grid)), id="points"),
+        pytest.param(lambda grid: stack_target([Crops(start=column(7, 0, 7), count=2)], 3, grid), id="crops"),
+    ],
+)
+def test_points_and_crops_of_one_shard_are_one_plan(sharded, make):
+    target = make(sharded.grid)
 
     blocks = list(plan_blocks(sharded, target))
 
     assert [(b.key, target.chunk(b.row).tolist()) for b in blocks] == [("t/c/0", [[0], [3]]), ("t/c/1", [[4]])]
+
+
+def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharded):
+    target = stack_target([Crops(start=column(4, 0, 2, 1), count=3)], 4, sharded.grid)
+    (block,) = plan_blocks(sharded, target)
+
+    plan = plan_read(sharded, target, [block], [INDEX])
+
+    assert plan.chunk.tolist() == [[1], [0], [3]]
+    assert target.chunk(plan.missing_row).tolist() == [[2]]
+
+
+def test_unsharded_chunks_that_crops_share_are_asked_for_once(unsharded):
+    target = stack_target([Crops(start=column(3, 2, 3), count=4)], 3, unsharded.grid)
+    (block,) = plan_blocks(unsharded, target)
+
+    assert plan_read(unsharded, target, [block], [None]).keys == ("t/c/1", "t/c/2", "t/c/3")
 
 
 @pytest.mark.parametrize(

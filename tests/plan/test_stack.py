@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack, stacks
 from helpers.profiles import many
 from hypothesis import given
@@ -10,13 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
-from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
-from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
-from xarray_gpuzarr.stored.metadata import parse_array
-from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
 
 def column(*numbers):
@@ -104,41 +99,6 @@ def test_places_of_boxes_are_those_that_numpy_gives(case):
     boxes = [flat[place] for _, _, place in boxes_of(target)]
     assert placed.out_at.tolist() == [box.min() for box in boxes]
     assert placed.contiguous.tolist() == [box.max() - box.min() + 1 == box.size for box in boxes]
-
-
-@pytest.fixture
-def sharded(memory):
-    """Two shards of four chunks of two elements: 0 1 | 2 3 | 4 5 | 6 7 and 8 9 | 10 11 | - | -."""
-    return parse_array(write(memory, counting((12,)), name="t", chunks=(2,), shards=(8,)))
-
-
-INDEX = ShardIndex(offset=column(100, 0, 0, 110), nbytes=column(10, 20, MISSING, 30))
-
-
-def test_crops_of_one_shard_are_one_plan(sharded):
-    target = stack_target([Crops(start=column(7, 0, 7), count=2)], 3, sharded.grid)
-
-    blocks = list(plan_blocks(sharded, target))
-
-    assert [(b.key, target.chunk(b.row).tolist()) for b in blocks] == [("t/c/0", [[0], [3]]), ("t/c/1", [[4]])]
-
-
-def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharded):
-    target = stack_target([Crops(start=column(4, 0, 2, 1), count=3)], 4, sharded.grid)
-    (block,) = plan_blocks(sharded, target)
-
-    plan = plan_read(sharded, target, [block], [INDEX])
-
-    assert plan.chunk.tolist() == [[1], [0], [3]]
-    assert target.chunk(plan.missing_row).tolist() == [[2]]
-
-
-def test_unsharded_chunks_that_crops_share_are_asked_for_once(memory):
-    spec = parse_array(write(memory, counting((12,)), name="t", chunks=(2,)))
-    target = stack_target([Crops(start=column(3, 2, 3), count=4)], 3, spec.grid)
-    (block,) = plan_blocks(spec, target)
-
-    assert plan_read(spec, target, [block], [None]).keys == ("t/c/1", "t/c/2", "t/c/3")
 
 
 def test_chunks_of_a_grid_beyond_what_int64_counts():
