@@ -71,29 +71,6 @@ def test_frames_of_numcodecs_decode_from_their_streams(cname, shuffle, nbytes):
     assert_decodes(frames, content)
 
 
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
-@pytest.mark.parametrize("cname", ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"])
-def test_frames_of_imagecodecs_decode_from_their_streams(cname, shuffle):
-    content = payload(240 * 100)
-    arrays = [np.frombuffer(content, f"V{typesize}") for typesize in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 240)]
-    frames = [
-        imagecodecs.blosc_encode(a, level=level, compressor=cname, shuffle=shuffle)
-        for a in arrays
-        for level in (0, 1, 9)
-    ]
-
-    assert_decodes(frames, content)
-
-
-@pytest.mark.parametrize("blocksize", [128, 1000, 4096, 65_536])
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
-def test_forced_blocksizes_decode_from_their_streams(shuffle, blocksize):
-    content = payload(20_003)
-    frames = [numcodecs.blosc.compress(content, b"lz4", 5, shuffle, blocksize, typesize) for typesize in TYPESIZES]
-
-    assert_decodes(frames, content)
-
-
 CONTENT = payload(5000)
 HANDMADE = {
     f"{cname}, typesize {typesize}, shuffle {shuffle}{'' if split else ', not split'}": encode(
@@ -110,15 +87,6 @@ HANDMADE["an element too few to split"] = encode(CONTENT, typesize=8, blocksize=
 def test_handmade_frames_decode_from_their_streams():
     assert [imagecodecs.blosc_decode(frame) for frame in HANDMADE.values()] == [CONTENT] * len(HANDMADE)
     assert_decodes(list(HANDMADE.values()), CONTENT)
-
-
-def test_snappy_stream_longer_than_what_it_stands_for_is_a_stream():
-    frame = encode(RNG.bytes(500) + bytes(1548), cname="snappy", typesize=4, shuffle=0, blocksize=2048)
-    found = walk([frame], 2048)[0]
-
-    assert found == read(frame, 2048)
-    assert found[0][0][1] > found[0][0][3] == 512
-    assert found[0][0][4] == by_hand.CODECS.index("snappy")
 
 
 @pytest.mark.parametrize("flags", [2, 3, 6, 0x22, 0x33, 0x93])
@@ -287,13 +255,6 @@ def test_blocks_have_rows_if_one_of_the_frame_is_filtered(flag, typesize, kinds)
 @pytest.mark.parametrize("expected", [0, 1, 100])
 def test_no_chunks_give_no_rows(expected):
     assert walk([], expected) == []
-
-
-@pytest.mark.parametrize("expected", [-1, 0])
-def test_frames_of_nothing_are_left_to_the_host(expected):
-    frames = [header(flags=flags, typesize=4, nbytes=0, blocksize=1, cbytes=17) + b"0" for flags in (0, 2)]
-
-    assert ready([*frames, b""], expected) == [False] * 3
 
 
 BIG = 2**63 - 1
