@@ -254,38 +254,19 @@ def test_variable_without_dimensions(memory, zarr_format, attrs):
     assert_decodes_alike(memory)
 
 
-@pytest.mark.parametrize("stored", UNSIGNED)
-def test_signed_view_of_unsigned_integers(stored):
-    data = edge_values(stored, (13,))
-
-    assert_decodes_alike(written(data, {"_Unsigned": "false", "scale_factor": 0.5}, fill_value=data[0]))
-
-
-@pytest.mark.parametrize("dtype", ["<i2", ">i2"])
-def test_unsigned_fill_value_masks_what_it_masks_in_xarray(dtype):
-    data = np.array([1, 256, -2, -513, 1, 2, 3], dtype)
-
-    assert_decodes_alike(written(data, {"_Unsigned": "true"}, zarr_format=2, fill_value=data[2]))
-
-
 @pytest.mark.parametrize("use_zarr_fill_value_as_mask", [True, False, None])
 @pytest.mark.parametrize("dtype", ["<i2", "<f4", ">f8", "?"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_fill_value_is_a_mask_where_asked_for(memory, use_zarr_fill_value_as_mask, dtype, zarr_format):
-    data = np.array([0, 1, 0, 1, 1, 0], dtype)
-    zarr.create_group(memory, zarr_format=zarr_format)
-    named = {"dimension_names": ["x"]} if zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": ["x"]}}
-    array = zarr.create_array(
-        memory, name="v", shape=(6,), dtype=dtype, chunks=(2,), zarr_format=zarr_format, fill_value=data[1], **named
-    )
-    array[:] = data
+def test_fill_value_is_a_mask_where_asked_for(use_zarr_fill_value_as_mask, dtype, zarr_format):
+    data = np.array([0, 1, 0, 1, 1, 0, 1, 0, 0], dtype)
+    store = written(data, {}, zarr_format, fill_value=data[1])
     stock = xr.open_dataset(
         xr.backends.ZarrStore.open_group(
-            memory, consolidated=False, use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask
+            store, consolidated=False, use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask
         )
     )
 
-    ours = opened(memory, "gpuzarr", device="host", use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask)
+    ours = opened(store, "gpuzarr", device="host", use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask)
 
     assert_same_dataset(ours.load(), stock.load())
 
