@@ -230,6 +230,3 @@ def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
 
     assert_same_bits(np.ascontiguousarray(found), elements[key])
     room.check(elements[key])
-
-
-# ---- what the loops leave
