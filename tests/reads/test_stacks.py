@@ -172,16 +172,6 @@ def test_memory_of_the_result_need_not_be_given():
     assert_same_bits(read, np.stack([DATA[3:7, 1:5], DATA[0:4, 1:5]]))
 
 
-def test_objects_that_crops_share_are_asked_for_once():
-    store = RecordingStore(MemoryStore())
-    array = write(store, counting((12,)), name="t", chunks=(3,))
-    store.requests.clear()
-
-    read_stack(array, [starts(2, 4, 2, 3, count=3)], 4)
-
-    assert sorted(key for key, _ in store.requests) == ["t/c/0", "t/c/1", "t/c/2"]
-
-
 def test_no_samples_read_nothing():
     store = RecordingStore(MemoryStore())
     array = write(store, counting((12, 4)), name="t", chunks=(3, 4), shards=(6, 4))
