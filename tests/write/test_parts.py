@@ -13,8 +13,8 @@ import zarr
 from helpers.data.corpus import counting
 from helpers.stores.fakes import put, take
 from helpers.traced import takes_less_than
-from helpers.writes import contents, writes_counted
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from helpers.writes import writes_counted
+from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr import (
@@ -173,17 +173,6 @@ def test_a_chunk_of_no_bytes_stays_one(store):
         array[0, 0]
 
 
-@pytest.mark.parametrize("compressor", [None, ZstdCodec(), BloscCodec(cname="zlib")])
-def test_a_chunk_that_is_an_object(store, compressor):
-    array = _array(store, shards=None, chunks=(3, 5), compressors=compressor)
-    expected = DATA.copy()
-
-    for where in np.s_[1:2, 1:3], np.s_[2:7:2, 4:11:3], np.s_[7, :], np.s_[:, 11]:
-        array[where] = expected[where] = -expected[where]
-
-    np.testing.assert_array_equal(array[...], expected)
-
-
 def test_parts_of_what_is_not_there(store):
     with zarr_pipeline():
         array = zarr.create_array(store, shape=(8, 12), dtype="i4", fill_value=5, **LAYOUT)
@@ -194,14 +183,6 @@ def test_parts_of_what_is_not_there(store):
     expected[3, 4] = 1
     np.testing.assert_array_equal(array[...], expected)
     assert [i for i, chunk in enumerate(_chunks(store)) if chunk is not None] == [4]
-
-
-def test_nothing_but_the_fill_value_is_no_object(store):
-    array = _array(store)
-    array[...] = 0
-    assert contents(store).keys() == {"zarr.json"}
-    array[...] = 0
-    np.testing.assert_array_equal(array[...], 0)
 
 
 def test_a_read_after_a_write_sees_it(store):
