@@ -6,7 +6,6 @@ import numcodecs
 import numpy as np
 import pytest
 import zstandard
-from helpers.data.corpus import BLOSC_CNAMES
 from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,14 +64,6 @@ def test_unusual_zstd_lengths_are_read(frame, nbytes):
 )
 def test_codec_without_a_length_says_none(spec, frame):
     assert declared_nbytes(spec, frame) is None
-
-
-@pytest.mark.parametrize("cname", BLOSC_CNAMES)
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
-def test_blosc_length_is_read_for_every_kind(cname, shuffle):
-    frame = numcodecs.Blosc(cname=cname, shuffle=shuffle).encode(np.arange(5000, dtype="u4"))
-
-    assert declared_nbytes(BLOSC, frame) == 20000
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.frames.headers import declared_nbytes
-from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 pytestmark = [
     pytest.mark.every_decoder,
@@ -147,9 +145,3 @@ def test_a_frame_after_a_skippable_one_is_read(memory, n_rows, chunks, nbytes):
         put(memory, f"c/{chunk}/0", skippable(nbytes, chunk) + take(memory, f"c/{chunk}/0"))
 
     assert_same_values(read_array(array, device="host"), array[...])
-
-
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("kind", range(16))
-def test_a_skippable_frame_declares_nothing(kind):
-    assert declared_nbytes(ZstdSpec(), skippable(3, kind)) is None
