@@ -103,26 +103,23 @@ def test_masks_factors_and_summands(number):
     assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
 
 
-def test_complex_numbers_are_masked_and_shifted_but_not_multiplied():
-    data = any_bits("c8", np.random.default_rng(SEED))
-    data[::7] = 3
-    cast = Cast(dtype="<c16", mask=(3,), offset=1.5 - 2j)
-
-    assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
-    assert not is_known("c8", Cast(dtype="<c8", scale=2.0))
-
-
-def test_halves_are_masked_and_multiplied():
-    data = any_bits("f2", np.random.default_rng(SEED))
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [
+        pytest.param("c8", Cast(dtype="<c16", mask=(4,), offset=1.5 - 2j), id="complex numbers"),
+        pytest.param("f2", Cast(dtype="<f2", mask=(4,), scale=0.7), id="halves"),
+    ],
+)
+def test_unusual_dtypes_are_masked_and_moved(dtype, cast):
+    data = any_bits(dtype, np.random.default_rng(SEED))
     data[::7] = 4
-    cast = Cast(dtype="<f2", mask=(4,), scale=0.7)
 
     assert_same_bits(loops_give(data, cast), numpy_cast(cast, data))
 
 
-@pytest.mark.parametrize("scale", [float("nan"), 2j])
-def test_numbers_that_are_left_to_numpy(scale):
-    assert not is_known("f4", Cast(dtype="<f4", scale=scale))
+@pytest.mark.parametrize(("dtype", "scale"), [("f4", float("nan")), ("f4", 2j), ("c8", 2.0)])
+def test_numbers_that_are_left_to_numpy(dtype, scale):
+    assert not is_known(dtype, Cast(dtype=f"<{dtype}", scale=scale))
 
 
 @pytest.mark.parametrize("name", ["scale", "offset"])
@@ -309,7 +306,7 @@ def try_steps():
     for name in FILTERS:
         with pytest.MonkeyPatch.context() as patch:
             test_filters(patch, name, None)
-    test_halves_are_masked_and_multiplied()
+    test_unusual_dtypes_are_masked_and_moved("f2", Cast(dtype="<f2", mask=(4,), scale=0.7))
     test_elements_that_lie_apart([0, 5, 5, 999, 1000, 2999])
     test_points_of_several_chunks()
 
