@@ -6,8 +6,6 @@ import xarray as xr
 import zarr
 from helpers.loops import without_loops
 from helpers.traced import takes_less_than
-from hypothesis import given
-from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
@@ -49,22 +47,6 @@ def test_a_few_elements_of_a_long_chunk_take_its_bytes_and_no_more(arrays, monke
             found = read_array(array, swapped, device="host")
 
         np.testing.assert_array_equal(found, array.oindex[swapped])
-
-
-INDEX = st.lists(st.integers(0, 6), min_size=1, max_size=9)
-SLICES = st.tuples(st.integers(0, 6), st.integers(1, 7), st.integers(1, 3)).map(lambda at: slice(*at))
-
-
-@given(keys=st.tuples(*[INDEX | SLICES] * 4), order=st.permutations(range(4)), sharded=st.booleans())
-def test_lists_and_slices_along_any_axes(keys, order, sharded):
-    data = np.arange(7 * 7 * 7 * 7, dtype="i4").reshape(7, 7, 7, 7)
-    layout = {"chunks": (3, 2, 4, 5), "shards": (6, 4, 8, 10)} if sharded else {"chunks": (3, 7, 4, 5)}
-    filters = zarr.codecs.TransposeCodec(order=tuple(order))
-    array = zarr.create_array({}, data=data, filters=filters, **layout)
-
-    found = read_array(array, keys, device="host")
-
-    np.testing.assert_array_equal(found, zarr.array(data).oindex[keys])
 
 
 def test_batches_of_a_long_axis_that_was_indexed(tmp_path):

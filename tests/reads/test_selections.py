@@ -1,7 +1,5 @@
 """Selections: the right elements, and no more bytes than they need."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -285,28 +283,6 @@ def test_only_touched_objects_are_requested(layout):
     read_array(array, (slice(1, 5), 4), device="host")
 
     assert store.keys == {"t/c/0/1", "t/c/1/1", "t/c/2/1"}
-
-
-def test_missing_chunks_are_not_requested():
-    store = RecordingStore(MemoryStore())
-    array = write(store, np.array([0, 0, 3, 4, *[0] * 12]), name="t", chunks=(2,), shards=(16,))
-    store.requests.clear()
-
-    read_array(array, slice(6), device="host")
-
-    assert [end - start for _, start, end in store.ranges] == [index_entries(take(store, "t/c/0"), 8)[1][1]]
-
-
-@pytest.mark.every_value
-@pytest.mark.parametrize("n_threads", [2, 8])
-def test_reads_from_several_threads_at_once(stored, n_threads):
-    keys = [(slice(i % 7, None), slice(None, None, (-1) ** i), [i % 5, 0]) for i in range(60)]
-
-    with ThreadPoolExecutor(n_threads) as pool:
-        read = list(pool.map(lambda key: read_array(stored, key, device="host"), keys))
-
-    expected = [numpy_outer(DATA, key) for key in keys]
-    assert all(np.array_equal(a, b) for a, b in zip(read, expected, strict=True))
 
 
 def test_sharding_codec_with_one_chunk_a_shard_reads_the_right_shards(store):
