@@ -17,6 +17,7 @@ from helpers.data.corpus import (
     V3_CODECS,
     V3_CODECS_BY_ZARR,
     V3_FILTERS,
+    checked_shards,
     counting,
     edge_values,
     write,
@@ -29,7 +30,7 @@ from helpers.stores.shards import MISSING, index_bytes, index_entries, with_entr
 from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.compat import ensure_bytes
-from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
@@ -319,18 +320,14 @@ def test_blosc_frame_header_rules_not_the_metadata(memory, typesize, blocksize, 
     assert_same_bits(read(array), data)
 
 
-def test_nested_shards(store):
-    array = write_nested_shards(store, DATA)
-
-    assert_same_bits(read(array), DATA)
-
-
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
-def test_codecs_around_the_sharding_codec(store):
-    sharding = ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), ZstdCodec()])
-    array = write(store, DATA, chunks=(4, 6), serializer=sharding, compressors=Crc32cCodec())
-
-    assert_same_bits(read(array), DATA)
+@pytest.mark.parametrize(
+    "written",
+    [write_nested_shards, lambda store, data: write(store, data, chunks=(4, 6), **checked_shards((2, 3)))],
+    ids=["shards of shards", "shards with a checksum around them"],
+)
+def test_shards_that_zarr_decodes(store, written):
+    assert_same_bits(read(written(store, DATA)), DATA)
 
 
 @needs_rectilinear_grids
