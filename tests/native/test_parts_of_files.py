@@ -107,7 +107,6 @@ def test_a_directory_is_a_missing_chunk(store):
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_long_frame_is_decoded_as_far_as_it_is_needed(store, layout, checksum):
     """Frames of 16 MiB or more are decoded as they are read; what bears a checksum is read to its end."""
-    require_loops()
     data = np.random.default_rng(0).integers(0, 2000, 6_000_000).astype("<i4")
     shards = {"shards": (2 * len(data),)} if layout == "shard" else {}
     array = zarr.create_array(
@@ -131,7 +130,6 @@ def test_a_long_frame_is_decoded_as_far_as_it_is_needed(store, layout, checksum)
 
 
 def test_a_long_frame_of_another_length_is_damaged(store):
-    require_loops()
     data = np.ones(6_000_000, "<i4")
     array = zarr.create_array(store, data=data, chunks=data.shape, compressors=zarr.codecs.ZstdCodec(level=1))
     file = store / "c" / "0"

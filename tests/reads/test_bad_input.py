@@ -233,10 +233,9 @@ def test_unknown_codec_is_refused(memory, zarr_format, document):
     write(memory, DATA, name="t", chunks=(4, 12), **OF_FORMATS[zarr_format])
     rewrite_metadata(memory, document, b'"zstd"', b'"acme.squeeze"')
 
-    with pytest.raises(GpuZarrError) as caught:
+    with pytest.raises((UnsupportedCodecError, MetadataError)) as caught:
         open_ours(memory, consolidated=False).load()
 
-    assert isinstance(caught.value, UnsupportedCodecError | MetadataError)
     assert_explains(caught.value, "acme.squeeze")
 
 
