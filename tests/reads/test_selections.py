@@ -274,17 +274,6 @@ def test_points_request_only_their_chunks(big):
     assert store.ranges == expected
 
 
-@pytest.mark.parametrize("layout", [{"chunks": (2, 3)}, {"chunks": (1, 3), "shards": (2, 3)}])
-def test_only_touched_objects_are_requested(layout):
-    store = RecordingStore(MemoryStore())
-    array = write(store, counting((8, 9)), name="t", **layout)
-    store.requests.clear()
-
-    read_array(array, (slice(1, 5), 4), device="host")
-
-    assert store.keys == {"t/c/0/1", "t/c/1/1", "t/c/2/1"}
-
-
 def test_sharding_codec_with_one_chunk_a_shard_reads_the_right_shards(store):
     sharding = ShardingCodec(chunk_shape=(3, 2), codecs=[BytesCodec(), ZstdCodec()])
     data = counting((7, 5))
