@@ -72,11 +72,6 @@ class RecordingStore(Wrapper):
         """Keys of the shards whose index was asked for, alone or with everything else."""
         return [key for key, wanted in self.requests if wanted is None or isinstance(wanted, SuffixByteRequest)]
 
-    @property
-    def keys(self) -> set[str]:
-        """Keys of every object that was asked for."""
-        return {key for key, _ in self.requests}
-
 
 class ScriptedStore(Wrapper):
     """Answers requests for chunk bytes as a script says; the script may raise."""
