@@ -39,7 +39,6 @@ def ds(path):
 
 
 def read_by(client, call):
-    """Return what workers have read during a call."""
     before = stats(client)
     call()
     return (stats(client) - before).total

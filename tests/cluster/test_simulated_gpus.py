@@ -52,7 +52,6 @@ def ds(path):
 
 
 def of_devices(client, attribute):
-    """Return what the devices of all workers say."""
     return list(client.run(lambda name: getattr(here(), name), attribute).values())
 
 
@@ -143,7 +142,6 @@ def let_arrays_be_stuck():
 
 
 def let_arrays_travel():
-    """Take that back."""
     importlib.reload(worker)
 
 

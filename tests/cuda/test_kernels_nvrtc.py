@@ -59,7 +59,6 @@ def generations() -> list[int]:
 
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:
-    """Return the PTX of a program."""
     return _compiled(source, options, "PTX").rstrip(b"\0").decode()
 
 

@@ -89,7 +89,6 @@ class HostBatch:
 
 
 def whole_batch(fmt: Format) -> HostBatch:
-    """Return a batch of `CHUNKS`."""
     return HostBatch(fmt, [ENCODE[fmt](chunk) for chunk in CHUNKS], LENGTHS)
 
 
@@ -254,7 +253,6 @@ def test_version(number, text, monkeypatch):
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    """The library itself."""
     pytest.importorskip("nvidia.libnvcomp", reason="nvidia-libnvcomp is not installed")
     return find_nvcomp()  # of another version it is an error
 

@@ -38,7 +38,6 @@ def ready(frames, expected):
 
 
 def judged(data, start, nbytes, expected):
-    """Judge chunks of some data."""
     ready = device_ready(ZstdSpec(), data, start, nbytes, expected)
     found = run_check([data[i : i + n].tobytes() for i, n in zip(start, nbytes, strict=True)], expected)
     assert not (np.array(found, bool) & ~ready).any()

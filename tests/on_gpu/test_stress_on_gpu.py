@@ -45,8 +45,6 @@ class SimulatedWorld:
 
 
 class GpuWorld:
-    """The first GPU."""
-
     n_threads, seconds = 8, SECONDS
 
     def __init__(self, _seed):
@@ -55,7 +53,6 @@ class GpuWorld:
         self.device = NativeDevice(0, resource_options())
 
     def consuming(self, stream):
-        """Let the calling thread's array library work on a stream."""
         return stream.for_cupy
 
 
@@ -151,7 +148,6 @@ class Reader:
 
 
 def stress(world, arrays, mode, seed):
-    """Return how many results were compared."""
     stop, decoder = threading.Event(), CudaDecoder(lambda: world.device)
 
     def run(number):

@@ -127,7 +127,6 @@ def test_a_given_array_is_filled():
 
 
 def n_launches(device, array, stack):
-    """Kernels that a read launches."""
     before = device.calls["launch"]
     values_on(device, array, stack)
     return device.calls["launch"] - before

@@ -27,8 +27,6 @@ OK, DAMAGED = 0, 12
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A block to be unshuffled."""
-
     content: bytes
     typesize: int
     filter: int
@@ -36,7 +34,6 @@ class Block:
     """Where source and target begin, modulo 16."""
 
     def unshuffled(self) -> bytes:
-        """Return what NumPy makes of it."""
         n = len(self.content) // self.typesize
         if self.filter == COPY:
             return self.content
@@ -71,11 +68,8 @@ def as_c_blosc_has_it(content: bytes, typesize: int, wanted: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Coded:
-    """A stream to be decompressed."""
-
     stream: bytes
     nbytes: int
-    """Length that the result should have."""
     offsets: tuple[int, int] = (0, 0)
 
 
@@ -171,6 +165,5 @@ def attempt(decode: Callable[..., bytes], *arguments: Any) -> bytes | None:
 
 
 def decompressed(frame: bytes) -> bytes | None:
-    """Return what the kernels make of a frame."""
     found = found_in(frame)
     return decoded_chunks(np.frombuffer(frame, np.uint8), found, int.from_bytes(frame[4:8], "little"))[0]

@@ -70,12 +70,10 @@ class HostMemory:
         self._pieces[address][:] = as_bytes(data)
 
     def run(self, launch: Callable[[Any, Any], object]) -> None:
-        """Carry out what `launch` enqueues."""
         launch(HostLaunches(), None)
         assert all((guard == PATTERN).all() for guard in self._guards)
 
     def content(self, address: int, nbytes: int) -> Bytes:
-        """Return what is at an address now."""
         return self._pieces[address][:nbytes]
 
     def _keep(self, piece: Bytes, content: Bytes) -> int:

@@ -79,7 +79,6 @@ WRITTEN = [
 
 
 def mutants() -> list[Mutant]:
-    """Return all of them."""
     return [*_written(), *_halves(), *_barriers(), *_instructions()]
 
 

@@ -41,7 +41,6 @@ class Image:
         self._used = 0
 
     def cleared(self) -> Image:
-        """Start anew."""
         self._used = 0
         self._written = []
         return self
@@ -61,12 +60,10 @@ class Image:
         return Address(self._memory.address + at.start)
 
     def fill(self, address: Address, data: npt.NDArray[Any]) -> None:
-        """Put other bytes where some were placed, or room is."""
         first = address - self._memory.address
         self._staged[first : first + data.nbytes] = as_bytes(data)
 
     def run(self, launch: Callable[[DeviceApi, Stream], object]) -> None:
-        """Carry out what `launch` enqueues."""
         used = slice(0, self._used)
         self.api.upload(self._memory.address, self._staged[used], self.stream)
         launch(self.api, self.stream)
@@ -78,7 +75,6 @@ class Image:
         assert not differ.any(), f"{differ.sum()} bytes were changed that do not belong to a result"
 
     def content(self, address: Address, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return what has come back from an address."""
         first = address - self._memory.address
         return self._down[first : first + nbytes].copy()
 

@@ -67,7 +67,6 @@ class HostLaunches:
     """As much of a `DeviceApi` as the typed launches need."""
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], _stream: object) -> None:
-        """Run a kernel at once."""
         launch(kernel, n_blocks, n_threads, args)
 
 

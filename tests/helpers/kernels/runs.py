@@ -37,7 +37,6 @@ class Stored:
     order: tuple[int, ...]
     """Axes in the order in which chunks hold them, as the transpose codec has it."""
     missing: Collection[Chunk] = ()
-    """Chunks that are not stored."""
     fill: Any = 0
 
     def chunk(self, at: Chunk) -> Array:
@@ -108,7 +107,6 @@ def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.in
 
 
 def expected(stored: Array, cast: ElementCast) -> Array:
-    """Return what NumPy makes of stored elements."""
     steps = Cast(dtype=cast.result.str, mask=cast.mask, scale=cast.scale, offset=cast.offset)
     return numpy_cast(steps, np.asarray(stored))
 
@@ -160,7 +158,6 @@ TARGET = 12345
 
 
 def run_check(frames: Sequence[bytes], expected: int) -> list[bool]:
-    """Return which frames pass, in one launch."""
     memory, n = memories.make(), len(frames)
     table, refused = memory.reserve(32 * n), memory.reserve(8 * n, byte=0)
     spare = memory.place(SPARE_FRAME)

@@ -41,7 +41,6 @@ ALL = slice(None)
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:
-    """Return random bytes."""
     return np.random.default_rng(seed).bytes(nbytes)
 
 

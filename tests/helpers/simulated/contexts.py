@@ -21,11 +21,8 @@ class Made:
     """A context that has come into being."""
 
     device: int
-    """Number of its device."""
     thread: str
-    """Name of the thread that has made it."""
     call: str
-    """The call that did."""
 
 
 @dataclass(slots=True)

@@ -110,22 +110,18 @@ class FakeCuda:
         DeviceMemoryResource.fake = self
 
     def take(self, nbytes):
-        """Return the address of memory that is taken from now on."""
         address = next(self._at)
         self._taken[address] = nbytes
         return address
 
     def give_back(self, address):
-        """Take memory back."""
         del self._taken[address]
 
     def taken(self):
-        """Return the lengths of what is taken."""
         gc.collect()
         return list(self._taken.values())
 
     def called(self, name):
-        """Return the arguments of the calls of that name."""
         return [args for called, *args in self.calls if called == name]
 
     def call(self, name, returns=None):
@@ -249,7 +245,6 @@ class FakeCuda:
 
 
 def module(name, **members):
-    """Return a module with these members."""
     made = ModuleType(name)
     vars(made).update(members)
     return made

@@ -95,7 +95,6 @@ REFUSED = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
 
 
 def needed_temp(fmt: str, n_chunks: int, total: int) -> int:
-    """Return the bytes of scratch memory of a batch."""
     if fmt == "Gzip, looking ahead":
         return 1000 * n_chunks  # a made-up number: the library says it on a GPU only
     return max(6936 * n_chunks, (total >> 16) * 3468) + 3 * total if fmt == "Zstd" else 0
@@ -153,7 +152,6 @@ class Launch:
         return self.temp_nbytes < needed_temp(self.fmt, self.n_chunks, int(_column(self.capacity, self.n_chunks).sum()))
 
     def run(self) -> None:
-        """Decode all chunks."""
         if self.temp_nbytes:
             ctypes.memset(self.temp, POISON, self.temp_nbytes)
         actual, statuses = _column(self.actual, self.n_chunks), _column(self.statuses, self.n_chunks, c_int32)

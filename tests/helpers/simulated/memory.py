@@ -36,11 +36,8 @@ class Block:
     stop: int
     """End of the red zone behind it."""
     address: int
-    """First byte of the caller's memory."""
     nbytes: int
-    """Length of the caller's memory."""
     stream: SimulatedStream
-    """The stream it belongs to."""
     gone: bool = False
     """The stream has come to the point where it was freed."""
     freed_behind: Point | None = None
@@ -56,9 +53,7 @@ class Hole:
     """Part of the arena that may be handed out."""
 
     start: int
-    """First address."""
     stop: int
-    """End."""
     was: Block | None = None
     """Until `was` is gone, only its own stream may have this memory."""
 
@@ -95,7 +90,6 @@ class Arena:
         return self._base <= address < self._base + len(self._memory)
 
     def find(self, address: int, nbytes: int, what: str) -> Block:
-        """Return the block that holds a range, or fail."""
         for block in self.given.values():
             if block.address <= address and address + nbytes <= block.end:
                 return block
@@ -106,7 +100,6 @@ class Arena:
         raise AssertionError(f"{what}: {nbytes} bytes at {address:#x} are {where}")
 
     def take(self, nbytes: int, stream: SimulatedStream) -> Block | None:
-        """Return a block, or None when no hole is long enough."""
         need = 2 * ALIGNMENT + _round_up(nbytes)
         for at in range(len(self._holes) - 1, -1, -1):
             hole = self._holes[at]
@@ -150,11 +143,9 @@ class Arena:
             self._merged_at = 2 * len(self._holes) + 64
 
     def begin(self, block: Block) -> None:
-        """Carry out the allocation of a block in its stream."""
         self._expect_poison(block.start, block.stop, "memory that was free")
 
     def end(self, block: Block) -> None:
-        """Carry out the free of a block in its stream."""
         self.check_red_zones(block)
         self.view(block.address, block.nbytes).fill(POISON)
         block.gone = True
@@ -239,13 +230,10 @@ class PinnedRange:
     """Part of a pinned array that a copy works on; does not keep it alive."""
 
     base: weakref.ref[Bytes]
-    """All of the memory."""
     start: int
-    """Address."""
     offset: int
     """First byte, counted from the start of `base`."""
     nbytes: int
-    """Length."""
 
     def view(self) -> Bytes:
         base = self.base()
@@ -272,9 +260,7 @@ class PinnedPool:
     """All the pinned memory of one device."""
 
     nbytes: int = 0
-    """Bytes pinned now."""
     peak_nbytes: int = 0
-    """Most bytes that were ever pinned."""
     _bases: dict[int, weakref.ref[Bytes]] = field(default_factory=dict)
 
     def allocate(self, nbytes: int) -> SimulatedPinned:

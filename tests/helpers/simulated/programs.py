@@ -46,7 +46,6 @@ def note(device, number, stream):
 
 
 def recorded(device, stream):
-    """Return an event at the end of what `stream` has been given."""
     event = device.event()
     device.record(event, stream)
     return event

@@ -46,15 +46,12 @@ class Note:
     """One call of the device."""
 
     call: str
-    """Name."""
     number: int
     """Its number among those of that name, from 1, as mutations count."""
     site: str
     """Function of the decoder that it comes from."""
     event: SimulatedEvent | None
-    """The event that is recorded or waited for."""
     blocks: bool
-    """Whether the host has to wait here."""
 
 
 class NotingDevice(SimulatedDevice):
@@ -99,7 +96,6 @@ class CudaReads:
         self._may_decode_again = may_decode_again
 
     def read(self, stored: zarr.Array | StoredArray, selection: Any = ...) -> Any:
-        """Return an array of the device."""
         described = stored if isinstance(stored, StoredArray) else stored_array(stored)
         with decoded_again() as numbers:
             result = read(described, selection, self.decoder)

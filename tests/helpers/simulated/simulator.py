@@ -104,22 +104,18 @@ class SimulatedDevice:
 
     @property
     def n_synchronizations(self) -> int:
-        """How often the host waited for the device."""
         return self.calls["synchronize"] + self.calls["synchronize_event"]
 
     @property
     def peak_nbytes(self) -> int:
-        """Most bytes of device memory that were ever allocated."""
         return self._arena.peak_nbytes
 
     @property
     def pinned_nbytes(self) -> int:
-        """Bytes of host memory that are pinned now."""
         return self._pinned.nbytes
 
     @property
     def peak_pinned_nbytes(self) -> int:
-        """Most bytes of host memory that were ever pinned."""
         return self._pinned.peak_nbytes
 
     def activate(self) -> AbstractContextManager[None]:

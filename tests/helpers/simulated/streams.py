@@ -33,9 +33,7 @@ class Touch:
     """Memory that an operation works on."""
 
     start: int
-    """First address."""
     stop: int
-    """End."""
     kind: Literal["read", "write", "pointer", "block"]
     """A copy's side; something behind a kernel's argument; or all of a block that is allocated or freed."""
 
@@ -64,13 +62,9 @@ class Operation:
     """One piece of work in a stream."""
 
     name: str
-    """For messages."""
     run: Callable[[], object]
-    """Does it."""
     touches: tuple[Touch, ...] = ()
-    """Memory it is known to work on."""
     after: Point | None = None
-    """It must not run before this."""
 
 
 class CurrentStream(threading.local):
@@ -124,7 +118,6 @@ class Point:
     """The end of what a stream had been given at some time."""
 
     stream: SimulatedStream
-    """The stream."""
     n_done: int
     """Its operations that must be done."""
 

@@ -90,7 +90,6 @@ def unpack(values: np.ndarray) -> SimulatedArray:
 
 
 def here() -> SimulatedDevice:
-    """Return the device of this process."""
     module = sys.modules.get(MODULE)
     if not isinstance(module, SimulatedModule):
         raise RuntimeError("cudaErrorNoDevice: this process has no GPU")  # noqa: TRY004

@@ -56,7 +56,6 @@ def plan_of(table):
 
 
 def rows_of(pieces):
-    """Return (plan, row) of all chunks, in order."""
     return [(id(p.plan), row) for p in pieces for row in range(p.lo, p.hi)]
 
 
@@ -66,7 +65,6 @@ def span(piece, lo, hi):
 
 
 def batches_of(cuts):
-    """Return the segments of every batch."""
     batches = []
     for piece, full in cuts:
         if full == "batch" or not batches:

@@ -39,7 +39,6 @@ ON_HOST_SIDE = {
 
 @pytest.fixture(autouse=True)
 def few():
-    """Little memory."""
     with limits():
         yield
 
