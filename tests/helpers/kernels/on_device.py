@@ -22,14 +22,7 @@ _GUARD_NBYTES = 256
 
 
 class Image:
-    """A run of device memory, and what it is to hold.
-
-    Parameters
-    ----------
-    api : DeviceApi
-    capacity : int
-        Bytes that one launch may need, guards included.
-    """
+    """A run of device memory, as long as one launch may need with guards, and what it is to hold."""
 
     def __init__(self, api: DeviceApi, capacity: int) -> None:
         self.api = api

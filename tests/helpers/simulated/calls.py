@@ -16,19 +16,7 @@ _thread = threading.local()
 
 
 class Border:
-    """Every call into a device passes here.
-
-    Parameters
-    ----------
-    index : int
-        Number of the device; 0 is every thread's at first.
-    scheduler : Scheduler
-        Of the device.
-    mutations : collection of str
-        See `MUTATIONS`.
-    tidy : callable
-        Run around every call that is not within another.
-    """
+    """Every call into a device passes here; `tidy` is run around those that are not within another."""
 
     def __init__(
         self, index: int, scheduler: Scheduler, mutations: Collection[str], *, tidy: Callable[[], None]
@@ -44,7 +32,7 @@ class Border:
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        before = getattr(_thread, "index", 0)
+        before = getattr(_thread, "index", 0)  # device 0 is every thread's at first
         _thread.index = self._index
         try:
             yield

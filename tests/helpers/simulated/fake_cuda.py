@@ -12,7 +12,6 @@ from helpers.simulated.contexts import Contexts
 
 PROPERTIES = {"name": b"NVIDIA H200", "uuid": bytes(range(16)), "major": 9, "minor": 0}
 
-
 NEED_NO_CONTEXT = {
     *("getDevice", "setDevice", "ctxGetCurrent", "ctxSetCurrent", "getDeviceProperties", "deviceGetPCIBusId"),
     *("driverGetVersion", "runtimeGetVersion", "deviceGetAttribute", "get_current_stream"),
@@ -85,17 +84,7 @@ class RmmStream:
 
 
 class FakeCuda:
-    """The two modules and their state.
-
-    Attributes
-    ----------
-    calls : list of tuple
-        Name and arguments of every call, in order.
-    failures : dict of str to Exception
-        What a call of that name raises.
-    contexts : Contexts
-        Of all devices.
-    """
+    """The two modules and their state; `failures` has what a call of some name raises."""
 
     def __init__(self):
         self.calls = []

@@ -60,11 +60,6 @@ class Hole:
     def open_to(self, stream: SimulatedStream | None) -> bool:
         return self.was is None or self.was.gone or self.was.stream is stream
 
-    @property
-    def waits_for(self) -> SimulatedStream | None:
-        """The stream that has yet to come to where this was freed."""
-        return None if self.was is None or self.was.gone else self.was.stream
-
 
 class Arena:
     """Hands out host memory as if it were the device's, what was freed last first."""
@@ -115,8 +110,9 @@ class Arena:
         at = None if mine else max(fits, default=None)
         if at is None:
             return None
-        owner = self._holes[at].waits_for
-        assert owner is not None
+        was = self._holes[at].was
+        assert was is not None
+        owner = was.stream
         return self._take(at, need, nbytes, stream), owner
 
     def _take(self, at: int, need: int, nbytes: int, stream: SimulatedStream) -> Block:
@@ -230,7 +226,6 @@ class PinnedRange:
     """Part of a pinned array that a copy works on; does not keep it alive."""
 
     base: weakref.ref[Bytes]
-    start: int
     offset: int
     """First byte, counted from the start of `base`."""
     nbytes: int
@@ -285,5 +280,5 @@ class PinnedPool:
         for reference in list(self._bases.values()):
             base = reference()
             if base is not None and base.ctypes.data <= start and start + data.nbytes <= base.ctypes.data + base.nbytes:
-                return PinnedRange(base=reference, start=start, offset=start - base.ctypes.data, nbytes=data.nbytes)
+                return PinnedRange(base=reference, offset=start - base.ctypes.data, nbytes=data.nbytes)
         raise AssertionError(f"{what}: {data.nbytes} bytes of host memory at {start:#x} are not pinned")

@@ -44,14 +44,7 @@ class Fault:
 
 
 class FaultyDevice(SimulatedDevice):
-    """Does one thing wrong.
-
-    Parameters
-    ----------
-    fault : Fault or None
-    seed : int
-        None that runs work eagerly, if something hangs.
-    """
+    """Does one thing wrong; the seed must be none that runs work eagerly, if something hangs."""
 
     def __init__(self, fault: Fault | None, seed: int = 0, **keywords: Any) -> None:
         super().__init__(seed, identity=IDENTITY, **keywords)

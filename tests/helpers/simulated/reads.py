@@ -83,11 +83,7 @@ def _site() -> str:
 class CudaReads:
     """The CUDA decoder on one device.
 
-    Parameters
-    ----------
-    device : SimulatedDevice
-    may_decode_again : bool
-        Whether the host may decode what the device could not: it would hide that work was done in the wrong order.
+    If the host may decode again what the device could not, it hides that work was done in the wrong order.
     """
 
     def __init__(self, device: SimulatedDevice, *, may_decode_again: bool = False) -> None:

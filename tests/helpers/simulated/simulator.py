@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,28 +36,11 @@ RunKernel = Callable[[Kernel, int, int, Sequence[int]], object]
 class SimulatedDevice:
     """One GPU that is none.
 
-    Parameters
-    ----------
-    seed : int
-        Draws the order of all work; the remainder by four decides how late it runs, see `streams.MODES`.
-    memory_nbytes : int
-        Device memory.
-    index : int
-        Number of the device; but for 0, calls must be made inside `activate`.
-    pinned_nbytes : int, optional
-        Host memory that can be pinned at most.
-    fail_allocations : callable, optional
-        Told the bytes of each allocation of device memory; True lets it fail.
-    run_kernel : callable, optional
-        Stands in for `helpers.simulated.alignment.launch`.
-    mutations : collection of str
-        Calls to ignore, see `calls.MUTATIONS`: for proofs that a test can fail.
-    reads_files : bool
-        Whether it has GPUDirect Storage.
-    steals : bool
-        Whether memory comes from a pool that takes what another stream has just freed, and waits for that stream.
-    identity : DeviceIdentity, optional
-        What it says that it is; without, it is taken at its word and checks nothing of itself.
+    The seed draws the order of all work; its remainder by four decides how late it runs, see `streams.MODES`. Calls of
+    a device whose index is not 0 must be made inside `activate`. `fail_allocations` is told the bytes of each
+    allocation of device memory; True lets it fail. Calls among `mutations` are ignored (see `calls.MUTATIONS`), as
+    proofs that a test can fail. A device that steals has a pool that takes what another stream has just freed, and
+    waits for that stream. A device without an identity is taken at its word and checks nothing of itself.
     """
 
     def __init__(
@@ -80,7 +63,6 @@ class SimulatedDevice:
         self._steals = steals
         self.stolen: list[tuple[SimulatedStream, SimulatedStream]] = []
         """Who took memory, and from whom, where that one had more to do than to free it."""
-        self.ranges: Counter[str] = Counter()  # how often each was entered
         self.nbytes_uploaded = self.nbytes_downloaded = 0
         self.shared: list[Install] = []
         self.built: list[Kernel] = []
@@ -254,10 +236,8 @@ class SimulatedDevice:
         with self._border.call("trim"):
             """There is no pool."""
 
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        self.ranges[name] += 1
-        yield
+    def range(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def check(self) -> None:
         """Finish all work; fail on faults, and on writes to memory that belongs to nobody."""

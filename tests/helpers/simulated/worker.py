@@ -25,13 +25,7 @@ _seeds = itertools.count(os.getpid())
 
 
 class SimulatedGpu(WorkerPlugin):
-    """Gives a GPU to the process of each worker that has none yet.
-
-    Parameters
-    ----------
-    **options
-        Of `SimulatedDevice`.
-    """
+    """Gives a GPU, with the options of `SimulatedDevice`, to the process of each worker that has none yet."""
 
     name = "simulated GPU"
     idempotent = True
