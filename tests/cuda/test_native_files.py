@@ -9,12 +9,7 @@ from xarray_gpuzarr import StoreReadError
 from xarray_gpuzarr.cuda import gds_files
 from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 
-
-class Stream:
-    """A stream of which only the handle matters."""
-
-    def __init__(self, handle=0x10):
-        self.handle = handle
+STREAM = SimpleNamespace(handle=0x10)
 
 
 class FakeKvikio:
@@ -65,10 +60,10 @@ def opened(kvikio):
 
 
 def test_reads_go_to_kvikios_threads_once_the_stream_is_idle(kvikio):
-    file, stream = opened(kvikio), Stream()
+    file = opened(kvikio)
 
-    reads = [file.read(0x1000 + 4096 * n, 4096, 8192 * n, stream) for n in range(2)]
-    assert [read.finish() for read in reads] == [4096, 4096]
+    reads = [file.read(0x1000 + 4096 * n, 4096, 8192 * n, STREAM) for n in range(2)]
+    assert [read.finish() for read in reads * 2] == [4096] * 4  # of which the first two wait
     file.close()
 
     assert kvikio.log == [
@@ -83,31 +78,21 @@ def test_reads_go_to_kvikios_threads_once_the_stream_is_idle(kvikio):
     ]
 
 
-def test_finishing_twice_waits_once(kvikio):
-    read = opened(kvikio).read(0x1000, 10, 0, Stream())
-
-    assert [read.finish(), read.finish()] == [10, 10]
-    assert kvikio.log.count(("get",)) == 1
-
-
 @pytest.mark.parametrize("call", ["CuFile", "pread", "get"])
 def test_failure_is_an_error_that_names_the_file(kvikio, call):
     kvikio.failing.add(call)
 
     with pytest.raises(StoreReadError, match="/data/shard") as caught:
-        opened(kvikio).read(0x1000, 10, 0, Stream(0x30)).finish()
+        opened(kvikio).read(0x1000, 10, 0, STREAM).finish()
 
     assert f"{call} failed" in caught.value.found
     assert 'storage="posix"' in caught.value.do
 
 
-def test_files_can_be_read_where_kvikio_says_so(kvikio):
-    assert why_no_files() is None
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({}, "None"),
         ({"compat": True}, "compatibility mode"),
         ({"available": False}, "nvidia-fs"),
         ({"failing": {"is_gds_available"}}, "cannot be asked (RuntimeError: is_gds_available failed)"),
@@ -116,7 +101,7 @@ def test_files_can_be_read_where_kvikio_says_so(kvikio):
 def test_where_files_cannot_be_read_there_is_a_reason(kvikio, change, why):
     vars(kvikio).update(change)
 
-    assert why in why_no_files()
+    assert why in str(why_no_files())
 
 
 NOT_LOADED = [

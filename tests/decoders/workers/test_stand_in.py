@@ -42,6 +42,7 @@ def array():
         lambda a: np.full_like(a, 7),
         lambda a: np.stack(list(np.split(a, 2, axis=1))),
         lambda a: np.cumsum(a, axis=0),
+        lambda a: np.asarray([1, 2], like=a),
     ],
 )
 def test_computes_as_numpy_and_stays_what_it_is(array, compute):
@@ -49,13 +50,6 @@ def test_computes_as_numpy_and_stays_what_it_is(array, compute):
 
     assert type(result) is CupyStandIn
     np.testing.assert_array_equal(result.get(), expected, strict=True)
-
-
-def test_arrays_are_made_like_it(array):
-    made = np.asarray([1, 2], like=array)
-
-    assert type(made) is CupyStandIn
-    assert made.get().tolist() == [1, 2]
 
 
 def test_becomes_no_numpy_array_unasked(array):
@@ -78,13 +72,8 @@ def test_without_a_gpu_it_is_unpacked_as_it_was(array):
 def test_equal_ones_have_equal_tokens(array):
     assert tokenize(array) == tokenize(CupyStandIn(VALUES.copy()))
     assert tokenize(array) != tokenize(CupyStandIn(VALUES + 1))
-
-
-def test_long_ones_that_differ_in_the_middle_have_other_tokens():
-    values, others = np.zeros(5000), np.zeros(5000)
-    others[2500] = 1
-
-    assert tokenize(CupyStandIn(values)) != tokenize(CupyStandIn(others))
+    differ_in_the_middle = np.arange(5000) == 2500
+    assert tokenize(CupyStandIn(np.zeros(5000))) != tokenize(CupyStandIn(differ_in_the_middle.astype("f8")))
 
 
 def test_dask_knows_it_for_a_duck_array(array):
