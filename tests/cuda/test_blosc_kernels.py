@@ -269,13 +269,6 @@ def test_frame_of_any_blocksize(name: str, blocksize: int) -> None:
     assert decompressed(frame) == numcodecs.Blosc().decode(frame)
 
 
-def test_frame_with_matches_from_afar() -> None:
-    content = (noise(9000) + bytes(9000)) * 12
-    frame = compressed(content)
-    assert len(frame) < 3 * 9000  # of twelve times 9000 bytes of noise
-    assert decompressed(frame) == content
-
-
 INTACT = [
     coded
     for name in ("steps", "words", "wave")

@@ -130,15 +130,6 @@ def test_memory_goes_back_in_its_own_context_on_a_thread_of_another_device(fake,
     assert (fake.contexts.device, fake.contexts.context) == (0, before)
 
 
-def test_a_thread_that_uses_another_device_goes_back_to_it(fake, device):
-    fake.contexts.set_device(0)
-
-    with device.activate():
-        inside = fake.contexts.device
-
-    assert (inside, fake.contexts.device) == (1, 0)
-
-
 def test_a_thread_that_has_used_no_device_keeps_the_one_it_has_used_now(fake, device):
     def read():
         with device.activate():

@@ -284,9 +284,3 @@ def test_it_never_falls_back_to_the_host(gpus, path, monkeypatch):
     decoder_for.cache_clear()  # as in another process, which has unpacked a task
     with pytest.raises(DeviceUnavailableError, match="device='cuda:1' cannot be used here"):
         lazy.load()
-
-
-def test_opening_starts_no_gpu(gpus, fake, path):
-    opened(path, "cuda:1")
-
-    assert fake.contexts.made == []

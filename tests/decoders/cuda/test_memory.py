@@ -18,7 +18,7 @@ from helpers.stores.shards import with_chunk
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
+from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError
 from xarray_gpuzarr.cuda.workspace_memory import PinnedRing
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
@@ -318,15 +318,3 @@ def test_two_devices_in_one_process(seed):
             assert_reads(reads, name)
 
     assert [device.calls["stream"] for device in devices] == [4, 4]
-
-
-def test_configure_holds_from_the_next_read_on():
-    device = SimulatedDevice(LAZY)
-    reads = CudaReads(device)
-
-    assert_reads(reads)
-    n_batches = device.calls["nvcomp"]
-    configure(batch_nbytes=64 * MIB, slot_nbytes=MIB)
-    assert_reads(reads)
-
-    assert (n_batches, device.calls["nvcomp"]) == (4, 4 + 1)

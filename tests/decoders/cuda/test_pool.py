@@ -77,23 +77,6 @@ def test_many_threads_take_turns(seed):
     assert n_workspaces(device) <= most < N_THREADS
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_threads_that_come_and_go_take_nothing_anew(name):
-    device = NotingDevice(LAZY)
-    reads = CudaReads(device)
-
-    taken = []
-    with limits():
-        for _ in range(3):
-            with ThreadPoolExecutor(1) as thread:
-                found = thread.submit(reads.values, scene(name).array).result()
-            np.testing.assert_array_equal(found, scene(name).expected)
-            taken.append([device.calls[call] for call in ("stream", "allocate_pinned")])
-    device.check()
-
-    assert taken[0] == taken[1] == taken[2]
-
-
 def lent_at_once(pool, n_threads):
     """Return the workspaces of reads that are all under way at the same time."""
     all_there = threading.Barrier(n_threads, timeout=20)

@@ -6,7 +6,6 @@ A fault is planted in each codec and kernel in turn. "The next process" is a new
 import functools
 import json
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,13 +18,10 @@ from queue import Empty
 import numcodecs
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
 from helpers.data import blosc_frames
 from helpers.data.corpus import write
 from helpers.kernels import on_host as host_kernels
-from helpers.simulated import worker as simulated_worker
-from helpers.simulated.array import SimulatedArray
 from helpers.simulated.planted_faults import IDENTITY, Fault, FaultyDevice, engine
 from helpers.stores.fakes import put
 from hypothesis import given
@@ -205,18 +201,6 @@ def test_checks_do_not_care_which_stream_the_caller_works_on(monkeypatch):
     device.check()
 
 
-def test_what_does_not_need_it_stays_on_the_device():
-    decoder, device = engine(Fault("Zstd", "bytes"))
-    found = cases()
-    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
-        values(found["zstd"][0], decoder)
-    for name in ("lz4", "gzip", "blosc lz4", "raw", "cast"):
-        array, expected = found[name]
-        np.testing.assert_array_equal(values(array, decoder), expected)
-        assert decoder.route(array.spec, array.cast).where == "cuda"
-    device.check()
-
-
 @pytest.mark.parametrize("fault", [Fault("Zstd", "bytes"), Fault("Zstd", "status")], ids=str)
 def test_strict_checks_raise_and_name_what_failed(fault, monkeypatch):
     monkeypatch.setattr(in_force, "options", replace(OPTIONS, checks="strict"))
@@ -353,20 +337,6 @@ def test_all_checks_go_on_behind_one_that_fails():
     assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "lz4, one byte", "blosc lz4"}
 
 
-def test_memory_that_lacks_for_a_moment_costs_nothing_later():
-    array, expected = cases()["lz4"]
-    lacking = []
-    decoder, _ = engine(None, fail_allocations=lambda _: bool(lacking))
-    values(cases()["zstd"][0], decoder)
-    lacking.append(True)
-    with pytest.warns(GpuZarrWarning, match="no memory to check"), pytest.raises(DeviceMemoryError):
-        values(array, decoder)
-    lacking.clear()
-    np.testing.assert_array_equal(values(array, decoder), expected)
-    assert decoder.route(array.spec, array.cast).where == "cuda"
-    assert decoder.why_unusable() is None
-
-
 @pytest.mark.parametrize(("error", "about"), [(DeviceMemoryError, "moment"), (CudaError, "process")])
 def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, error, about):
     monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
@@ -396,16 +366,6 @@ def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
     np.testing.assert_array_equal(values(array, CudaDecoder(lambda: sound)), expected)
     assert sound.calls["nvcomp"] > 1  # it was checked: nothing was remembered
     sound.check()
-
-
-@pytest.mark.parametrize("first", [4, 6, 10, 14, 20])
-def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
-    """The check of copies has passed by then, in the same breath."""
-    array, _ = cases()["zstd"]
-    decoder, _ = engine(Fault("upload", "raise", first=first))
-    with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
-        values(array, decoder)
-    assert "copies failed" in decoder.why_unusable()
 
 
 @pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
@@ -500,34 +460,6 @@ def test_points_are_checked_by_themselves():
     with device.activate():
         np.testing.assert_array_equal(found.get(), expected[at])
     assert decoder.route(array.spec, array.cast).where == "cuda"
-
-
-@pytest.fixture
-def opened(tmp_path, monkeypatch):
-    """Return a call that opens a store on a device that errs as it is told, as if it were this machine's GPU."""
-    xr.Dataset({"a": (("y", "x"), VALUES)}).chunk(y=10, x=30).to_zarr(tmp_path / "a.zarr", consolidated=False)
-    with simulated_worker.installed():
-
-        def use(fault, **options):
-            sys.modules[simulated_worker.MODULE].device = FaultyDevice(fault)
-            return xr.open_dataset(tmp_path / "a.zarr", engine="gpuzarr", consolidated=False, **options)
-
-        yield use
-
-
-def test_auto_takes_the_gpu_if_it_can_copy(opened):
-    block = opened(Fault("LZ4", "bytes"), chunks=None)["a"].isel(y=slice(3, 25)).compute().data
-    assert isinstance(block, SimulatedArray)
-    np.testing.assert_array_equal(block.get(), VALUES[3:25])
-
-
-def test_explain_says_why_the_host_decodes(opened):
-    dataset = opened(Fault("Zstd", "bytes"), chunks={})
-    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
-        dataset["a"].compute()
-    (row,) = dataset.gpuzarr.explain().rows
-    assert row.where == "host, then one copy to the device"
-    assert "zstd failed its self-check on NVIDIA Simulator" in row.why
 
 
 def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):

@@ -179,14 +179,6 @@ def test_storage_that_was_asked_for(in_files, storage):
     assert bool(device.calls["read_file"]) == (storage == "gds")
 
 
-def test_auto_on_a_device_that_reads_no_files(in_files):
-    device = SimulatedDevice()
-
-    assert_same_bits(CudaReads(device).values(in_files("raw", "auto")), scene("raw").expected)
-
-    assert device.calls["read_file"] == 0
-
-
 def test_gds_on_a_device_that_reads_no_files_is_an_error(in_files):
     stored = in_files("raw")
 
