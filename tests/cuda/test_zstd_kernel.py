@@ -44,10 +44,6 @@ def judged(data, start, nbytes, expected):
     return found
 
 
-def test_frame_flushed_in_the_middle_is_ready():
-    assert ready([flushed_zstd(bytes(3000))], 3000) == [True]
-
-
 PLAIN = zstandard.ZstdCompressor().compress(TEXT)
 TRAINED = zstandard.train_dictionary(1000, [RNG.bytes(20) + TEXT[: 100 + i] for i in range(100)])
 SKIPPABLE = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
@@ -223,10 +219,6 @@ def test_frame_without_compressed_blocks_is_accepted_only_if_libzstd_decodes_it(
 def test_spare_frame_is_one_that_libzstd_decodes():
     assert zstandard.ZstdDecompressor().decompress(SPARE_FRAME.tobytes()[:10]) == b"A"
     assert SPARE_FRAME.nbytes == 16
-
-
-def test_no_frames_are_no_launch():
-    assert run_check([], 9) == []
 
 
 @pytest.mark.sanitized

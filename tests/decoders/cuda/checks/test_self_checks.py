@@ -179,7 +179,7 @@ def test_values_are_right_whatever_is_wrong(fault, name, seed):
 def test_the_next_process_remembers(fault, name, monkeypatch):
     array, expected = cases()[name]
     with pytest.warns(GpuZarrWarning):
-        values(array, CudaDecoder(lambda: device)) if (device := FaultyDevice(fault)) else None
+        values(array, engine(fault)[0])
     monkeypatch.setattr(advice, "said", set())
     decoder, device = engine()
     if fault.kind == "memory":
