@@ -58,7 +58,7 @@ def test_a_codec_whose_library_does_not_show_it(compiled, forgotten, monkeypatch
 
     assert native_codec(name) is None
     assert native_codec("raw") is not None
-    assert taken.n_given == 0
+    assert not taken.given
 
 
 def _no_module(name):

@@ -68,7 +68,7 @@ def test_reads_do_without_a_library_that_cannot_be_used(folder, local, change, w
     assert why in why_absent()
     with rows_taken() as taken:
         assert_same_bits(read_array(write(local, DATA, chunks=(4, 7)), device="host"), DATA)
-    assert taken.n_given == 0
+    assert not taken.given
 
 
 def test_numbers_from_2_to_the_63_on_wrap_around():
