@@ -51,6 +51,7 @@ class BuildError(AssertionError):
 
 def launch(kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
     """Run `kernel` on a one-dimensional grid, on host addresses; done on return."""
+    assert n_blocks > 0, f"{kernel.name}: CUDA takes no empty grid"
     run, lock = _load(kernel)
     with lock:
         status = run(n_blocks, n_threads, len(args), (ctypes.c_ulonglong * len(args))(*args))
