@@ -288,6 +288,10 @@ def test_text_and_numbers_have_no_chunks(source):
     assert "chunks" not in encoding["n"]
 
 
+def test_lengths_are_at_most_those_of_the_axes(source):
+    assert source.gpuzarr.encoding({"time": 99, "y": 4})["t2m"]["chunks"] == (6, 4, 50)
+
+
 def test_nothing_is_read():
     lazy = xr.Dataset({"a": ("x", da.from_delayed(dask.delayed(fail)(), (10**6,), "f4"))})
     assert lazy.gpuzarr.encoding("1 MB", "2 MB")["a"] == {"chunks": (250_000,), "shards": (500_000,)}
