@@ -33,7 +33,7 @@ from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.errors import masked, visible
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.process import advice, progress_bar
 from xarray_gpuzarr.read import stored_array
 
@@ -199,7 +199,7 @@ def test_what_is_opened_shows_no_secret(server, store, monkeypatch):
     assert_no_secret(*map(str, tasks.t.data.dask), *map(repr, dict(tasks.t.data.dask).values()), repr(tasks.t.data))
     stored = find_lazy_array(lazy.t.variable._data).stored
     assert_no_secret(repr(find_lazy_array(lazy.t.variable._data)), repr(stored), repr(stored.source))
-    assert_no_secret(repr(explain(array)), str(explain(array)), repr(byte_source(opened)))
+    assert_no_secret(repr(explain(array)), str(explain(array)), repr(object_source(opened)))
 
 
 def test_an_array_that_zarr_reads_shows_no_secret(server):
@@ -232,9 +232,9 @@ def test_requests_for_chunks_bear_the_password(server, store):
 def test_stores_with_other_secrets_are_other_stores(server):
     one, other = fsspec(server, "a.zarr"), FsspecStore.from_url(f"{server.url}/a.zarr", read_only=True)
 
-    assert byte_source(one).identity == byte_source(fsspec(server, "a.zarr")).identity
-    assert byte_source(one).identity != byte_source(other).identity
-    assert SECRET not in str(byte_source(one).identity)
+    assert object_source(one).identity == object_source(fsspec(server, "a.zarr")).identity
+    assert object_source(one).identity != object_source(other).identity
+    assert SECRET not in str(object_source(one).identity)
 
 
 @pytest.mark.parametrize("path", ["a.zarr", "damaged.zarr", "none.zarr", "a.zarr/t", f"a.zarr?sig={SECRET}"])

@@ -8,7 +8,7 @@ from zarr.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import ManagedMemoryStore, MemoryStore
 
-from xarray_gpuzarr.fetch import StoreSource, byte_source
+from xarray_gpuzarr.fetch import StoreSource, object_source
 from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not answers_at_once(MemoryStore()), reason="zarr
 def source():
     store = MemoryStore()
     sync(store.set("a/b", cpu.Buffer.from_bytes(b"0123456789")))
-    return byte_source(store)
+    return object_source(store)
 
 
 def ranged(source, key, offset, nbytes):
@@ -28,9 +28,9 @@ def ranged(source, key, offset, nbytes):
 
 
 def test_only_the_store_itself_is_read_so():
-    assert isinstance(byte_source(MemoryStore()), MemorySource)
-    assert isinstance(byte_source(ManagedMemoryStore()), StoreSource)
-    assert isinstance(byte_source(zarr.storage.LoggingStore(MemoryStore())), StoreSource)
+    assert isinstance(object_source(MemoryStore()), MemorySource)
+    assert isinstance(object_source(ManagedMemoryStore()), StoreSource)
+    assert isinstance(object_source(zarr.storage.LoggingStore(MemoryStore())), StoreSource)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import byte_source, index_cache, snapshot, version_conflicts
+from xarray_gpuzarr.fetch import index_cache, object_source, snapshot, version_conflicts
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import Edge, changed
 from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
@@ -257,7 +257,7 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
         array = opened(server)
         assert_all_right(array)
 
-        assert version_conflicts.needed.get(byte_source(array.store).identity, Care.USUAL) == care
+        assert version_conflicts.needed.get(object_source(array.store).identity, Care.USUAL) == care
 
 
 def test_one_warning_for_each_store():
@@ -295,7 +295,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
     monkeypatch.setattr(options.in_force, "options", limits)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        version_conflicts.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.needed[object_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_right(array, SELECTIONS[name])
 
@@ -311,7 +311,7 @@ def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     monkeypatch.setattr(snapshot, "WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        version_conflicts.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.needed[object_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_all_right(array)
 

@@ -18,7 +18,7 @@ import pytest
 
 from helpers.loops import changed, require_loops, set_costs, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, chunk_codec, loop_call, native_program
+from xarray_gpuzarr.decoders.host import chunk_codec, host_array, loop_call, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
@@ -292,7 +292,7 @@ def is_taken(name: str, notes: Notes) -> bool:
 def _forget() -> None:
     """Forget what reads keep for the next ones."""
     index_cache.cache.clear()
-    array.host_array.cache_clear()
+    host_array.host_array.cache_clear()
     native_program.native_program.cache_clear()
     chunk_codec.chunk_codec.cache_clear()
 

@@ -74,8 +74,8 @@ class LazyArray(BackendArray):
 
     @property
     def _slow_store(self) -> Store | None:
-        place, array = self.stored.place, self.stored.zarr_array
-        store = array.store if array is not None else place.store if isinstance(place, StoreSource) else None
+        source, array = self.stored.store_source, self.stored.zarr_array
+        store = array.store if array is not None else source.store if isinstance(source, StoreSource) else None
         return store if store is not None and takes_long(store) else None
 
     def meta(self) -> Any:

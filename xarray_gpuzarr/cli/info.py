@@ -178,7 +178,7 @@ def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
 
 def disk_nbytes(lazy: LazyArray) -> int | None:
     """Return the bytes of an array's objects in a local store, or None if that is not cheap or not allowed to know."""
-    source, spec = lazy.stored.place, lazy.stored.spec
+    source, spec = lazy.stored.store_source, lazy.stored.spec
     if not isinstance(source, LocalSource):
         return None
     try:

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import xarray as xr
 from zarr.codecs import ZstdCodec
 
+from xarray_gpuzarr.backend.accessor.packing import PACKING, TIMES
+
 Field = npt.NDArray[np.float32]
 
 _SHARD_CHUNKS = 24
 """Most inner chunks of a shard: in the sample one per hour of a day."""
 CHUNK_ELEMENTS = 1024 * 1024
 """Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
-_KEPT_ENCODING = frozenset(
-    ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "units", "calendar")
-)
+_KEPT_ENCODING = frozenset((*PACKING, *TIMES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA, decoder_for, missin
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.in_memory import MemorySource
 from xarray_gpuzarr.fetch.remote.clients import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
@@ -155,7 +155,7 @@ def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | 
     return StoredArray(
         shape=spec.grid.shape,
         spec=spec,
-        source=byte_source(store),
+        source=object_source(store),
         zarr_array=None,
         cast=Cast(dtype=native_dtype(metadata).str),
     )

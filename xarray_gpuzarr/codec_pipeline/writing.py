@@ -55,7 +55,7 @@ _ATTEMPTS = 5
 
 def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
     """Return how the loops encode the chunks of an array, or why zarr-python has to."""
-    if "\0" in spec.path:  # of which the loops would write the file that is called as what stands before
+    if "\0" in spec.path:  # the loops would cut the name there, and write another file
         return "a name that no file can have is zarr-python's to refuse"
     order = "morton"
     if isinstance(metadata, ArrayV3Metadata):
@@ -217,7 +217,7 @@ def _planned(
     selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
     if selection is None or selection.outer is None:
         return None
-    # Which value has an element that is written more than once, zarr-python decides.
+    # If an element is written more than once, zarr-python decides which value it gets.
     columns = [each for each in selection.outer.wanted if not isinstance(each, slice)]
     if any((column[1:] == column[:-1]).any() for column in columns):
         return None

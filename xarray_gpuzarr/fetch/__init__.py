@@ -21,7 +21,7 @@ from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.source import ObjectSource, Storage
 
 
-def byte_source(store: Store, storage: Storage = "auto") -> ObjectSource:
+def object_source(store: Store, storage: Storage = "auto") -> ObjectSource:
     """Return the best source for a zarr store.
 
     Raises `OptionError` for ``storage="gds"`` where the store is no directory of local files.

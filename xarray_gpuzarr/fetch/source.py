@@ -195,9 +195,9 @@ class ObjectSource(ByteSource, Protocol):
     ) -> ObjectSource:
         """Return this source as one read is to use it.
 
-        With `ask_again` it asks many times for a version that other answers are not of. `expected_nbytes` is the length
-        of one request, where that is known. No memory is taken for chunks of more than `most_nbytes`, as far as the
-        store tells the lengths of objects.
+        With `ask_again` it asks again, many times, while answers are of another version than the one wanted.
+        `expected_nbytes` is the length of one request, where that is known. No memory is taken for chunks of more than
+        `most_nbytes`, as far as the store tells the lengths of objects.
         """
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:

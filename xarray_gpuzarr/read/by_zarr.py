@@ -9,7 +9,7 @@ import numpy as np
 from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.changed import changed_metadata
@@ -41,9 +41,9 @@ def read_by_zarr(
         if block is not values:  # for no axes, zarr-python gives scalars, which know too little of their dtype
             block[()] = values
     except ChunkNotFoundError as err:
-        raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(byte_source(array.store).name) from err
+        raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(object_source(array.store).name) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
-        opened, source = to_json(array.metadata.to_dict()), byte_source(array.store)
+        opened, source = to_json(array.metadata.to_dict()), object_source(array.store)
         said = changed_metadata(source, array.path, opened) or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
             tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",

@@ -16,7 +16,7 @@ from zarr.storage import StorePath
 
 from xarray_gpuzarr.decoders.protocol import Decoder, FileReader, Route
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import ObjectSource, Storage, store_token
 from xarray_gpuzarr.fetch.strict import StrictSource
@@ -83,13 +83,13 @@ class StoredArray:
         return (type(self).__qualname__, array, source, repr(self.cast))  # dask takes what is in it as it is
 
     @property
-    def place(self) -> ObjectSource | None:
+    def store_source(self) -> ObjectSource | None:
         """What knows the store of planned reads, whether its objects may be missing or not."""
         return self.source.within if isinstance(self.source, StrictSource) else self.source
 
     def in_store(self, store: Store) -> StoredArray:
         """Return this array, read through another store of the same objects, which is no directory."""
-        source: ObjectSource | None = None if self.source is None else byte_source(store)
+        source: ObjectSource | None = None if self.source is None else object_source(store)
         if source is not None and isinstance(self.source, StrictSource):
             source = StrictSource(source)
         array = None if self.zarr_array is None else in_store(self.zarr_array, store)
@@ -128,9 +128,9 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     try:
         spec = parse_array(array)
     except GpuZarrError as err:
-        raise err.within(byte_source(array.store).name) from err.__cause__
+        raise err.within(object_source(array.store).name) from err.__cause__
     planned = isinstance(spec, ArraySpec)
-    source: ObjectSource | None = byte_source(array.store, storage) if planned else None
+    source: ObjectSource | None = object_source(array.store, storage) if planned else None
     # Arrays of zarr-python before 3.2 do not show their config.
     if source is not None and refuses_missing(getattr(array, "config", None)):
         source = StrictSource(source)

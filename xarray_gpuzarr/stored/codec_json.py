@@ -93,10 +93,10 @@ def _parse_codec(entry: Json, dtype: DType, *, transposed: bool) -> CodecSpec:
 
 
 def _known_codec(name: str, conf: Conf, dtype: DType, *, transposed: bool) -> CodecSpec | None:
-    if name in _CORE:
-        return _CORE[name](conf, dtype)
+    if name in _WITH_CONFIGURATION:
+        return _WITH_CONFIGURATION[name](conf, dtype)
     if not name.startswith(_PREFIX):
-        return _BYTES_TO_BYTES[name]() if name in _BYTES_TO_BYTES else None
+        return _WITHOUT_CONFIGURATION[name]() if name in _WITHOUT_CONFIGURATION else None
     codec_id = name.removeprefix(_PREFIX)
     if dtype is None:
         return parse_numcodec(codec_id, conf, None) if codec_id in {*COMPRESSORS, "blosc"} else None
@@ -163,7 +163,7 @@ def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
     )
 
 
-_CORE: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
+_WITH_CONFIGURATION: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
     "bytes": _bytes,
     "endian": _bytes,
     "transpose": lambda conf, _: (
@@ -176,7 +176,7 @@ _CORE: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
     "scale_offset": _scale_offset,
     "cast_value": _cast_value,
 }
-_BYTES_TO_BYTES: dict[str, Callable[[], BytesBytesSpec]] = {**COMPRESSORS, "crc32c": ChecksumSpec}
+_WITHOUT_CONFIGURATION: dict[str, Callable[[], BytesBytesSpec]] = {**COMPRESSORS, "crc32c": ChecksumSpec}
 
 
 def parse_v2_codecs(

@@ -190,7 +190,7 @@ class PackBitsSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOffsetSpec(ScaledSpec):
-    """Within one dtype, of which the numbers are exactly; integers divide without a rest (Zarr extension)."""
+    """Within one dtype, with scale and offset exactly of it; integers divide without a rest (Zarr extension)."""
 
     def __str__(self) -> str:
         return f"scale_offset(scale={self.scale}, offset={self.offset})"
@@ -267,8 +267,8 @@ def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
 NO_LIMIT = 2**63 - 1
 """Bytes of an object or a chunk, where nothing bounds them."""
 _MOST_TIMES, _MOST_SLACK_NBYTES = 4, 1024 * 1024
-"""Incompressible bytes grow by an eighth at most, as Huffman codes of zlib with little memory, but for streams that are
-flushed, or begun anew, every few bytes, and for names, extra fields and skippable frames."""
+"""Incompressible bytes grow by an eighth at most (zlib with little memory), unless streams are flushed, or begun anew,
+every few bytes, or carry names, extra fields or skippable frames."""
 _UNKNOWN_TIMES, _UNKNOWN_SLACK_NBYTES = 64, 16 * 1024 * 1024
 """The same of codecs that only zarr-python knows: numbers as text take 13 times their bytes, shards in shards 27 times
 those of chunks of one byte."""
@@ -311,7 +311,7 @@ class PipelineSpec:
 
 
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
-    """Return how many bytes decode to `nbytes` bytes; None if that depends on them, or nothing decodes to so many."""
+    """Return the encoded length of `nbytes` decoded bytes; None if the content decides, or nothing has that length."""
     if isinstance(spec, ChecksumSpec):
         return nbytes + 4
     if isinstance(spec, PackBitsSpec):

@@ -129,7 +129,7 @@ _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | No
 def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | None:
     """Return both dtypes of a codec; None if one of them is out of the ordinary.
 
-    `dtype` stands in for the first one, which does for the second. In format 3 it must be the first one.
+    `dtype` replaces a missing `decoded`, and in format 3 must equal it; the decoded one replaces a missing `encoded`.
     """
     first = dtype_text(decoded or dtype)
     second = dtype_text(encoded) if encoded else first

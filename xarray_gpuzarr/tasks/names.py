@@ -66,7 +66,7 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
     These are examined: directories and metadata of the array, of its group and of the root; eight shards and their
     directories, which show that a shard beside them was created, deleted or replaced; and a zip file.
     """
-    place = _place(stored)
+    place = _folder_or_zip(stored)
     if isinstance(place, ZipStore):
         return (_mark(str(place.path)),)
     if place is None:
@@ -74,9 +74,9 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
     return tuple(_mark(f"{place}/{key}") for key in dict.fromkeys(_keys(stored)))
 
 
-def _place(stored: StoredArray) -> str | ZipStore | None:
+def _folder_or_zip(stored: StoredArray) -> str | ZipStore | None:
     """Return the directory or the zip file of an array, or None."""
-    source = stored.place
+    source = stored.store_source
     if isinstance(source, LocalSource):
         return source.root
     store: Store | None = source.store if isinstance(source, StoreSource) else None

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
+from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.native_program import Steps
 from xarray_gpuzarr.native.codec_functions import NativeEncoder, native_encoder
 from xarray_gpuzarr.native.library import EncoderStruct, address, loops, why_absent
@@ -90,7 +90,7 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
         return f"codec {compressor} is encoded by zarr-python"
     settings: dict[str, Any] | None = {}
     if compressor is not None:
-        settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), array.stored.itemsize)
+        settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), array.stored_dtype.itemsize)
     if settings is None:
         return f"the settings of codec {compressor} are zarr-python's to judge"
     most_nbytes = array.chunk_nbytes
@@ -102,7 +102,7 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
 def _encoder(
     array: HostArray, settings: dict[str, Any], functions: NativeEncoder, order: str, most_nbytes: int
 ) -> Encoder:
-    spec, stored, index = array.spec, array.stored, array.spec.index
+    spec, stored, index = array.spec, array.stored_dtype, array.spec.index
     native = stored.newbyteorder("=")
     swap = None if stored.isnative else Steps(native, [], stored)
     per_object = np.array(spec.grid.chunks_per_shard, np.int64)

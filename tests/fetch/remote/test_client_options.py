@@ -15,7 +15,7 @@ from s3fs import S3FileSystem
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.fetch import byte_source, index_cache
+from xarray_gpuzarr.fetch import index_cache, object_source
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
@@ -137,7 +137,7 @@ def test_options_of_obstore(server, kind, name):
 
 
 def identity(store):
-    return byte_source(store).identity
+    return object_source(store).identity
 
 
 def http(**client_options):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import GpuZarrError, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import byte_source, index_cache, version_conflicts
+from xarray_gpuzarr.fetch import index_cache, object_source, version_conflicts
 from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.process import advice
 
@@ -162,7 +162,7 @@ def test_such_a_store_is_known_after_one_read_and_said_once(client, heeds_if_mat
             assert_right(opened(server, client))
 
         assert [request.range for request in server.of_data] == [None] * 5
-        assert version_conflicts.needed[byte_source(array.store).identity] is Care.ONE_ANSWER
+        assert version_conflicts.needed[object_source(array.store).identity] is Care.ONE_ANSWER
 
 
 def said_of_the_range(form):

@@ -25,7 +25,7 @@ from zarr.storage import LocalStore
 
 from xarray_gpuzarr import FetchOptions, StoreReadError, read_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import byte_source, index_cache
+from xarray_gpuzarr.fetch import index_cache, object_source
 from xarray_gpuzarr.fetch.remote import store_source
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
@@ -174,7 +174,7 @@ def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeyp
 
 
 def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
-    source = byte_source(store).for_one_read()
+    source = object_source(store).for_one_read()
     with slow(server, 0.02), zarr.config.set({"async.timeout": 10}):
         wanted = [ByteRange(offset=n, nbytes=1) for n in range(source.lookahead)]
         pending = [source.start([("unsharded/bytes/c/0/0", one)]) for one in wanted]
@@ -298,7 +298,7 @@ def test_keys_that_the_server_refuses(s3, client):
     stored = stored_array(opened(good, "u10"))
 
     with pytest.raises(StoreReadError, match="u10/c/0/0/0") as caught:
-        read(replace(stored, source=byte_source(bad)), ..., HostDecoder())
+        read(replace(stored, source=object_source(bad)), ..., HostDecoder())
 
     assert isinstance(caught.value.__cause__, PermissionError | PermissionDeniedError)
     assert_same_bits(read(stored, ..., HostDecoder()), weather()["u10"].values)

@@ -20,7 +20,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore
 
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import byte_source, index_cache
+from xarray_gpuzarr.fetch import index_cache, object_source
 from xarray_gpuzarr.fetch.remote.clients import http_status, is_too_short
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
@@ -120,7 +120,7 @@ def test_ranges_behind_the_end_in_stores_of_servers(store):
 
 
 def assert_ranges_behind_the_end_are_short(store):
-    source = byte_source(store).for_one_read()
+    source = object_source(store).for_one_read()
     for key, nbytes in (("ten", 10), ("none", 0)):
         for wanted in (ByteRange(nbytes, 2), ByteRange(nbytes + 10, 10), ByteRange(max(0, nbytes - 5), 10)):
             with pytest.raises(StoreReadError, match="shorter"):

@@ -11,14 +11,13 @@ import numpy as np
 import zarr.abc.codec
 from xarray import Dataset, Variable
 
+from xarray_gpuzarr.backend.accessor.packing import PACKING, TIMES
 from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.settings import parse_nbytes
 
 Size = int | str | Mapping[Any, int]
 """Size of a chunk or a shard: stored bytes before compression, or lengths along dimensions, -1 for all."""
 
-_PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-_TIMES = ("units", "calendar")
 _CODECS = ("filters", "compressors")
 _TIME_NBYTES = 8
 _DO = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
@@ -40,7 +39,7 @@ def encodings(
     kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
     by_name = {}
     for name, variable in dataset.variables.items():
-        keys = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
+        keys = [*PACKING, *(TIMES if variable.dtype.kind in "mM" else ())]
         encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
         for key in _CODECS:
             codecs = variable.encoding.get(key)

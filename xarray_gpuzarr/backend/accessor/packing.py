@@ -18,8 +18,8 @@ from xarray_gpuzarr.errors import OptionError
 
 _SLAB = 2**17
 """Elements that are packed at once: a megabyte of float64."""
-_PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-_TIMES = ("units", "calendar")
+PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+TIMES = ("units", "calendar")
 
 
 def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
@@ -27,7 +27,7 @@ def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
 
     Computing them raises an `OptionError` if the units in the store cannot express a time. `name` is for that error.
     """
-    encoding: dict[str, Any] = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
+    encoding: dict[str, Any] = {key: stored.encoding[key] for key in PACKING if key in stored.encoding}
     if "missing_value" in encoding and np.all(encoding.get("_FillValue") != encoding.get("_FillValue")):
         del encoding["_FillValue"]  # NaN, which xarray adds to all floats, and refuses beside another value
     blocks: da.Array = variable.data
@@ -35,9 +35,9 @@ def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
     for key in {"scale_factor", "add_offset"} & encoding.keys():
         encoding[key] = float(np.asarray(encoding[key]).item())
     if variable.dtype.kind in "mM":
-        encoding |= {key: stored.attrs[key] for key in _TIMES if key in stored.attrs}
+        encoding |= {key: stored.attrs[key] for key in TIMES if key in stored.attrs}
     dtype = _encoded(np.zeros(1, variable.dtype), encoding).dtype
-    values = [encoding[key] for key in _PACKING[1:] if key in encoding]
+    values = [encoding[key] for key in PACKING[1:] if key in encoding]
     # Missing values that are NaN are stored as they are.
     changes = any(not isinstance(value, float | np.floating) or not np.isnan(value) for value in values)
     if dtype == variable.dtype and not changes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.array import Array, HostArray
+from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
@@ -67,7 +67,7 @@ class ChunkPlacer:
         array = self._array
         if array.codec is None:
             return self._decode_by_zarr(src)
-        if array.codec.in_place:
+        if array.codec.is_view:
             return array.elements(array.codec.view(src))
         scratch = memoryview(buffer("scratch", array.chunk_nbytes))
         array.codec.into(src, scratch)

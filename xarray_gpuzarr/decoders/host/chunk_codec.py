@@ -8,7 +8,7 @@ from functools import lru_cache
 import imagecodecs
 
 from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most
-from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
+from xarray_gpuzarr.decoders.host.filters import decode_elements, decoded_nbytes, unshuffle
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
@@ -68,19 +68,19 @@ class ChunkCodec:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
         self._nbytes: list[int | None] = []
-        """Bytes that each stage gives; None before another compressor than the first one that encodes."""
+        """Bytes that each stage gives; None for what is decoded for a second compressor."""
         known: int | None = chunk_nbytes
         for stage in reversed(self._stages):
             self._nbytes.insert(0, known)
             known = None if known is None else encoded_nbytes(stage, known)
         self._most = pipeline.most_nbytes(chunk_nbytes)
-        self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
+        self.is_view = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
 
     def view(self, src: memoryview) -> memoryview:
-        """Return the decoded chunk as a part of `src`; only if `in_place`."""
+        """Return the decoded chunk as a part of `src`; only if `is_view`."""
         decoded = self._decode(src, None)
         if len(decoded) != self._chunk_nbytes:
             raise FrameError(f"{len(decoded)} bytes, expected {self._chunk_nbytes}")
@@ -107,7 +107,7 @@ class ChunkCodec:
                 elif isinstance(stage, CompressorSpec) and nbytes is None:
                     src = decode_at_most(stage, src, self._most)
                 else:
-                    length = filtered_nbytes(stage, len(src)) if nbytes is None else nbytes
+                    length = decoded_nbytes(stage, len(src)) if nbytes is None else nbytes
                     out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", length))
                     _decode_into(stage, src, out)
                     src = out

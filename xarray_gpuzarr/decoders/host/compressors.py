@@ -1,7 +1,7 @@
 """Compressors on the host: for each, what decodes a frame, how quickly, and what the compiled loops call it.
 
-Each row is what accepts all that zarr-python does, such as gzip files of several members. Its word on damaged frames is
-final; quick are the compiled loops. No frame gets more memory than the chunk may have: a few bytes may stand for
+Each decoder accepts what zarr-python accepts, such as gzip files of several members, and decides whether a frame is
+damaged; the compiled loops are quicker. No frame gets more memory than the chunk may have: a few bytes may stand for
 terabytes.
 """
 

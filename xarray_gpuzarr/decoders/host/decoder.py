@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.array import host_array
+from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Costs, Schedule, schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task

@@ -47,8 +47,8 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
     numcodecs.Shuffle(spec.elementsize).decode(src, out=np.frombuffer(dst, np.uint8))
 
 
-def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
-    """Return how many bytes a filter decodes so many to: behind a compressor, nothing else tells.
+def decoded_nbytes(spec: StageSpec, nbytes: int) -> int:
+    """Return the decoded length of `nbytes` encoded bytes; after a compressor it is not known otherwise.
 
     Raises `FrameError` for no whole number of elements.
     """

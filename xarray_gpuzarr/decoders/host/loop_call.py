@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.array import Array, HostArray
+from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.native.library import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from xarray_gpuzarr.decoders.host.array import HostArray
+from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.process.records import record
 
 

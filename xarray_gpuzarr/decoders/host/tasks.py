@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.array import Array, HostArray
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
+from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.errors import StoreReadError
@@ -147,7 +147,7 @@ class PlanTasks:
         unknown length is all that is left, to see that it is no more.
         """
         nbytes, dst = int(self.plan.nbytes[row]), self.read.placer.straight_to(self.rows[row])
-        total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored.itemsize
+        total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored_dtype.itemsize
         if dst is None or nbytes not in (total, WHOLE_OBJECT):
             return []
         longest = max(1, self.read.rule.max_raw_nbytes // itemsize) * itemsize

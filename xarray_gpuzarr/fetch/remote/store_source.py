@@ -111,8 +111,8 @@ _WAITING = 8
 class StoreSource(SourceWithoutFiles):
     """Any zarr store, through byte-range requests.
 
-    As the source of one read, it has at most `n_under_way` requests under way at once, asks again for a version that
-    other answers are not of if `ask_again`, and takes objects of at most `most_nbytes` for chunks.
+    As the source of one read, it has at most `n_under_way` requests under way at once, asks again while answers are of
+    another version than the one wanted if `ask_again`, and takes objects of at most `most_nbytes` for chunks.
     """
 
     is_remote = True

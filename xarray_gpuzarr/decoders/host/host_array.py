@@ -23,26 +23,26 @@ class HostArray:
 
     def __init__(self, spec: ArraySpec, cast: Cast, loops: Loops | None) -> None:
         self.spec, self.cast, self.loops = spec, cast, loops
-        self.stored, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
+        self.stored_dtype, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
         self.chunk_nbytes, self.chunk_shape = spec.chunk_nbytes, spec.grid.chunk_shape
         self.strides = spec.chunk_strides
         """Of the elements of a decoded chunk along the axes of the array, in bytes."""
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.is_raw = self.codec is not None and self.codec.raw
         """Whether chunks are stored as they are."""
-        self.is_same = cast.is_copy and self.stored == self.dtype
+        self.is_same = cast.is_copy and self.stored_dtype == self.dtype
         """Whether the elements of the result are those that are stored."""
         in_order = spec.axes == tuple(range(spec.grid.ndim))
         self.may_be_direct = self.is_same and in_order and self.codec is not None
         """Whether Python may decode chunks straight into the output."""
-        self.program = None if loops is None else native_program(spec.codecs, self.chunk_nbytes, self.stored, cast)
+        self.program = None if loops is None else native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
         """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)
         """As `strides`, of the elements that the loops place."""
         self.rate = decoded_rate(spec.codecs)
         """Bytes that a thread decodes in a second."""
-        in_place = self.codec is not None and self.codec.in_place
-        self.is_copied = in_place and (self.program is None or self.program.is_copied)
+        is_view = self.codec is not None and self.codec.is_view
+        self.is_copied = is_view and (self.program is None or self.program.is_copied)
         """Whether chunks are neither compressed nor changed."""
 
     @cached_property
@@ -53,7 +53,7 @@ class HostArray:
 
     def elements(self, decoded: memoryview | Array) -> Array:
         """View the decoded bytes of a chunk as an array of the chunk's shape."""
-        return np.ndarray(self.chunk_shape, self.stored, decoded, strides=self.strides)
+        return np.ndarray(self.chunk_shape, self.stored_dtype, decoded, strides=self.strides)
 
 
 host_array = lru_cache(maxsize=128)(HostArray)
