@@ -17,10 +17,7 @@ from zarr.errors import ZarrUserWarning
 
 from xarray_gpuzarr import cli
 from xarray_gpuzarr.cli import demo, info, main, sample
-from xarray_gpuzarr.cli.sample import (
-    shard_layout,
-    write_sharded,
-)
+from xarray_gpuzarr.cli.sample import shard_layout, write_sharded
 
 PACKED = {
     "dtype": "i2",

@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.cast import REAL_DTYPES, ElementCast, can_cast
-from xarray_gpuzarr.cuda.launch import (
-    MAX_BLOCKS,
-    MOVE_TILE_NBYTES,
-    Scatter,
-    move,
-    rows_by_length,
-)
+from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, MOVE_TILE_NBYTES, Scatter, move, rows_by_length
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -22,13 +22,7 @@ from xarray_gpuzarr.native.library import crc32c
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
 NAMES = ["zstd", "blosc", "lz4", "zlib", "gzip"]
-COMPRESSORS = {
-    "zstd": ZstdCodec(),
-    "blosc": BloscCodec(),
-    "lz4": zn.LZ4(),
-    "zlib": zn.Zlib(),
-    "gzip": GzipCodec(),
-}
+COMPRESSORS = {"zstd": ZstdCodec(), "blosc": BloscCodec(), "lz4": zn.LZ4(), "zlib": zn.Zlib(), "gzip": GzipCodec()}
 DATA = counting((24, 20))
 RNG = np.random.default_rng(0)
 

@@ -85,10 +85,7 @@ ONE_CHUNK = (slice(2), slice(3))
 """So little of a shard that its index is asked for alone."""
 
 
-LYING = {
-    "disappeared": lambda answer: None,
-    "shorter": lambda answer: answer[: len(answer) - 1],
-}
+LYING = {"disappeared": lambda answer: None, "shorter": lambda answer: answer[: len(answer) - 1]}
 """What is said of a store whose chunks are others than its indexes say."""
 
 

@@ -7,14 +7,7 @@ import pytest
 from helpers.data.corpus import write, write_nested_shards
 from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.simulated.simulator import SimulatedDevice
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    Crc32cCodec,
-    GzipCodec,
-    TransposeCodec,
-    ZstdCodec,
-)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
@@ -43,9 +36,7 @@ CHAINS = {
     "delta": [("i4", RAW | {"filters": zn.Delta(dtype="<i4")}), ("f4", {"filters": zn.Delta(dtype="<f4")})],
     "fixedscaleoffset": [("f4", {"filters": zn.FixedScaleOffset(offset=0, scale=9, dtype="<f4", astype="<i2")})],
     "astype": [("f4", {"filters": zn.AsType(encode_dtype="<i2", decode_dtype="<f4")})],
-    "quantize, bitround": [
-        ("f4", {"filters": [zn.Quantize(digits=2, dtype="<f4"), zn.BitRound(keepbits=9)]}),
-    ],
+    "quantize, bitround": [("f4", {"filters": [zn.Quantize(digits=2, dtype="<f4"), zn.BitRound(keepbits=9)]})],
     "packbits": [("?", RAW | {"filters": zn.PackBits()})],
     "scale_offset": [("i4", {"filters": ScaleOffset(offset=1, scale=2)}), ("f4", {"filters": ScaleOffset(scale=0.5)})],
     "cast_value": [("f4", {"filters": CastValue(data_type="int16", out_of_range="clamp")})],

@@ -15,9 +15,7 @@ from xarray_gpuzarr.decoders.cuda.batches import streams
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored import metadata
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.codecs import (
-    ZstdSpec,
-)
+from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 
 def _array(path: str = "a") -> zarr.Array:

@@ -142,10 +142,7 @@ def test_result_is_ready_for_any_stream(seed):
     device.check()
 
 
-SHAPES = {
-    "scattered": lambda n: ((n, 64), (2, 32)),
-    "straight into the result": lambda n: ((n * 32,), (32,)),
-}
+SHAPES = {"scattered": lambda n: ((n, 64), (2, 32)), "straight into the result": lambda n: ((n * 32,), (32,))}
 
 
 def calls_of_second_read(place, n_chunks, compressor):

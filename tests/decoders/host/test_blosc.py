@@ -111,17 +111,7 @@ def test_a_damaged_frame_decodes_as_in_c_blosc_or_not_at_all(sound, changes):
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("at", "value"),
-    [
-        (8, 0),
-        (8, 1 << 20),
-        (8, 1),
-        (8, 3001),
-        (16, 2**31),
-        (16, 2**32 - 1),
-    ],
-)
+@pytest.mark.parametrize(("at", "value"), [(8, 0), (8, 1 << 20), (8, 1), (8, 3001), (16, 2**31), (16, 2**32 - 1)])
 def test_what_is_wrong_is_left(at, value):
     frame = bytearray(FRAMES[0])
     frame[at : at + 4] = value.to_bytes(4, "little")

@@ -18,10 +18,7 @@ pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(120)]
 N = 4_200_000
 """Elements of a chunk: 16.8 MB as int32."""
 DATA = np.arange(2 * N - 1000, dtype="i4") // 100
-LAYOUTS = {
-    "sharded": {"chunks": (N,), "shards": (2 * N,)},
-    "unsharded": {"chunks": (N,)},
-}
+LAYOUTS = {"sharded": {"chunks": (N,), "shards": (2 * N,)}, "unsharded": {"chunks": (N,)}}
 KEYS = {"sharded": "t/c/0", "unsharded": "t/c/1"}
 CODECS = {
     "zstd": {"compressors": ZstdCodec(level=1)},

@@ -23,14 +23,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    Crc32cCodec,
-    GzipCodec,
-    ShardingCodec,
-    TransposeCodec,
-)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 

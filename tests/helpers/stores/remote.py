@@ -68,10 +68,5 @@ def fsspec_http(url: str, path: str, timeout_s: float = 30) -> Store:
     return FsspecStore.from_url(f"{url}/{path}", storage_options=options, read_only=True)
 
 
-CLIENTS = {
-    "obstore http": obstore_http,
-    "obstore s3": obstore_s3,
-    "fsspec http": fsspec_http,
-    "fsspec s3": fsspec_s3,
-}
+CLIENTS = {"obstore http": obstore_http, "obstore s3": obstore_s3, "fsspec http": fsspec_http, "fsspec s3": fsspec_s3}
 """Name -> function of a server's address and a path, whose first folder is the bucket."""

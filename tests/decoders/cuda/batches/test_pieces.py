@@ -7,14 +7,7 @@ from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batches.pieces import (
-    ENDLESS,
-    BatchLimits,
-    Cutter,
-    aligned,
-    cut_segments,
-    parts,
-)
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, cut_segments, parts
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks

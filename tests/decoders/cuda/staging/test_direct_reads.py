@@ -135,12 +135,7 @@ def test_points(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "mutation"),
-    [
-        ("raw", "finish_read"),
-        ("raw", "wait"),
-        ("zstd, scattered", "finish_read"),
-        ("zstd, scattered", "wait"),
-    ],
+    [("raw", "finish_read"), ("raw", "wait"), ("zstd, scattered", "finish_read"), ("zstd, scattered", "wait")],
 )
 def test_every_wait_is_needed(in_files, name, mutation):
     """Without it, some order of events gives other bytes or a race."""
