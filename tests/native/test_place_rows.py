@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -46,16 +45,10 @@ COMPRESSORS: dict[str, Any] = {
     for cname in BLOSC_CNAMES
     for shuffle in SHUFFLES
 }
-V2_COMPRESSORS: dict[str, Any] = {
-    "none": None,
-    "zstd": numcodecs.Zstd(),
-    "gzip": numcodecs.GZip(1),
-    "zlib": numcodecs.Zlib(),
-    "lz4": numcodecs.LZ4(),
-    "blosc": numcodecs.Blosc(),
-}
 DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
 """Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
+WRITTEN_WHOLE = {"config": {"write_empty_chunks": True}}
+"""Settings under which chunks that are all fill value are written."""
 CANARY = 0x5A
 _IS_SANITIZED = os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1"
 more = settings(max_examples=usually(8, full=30)) if _IS_SANITIZED else at_least(40, full=120)
@@ -78,41 +71,11 @@ def test_every_codec(local, codec, sharded):
     assert taken.n_rows == 32
 
 
-@pytest.mark.parametrize("codec", V2_COMPRESSORS)
-@pytest.mark.parametrize("dtype", ["<f8", ">i2"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_every_codec_of_format_2(local, codec, dtype, order):
-    data = counting((40, 36), dtype)
-    array = write(local, data, chunks=(5, 9), compressors=V2_COMPRESSORS[codec], zarr_format=2, order=order)
-
-    with rows_taken() as taken:
-        assert_same_bits(read_array(array, slice(1, 39), device="host"), data[1:39])
-
-    assert taken.n_rows == 32
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_every_dtype(memory, dtype, codec):
-    data = edge_values(dtype, (12, 10))
-    array = write(memory, data, chunks=(3, 5), compressors=COMPRESSORS[codec], **written_whole())
-
-    with rows_taken() as taken:
-        assert_same_bits(read_array(array, (slice(1, 12), slice(1, 10, 2)), device="host"), data[1:12, 1:10:2])
-
-    assert taken.n_rows == 8
-
-
-def written_whole():
-    """Settings under which chunks that are all fill value are written."""
-    return {"config": {"write_empty_chunks": True}}
-
-
 def test_the_largest_number_of_axes(memory):
     """NumPy has 64, of which a stack takes one."""
     shape = (*[1] * 59, 2, 1, 2, 4)
     data = counting(shape)
-    array = write(memory, data, chunks=(*[1] * 61, 2, 2), compressors=None, **written_whole())
+    array = write(memory, data, chunks=(*[1] * 61, 2, 2), compressors=None, **WRITTEN_WHOLE)
     axes = [slice(None)] * 62 + [slice(1, 4)]
     stored = stored_array(array)
 
@@ -139,7 +102,7 @@ def layouts(draw: Any) -> tuple[np.ndarray, dict[str, Any]]:
     if draw(st.booleans()):
         keywords["filters"] = TransposeCodec(order=draw(st.permutations(range(len(shape)))))
     data = edge_values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
-    return data, keywords | written_whole()
+    return data, keywords | WRITTEN_WHOLE
 
 
 def slices(length: int) -> st.SearchStrategy[slice]:
