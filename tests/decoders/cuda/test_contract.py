@@ -63,16 +63,6 @@ def test_loaded_variables_are_device_arrays(path, device, name, chunks):
     assert_same_values(loaded.get(), open_stock(path)[name].values)
 
 
-def test_lazy_selections_are_device_arrays(path, device):
-    ds, stock = open_on_device(path, drop_variables="height"), open_stock(path, drop_variables="height")
-    points = {"lat": xr.DataArray([0, 3, 5], dims="p"), "lon": xr.DataArray([7, 0, 4], dims="p")}
-
-    for indexers in ({"time": 3}, {"time": slice(None, None, -3), "lat": [5, 0]}, points):
-        picked = ds.t2m.isel(indexers).load()
-        assert type(picked.data) is SimulatedArray
-        assert_same_values(picked.data.get(), stock.t2m.isel(indexers).values)
-
-
 @pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "chunked"])
 def test_to_host_is_the_dataset_of_the_zarr_engine(path, device, chunks):
     host = open_on_device(path, chunks=chunks).gpuzarr.to_host()
@@ -166,16 +156,6 @@ def test_pickled_dataset_is_small_and_holds_nothing_of_the_device(path, device, 
         # A meta of no elements is an array of the device's library.
         assert word not in pickled or (chunks == {} and word == b"imulated")
     assert_same_values(pickle.loads(pickled).compute().data.get(), open_stock(path).t2m.values)
-
-
-def test_tasks_on_threads_share_the_device(path, device):
-    ds = open_on_device(path, chunks={})
-
-    with dask.config.set(scheduler="threads", num_workers=4):
-        loaded = dask.compute(*(ds[name].data for name in ON_DEVICE * 2))
-
-    for name, array in zip(ON_DEVICE * 2, loaded, strict=True):
-        assert_same_values(array.get(), open_stock(path)[name].values)
 
 
 def test_missing_device_is_an_error_and_auto_the_host(path, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zstandard
 from helpers.data.corpus import counting, write
-from helpers.data.damage import assert_explains, explained
+from helpers.data.damage import assert_explains
 from helpers.simulated.reads import (
     KIB,
     LAZY,
@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
+from xarray_gpuzarr import GpuZarrError, StoreReadError
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
@@ -43,7 +43,7 @@ def assert_reads(device, name, selection=...):
 @given(
     name=st.sampled_from(SCENES),
     seed=st.integers(0, 2**32),
-    selection=st.sampled_from([..., slice(3, None, 7), slice(40, 5, -3)]),
+    selection=st.sampled_from([..., slice(3, None, 7), slice(40, 5, -3), slice(5, 5)]),
     n_slots=st.integers(2, 5),
     slot_nbytes=st.integers(64 * KIB, 256 * KIB),
     batch_nbytes=st.integers(1, 512 * KIB),
@@ -51,13 +51,6 @@ def assert_reads(device, name, selection=...):
 def test_values_do_not_depend_on_the_order_of_work_or_on_sizes(name, seed, selection, **options):
     with limits(**options):
         assert_reads(SimulatedDevice(seed), name, selection)
-
-
-@pytest.mark.parametrize("seed", SEEDS[:6])
-@pytest.mark.parametrize("name", SCENES)
-def test_reads_of_nothing_leave_nothing_under_way(name, seed):
-    with limits():
-        assert_reads(SimulatedDevice(seed), name, slice(5, 5))
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -201,24 +194,6 @@ def test_long_gzip_chunks_are_moved_to_where_looking_ahead_reads_them(n_rows):
     device = SimulatedDevice(SEEDS[1])
 
     np.testing.assert_array_equal(CudaReads(device).values(array), data)
-    device.check()
-
-
-def unlucky():
-    """Return an array one of whose zstd frames has a good header and a content that does not decode."""
-    data = np.tile(counting((64,)), (8, 64))
-    array = write(MemoryStore(), data, name="a/t", chunks=(2, 1024), shards=(4, 4096), compressors=ZstdCodec())
-    frame = bytearray(zstandard.compress(data[2:4, 1024:2048].tobytes()))
-    frame[len(frame) // 2 :] = b"\xff" * (len(frame) - len(frame) // 2)
-    put(array.store, "a/t/c/0/0", with_chunk(take(array.store, "a/t/c/0/0"), 8, 5, bytes(frame)))
-    return array
-
-
-def test_chunk_that_no_codec_can_decode_is_named():
-    device = SimulatedDevice(LAZY)
-
-    with limits(), explained(CorruptChunkError, "chunk (1, 1)", "'/a/t'", "'a/t/c/0/0'", "zstd", "8192"):
-        CudaReads(device, may_decode_again=True).read(unlucky())
     device.check()
 
 
