@@ -3,7 +3,6 @@
 import asyncio
 import os
 import pickle
-import random
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -128,16 +127,6 @@ def test_an_event_loop_loads_to_the_gpu_and_for_the_stream_of_its_thread(gpus, f
     assert devices(fake) == {device}, fake.contexts.made
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_batches_are_read_to_it(gpus, fake, path, prefetch):
-    def read():
-        found = batches(opened(path, "cuda:1"), {"t": 2}, 4, prefetch=prefetch)
-        return [on(gpus[1], batch.a.data) for batch in found]
-
-    np.testing.assert_array_equal(np.concatenate(on_thread(read)).reshape(40, 20), VALUES)
-    assert devices(fake) == {1}, fake.contexts.made
-
-
 def test_batches_of_two_gpus_and_the_current_one(gpus, fake, path):
     names = {"a": "cuda:0", "b": "cuda", "c": "cuda:1"}
     ds = xr.merge([opened(path, device).rename(a=name) for name, device in names.items()])
@@ -151,23 +140,6 @@ def test_batches_of_two_gpus_and_the_current_one(gpus, fake, path):
     fake.contexts.set_device(0)
     for found in zip(*read(), strict=True):
         np.testing.assert_array_equal(np.concatenate(found).reshape(40, 20), VALUES)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_datasets_of_two_gpus_do_not_mix(gpus, path, seed):
-    """In any order, on threads that have read to either."""
-    draw = random.Random(seed)
-    lazy = {number: opened(path, f"cuda:{number}", cache=False) for number in gpus}
-    cuts = [(draw.randrange(2), slice(start := draw.randrange(40), draw.randint(start + 1, 40))) for _ in range(30)]
-
-    def read(number, cut):
-        return on(gpus[number], lazy[number].a.isel(t=cut).load().data)
-
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda cut: read(*cut), cuts))
-
-    for (_, cut), values in zip(cuts, found, strict=True):
-        np.testing.assert_array_equal(values, VALUES[cut])
 
 
 def test_all_decoders_of_a_gpu_keep_one_set_of_resources(gpus, fake, path):
