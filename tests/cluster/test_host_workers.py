@@ -65,9 +65,13 @@ def test_dataset_is_that_of_the_zarr_engine(client, ds, path):
 
 def test_workers_of_one_process(path):
     with local_cluster(2, 2, processes=False) as client:
-        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
-        rows = stats(client).rows
-        assert [row.workers for row in rows] == [("0", "1")]
+        ds = open_ours(path, chunks={})
+        assert_same_dataset(ds.compute(), open_stock(path).compute())
+        before = stats(client)
+        ds["count"].drop_vars("level").sum().compute()
+        counted = stats(client) - before
+        assert [row.workers for row in counted.rows] == [("0", "1")]
+        assert counted.total.n_shards == 3
         assert set(client.run(thread_budget).values()) == {4}
 
 

@@ -272,16 +272,6 @@ class TestWorkersOfOneProcess:
         assert device.shared == []
         assert pinned_nbytes() == 0
 
-    def test_what_threads_do_is_counted_once(self, threads, ds):
-        before = stats(threads)
-        ds["count"].drop_vars("level").sum().gpuzarr.to_host().compute()
-
-        between = stats(threads) - before
-
-        assert [row.workers for row in between.rows] == [("0", "1")]
-        assert between.total.n_shards == 3
-        assert between.total.copied_nbytes > 0
-
     def test_corrupt_shard_is_named_and_the_others_are_read(self, threads, tmp_path):
         path = tmp_path / "w.zarr"
         write_weather(path)
