@@ -2,7 +2,7 @@
 
 import blosc
 import imagecodecs
-import numcodecs.blosc
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -41,13 +41,10 @@ def read_frames(store, data, encode):
 
 @pytest.fixture
 def threads():
-    """Let both libraries compress on several threads: blocks then lie in the order in which threads end."""
-    before = blosc.set_nthreads(4), numcodecs.blosc.set_nthreads(4), numcodecs.blosc.use_threads
-    numcodecs.blosc.use_threads = True
+    """Let C-Blosc compress on several threads: blocks then lie in the order in which threads end."""
+    before = blosc.set_nthreads(4)
     yield
-    blosc.set_nthreads(before[0])
-    numcodecs.blosc.set_nthreads(before[1])
-    numcodecs.blosc.use_threads = before[2]
+    blosc.set_nthreads(before)
     blosc.set_blocksize(0)
 
 
@@ -69,14 +66,6 @@ def test_frames_of_python_blosc_at_any_level(memory, threads, dtype, clevel):
     settings = {"typesize": data.itemsize, "clevel": clevel, "cname": "blosclz"}
 
     assert_same_bits(read_frames(memory, data, lambda chunk: blosc.compress(chunk.tobytes(), **settings)), data)
-
-
-@pytest.mark.parametrize("blocksize", [0, 512, 30_000])
-@pytest.mark.parametrize("cname", CNAMES)
-def test_frames_of_numcodecs_on_threads(memory, threads, cname, blocksize):
-    data, settings = volume(), (cname.encode(), 5, 1, blocksize, 2)
-
-    assert_same_bits(read_frames(memory, data, lambda chunk: numcodecs.blosc.compress(chunk, *settings)), data)
 
 
 @pytest.mark.parametrize("shuffle", [0, 1, 2])

@@ -163,15 +163,6 @@ def test_chunks_that_crops_share_are_decoded_once(store, layout):
     assert counted.decoded_nbytes == (2 * 3 + 1) * (4 * 4 * 4)  # rows 2 to 6 by columns 0 to 8, and 9 to 12 of either
 
 
-def test_memory_of_the_result_need_not_be_given():
-    array = stored_array(write(MemoryStore(), DATA, **LAYOUTS["sharded zstd"]))
-    target = stack_target([starts(3, 0, count=4), slice(1, 5), slice(None)], 2, array.spec.grid)
-
-    read = read_target(array, array.spec, target, reading.decoder_for("host"))
-
-    assert_same_bits(read, np.stack([DATA[3:7, 1:5], DATA[0:4, 1:5]]))
-
-
 def test_no_samples_read_nothing():
     store = RecordingStore(MemoryStore())
     array = write(store, counting((12, 4)), name="t", chunks=(3, 4), shards=(6, 4))
