@@ -16,7 +16,7 @@ from xarray_gpuzarr import OptionError, read_array
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.native import library
-from xarray_gpuzarr.native.library import loops, why_absent
+from xarray_gpuzarr.native.library import why_absent
 
 ENV = "XARRAY_GPUZARR_NATIVE"
 
@@ -33,13 +33,6 @@ def store(tmp_path):
     path = str(tmp_path / "s.zarr")
     xr.Dataset({"t": ("x", np.arange(64.0))}).chunk(x=8).to_zarr(path, zarr_format=3, consolidated=False)
     return path
-
-
-def test_1_is_the_default(monkeypatch):
-    default = loops() is None, why_absent()
-    monkeypatch.setenv(ENV, "1")
-
-    assert (loops() is None, why_absent()) == default
 
 
 def test_0_turns_them_off(monkeypatch, memory):
