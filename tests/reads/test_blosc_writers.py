@@ -59,15 +59,6 @@ def test_frames_of_python_blosc(memory, threads, cname, shuffle, blocksize):
     assert_same_bits(read_frames(memory, data, lambda chunk: blosc.compress(chunk.tobytes(), **settings)), data)
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
-@pytest.mark.parametrize("clevel", [0, 1, 9])
-def test_frames_of_python_blosc_at_any_level(memory, threads, dtype, clevel):
-    data = volume(dtype)
-    settings = {"typesize": data.itemsize, "clevel": clevel, "cname": "blosclz"}
-
-    assert_same_bits(read_frames(memory, data, lambda chunk: blosc.compress(chunk.tobytes(), **settings)), data)
-
-
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
 @pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
 def test_frames_of_imagecodecs(memory, cname, shuffle):

@@ -397,14 +397,6 @@ def test_chunks_may_share_their_bytes(store, codecs):
     assert_same_bits(read(array), array[...])
 
 
-def test_shard_of_nothing_but_missing_chunks(store):
-    array = write(store, counting((4, 6)), chunks=(2, 3), shards=(4, 6), fill_value=-3)
-
-    put(store, "c/0/0", index_bytes([(MISSING, MISSING)] * 4))
-
-    assert_same_bits(read(array), np.full((4, 6), -3, "i4"))
-
-
 def test_result_is_writable_and_not_shared(memory):
     array = write(memory, counting((8,)), chunks=(8,), compressors=None)
 
