@@ -206,16 +206,6 @@ def test_flipped_bits_give_numbers_or_a_package_error(codecs):
     assert sum(outcomes(codecs, bits_flipped).values()) >= 48
 
 
-@pytest.mark.parametrize("n_bytes", [1, 2, 3, 4])
-@pytest.mark.parametrize("codecs", ["zstd-checksum", "gzip", "numcodecs.zlib"])
-def test_cut_checksum_is_an_error(codecs, n_bytes):
-    array, store, _ = one_chunk(codecs)
-    put(store, "t/c/0/0", take(store, "t/c/0/0")[:-n_bytes])
-
-    with pytest.raises(CorruptChunkError):
-        read(array)
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize("codecs", BULK)
 @given(data=st.data())

@@ -219,19 +219,6 @@ def test_chunk_of_nothing_but_fill_value_may_be_stored(memory):
     assert_same_bits(read(array), np.zeros((11, 13)))
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_gzip_of_several_members_is_read(memory, zarr_format):
-    data = counting((100,), "u2")
-    compressors = numcodecs.GZip() if zarr_format == 2 else GzipCodec()
-    array = write(memory, data, name="t", chunks=(100,), compressors=compressors, zarr_format=zarr_format)
-    halves = data.tobytes()[:77], data.tobytes()[77:]
-
-    put(memory, {2: "t/0", 3: "t/c/0"}[zarr_format], b"".join(map(gzip.compress, halves)))
-
-    assert_same_bits(read(array), array[...])
-    assert_same_bits(read(array), data)
-
-
 def assert_refused(array, chunk, *errors):
     """Put a chunk in place of the only one; zarr-python raises one of `errors`."""
     put(array.store, "t/c/0", chunk)
@@ -276,14 +263,6 @@ def test_what_zarr_refuses_behind_a_zstd_frame_is_an_error(memory, follows, n_el
     assert_refused(array, frame + follows(frame), RuntimeError, ValueError)
 
 
-def test_zstd_frame_without_its_last_block_is_an_error(memory):
-    array = write(memory, counting((90,), "u2"), name="t", chunks=(90,), compressors=ZstdCodec())
-    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
-    started = compressor.compress(array[...].tobytes()) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-
-    assert_refused(array, started, RuntimeError)
-
-
 @pytest.mark.parametrize("follows", [bytes(1), bytes(40), gzip.compress(b"")], ids=["a zero", "zeros", "no more bytes"])
 def test_what_zarr_accepts_behind_a_gzip_member(memory, follows):
     array = write(memory, counting((100,), "u2"), name="t", chunks=(100,), compressors=GzipCodec())
@@ -291,19 +270,6 @@ def test_what_zarr_accepts_behind_a_gzip_member(memory, follows):
     put(memory, "t/c/0", take(memory, "t/c/0") + follows)
 
     assert_same_bits(read(array), array[...])
-
-
-@pytest.mark.parametrize("n_frames", [1, 2, 3])
-def test_zstd_frame_without_content_size_is_read(memory, n_frames):
-    data = counting((90,), "u2")
-    array = write(memory, data, name="t", chunks=(90,), compressors=ZstdCodec())
-    step = 180 // n_frames
-    pieces = [data.tobytes()[at : at + step] for at in range(0, 180, step)]
-
-    put(memory, "t/c/0", b"".join(map(zstandard.ZstdCompressor(write_content_size=False).compress, pieces)))
-
-    assert_same_bits(read(array), array[...])
-    assert_same_bits(read(array), data)
 
 
 @pytest.mark.parametrize("typesize", [1, 2, 3, 8, 16])
