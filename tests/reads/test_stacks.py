@@ -132,19 +132,6 @@ def test_more_axes_than_kernels_have():
     assert_same_bits(read_stack(array, axes, 2), expected_stack(array, axes, 2))
 
 
-ALIGNED = [starts(2, 0, 2, 4, count=1), slice(3, 6), slice(None)]
-"""Each crop is one chunk of one row; the first and the third are the same."""
-
-
-@pytest.mark.parametrize("layout", ["sharded raw", "sharded zstd"])
-@pytest.mark.parametrize("endian", ["little", "big"])
-def test_crops_that_are_chunks(layout, endian):
-    keywords = LAYOUTS[layout] | {"chunks": (1, 3, 5), "shards": (4, 6, 5), "serializer": BytesCodec(endian=endian)}
-    array = write(MemoryStore(), DATA, **keywords)
-
-    assert_same_bits(read_stack(array, ALIGNED, 4), expected_stack(array, ALIGNED, 4))
-
-
 CHUNK_LAYOUTS = {"sharded": {"chunks": (4, 4), "shards": (8, 8)}, "unsharded": {"chunks": (4, 4)}}
 
 

@@ -6,15 +6,12 @@ from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack, stacks
 from helpers.simulated.reads import LAZY, SEEDS, CudaReads, limits
 from helpers.simulated.simulator import SimulatedDevice
-from helpers.stores.fakes import put, take
-from helpers.stores.shards import with_chunk
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
-from xarray_gpuzarr import CorruptChunkError
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -142,14 +139,6 @@ def test_crops_that_are_chunks_are_decompressed_to_their_place():
         assert [n_launches(device, array, stack) for stack in (apart, apart, twice)][1:] == [0, 1]
     for stack in (apart, twice):
         np.testing.assert_array_equal(values_on(device, array, stack), numpy_stack(data, *stack))
-
-
-def test_damaged_chunk_is_named_in_a_later_batch():
-    array, _ = written("zstd", sharded=True)
-    put(array.store, "c/0/0", with_chunk(take(array.store, "c/0/0"), 12, 11, b"nonsense"))
-
-    with limits(batch_chunks=1), pytest.raises(CorruptChunkError, match=r"chunk \(3, 2\)"):
-        values_on(SimulatedDevice(LAZY), array, ([starts(0, 25, count=7), starts(0, 33, count=9)], 2))
 
 
 def test_more_boxes_than_a_launch_takes_are_left_to_the_host():
