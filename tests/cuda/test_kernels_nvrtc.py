@@ -137,10 +137,6 @@ FILTERS = [
 ]
 
 
-def lines_of(file: str) -> list[str]:
-    return (resources.files("xarray_gpuzarr.cuda") / "kernels" / file).read_text().splitlines()
-
-
 def named(kernel: Kernel) -> str:
     return "-".join((kernel.name, *pair(kernel)))
 
@@ -208,16 +204,10 @@ def test_kernels_assemble_for_every_generation(arch: int) -> None:
         assert _compiled(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"], "CUBIN")
 
 
-def test_errors_name_the_file_and_the_line() -> None:
-    kernel = VARIED[-1]
-    number = next(i for i, line in enumerate(lines_of("points.cu"), 1) if "extern" in line)
-    broken = kernel_source(kernel).replace('extern "C"', "oops extern", 1)
-    with pytest.raises(CompileError, match=rf"points\.cu\({number}\): error"):
-        compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])
-
-
-def test_errors_name_an_included_file() -> None:
-    number = next(i for i, line in enumerate(lines_of("cast.cuh"), 1) if line.startswith("struct Cast"))
-    broken = kernel_source(VARIED[-1]).replace("struct Cast", "oops struct Cast", 1)
-    with pytest.raises(CompileError, match=rf"cast\.cuh\({number}\): error"):
+@pytest.mark.parametrize(("file", "text"), [("points.cu", 'extern "C"'), ("cast.cuh", "struct Cast")])
+def test_errors_name_the_file_and_the_line(file: str, text: str) -> None:
+    lines = (resources.files("xarray_gpuzarr.cuda") / "kernels" / file).read_text().splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if line.startswith(text))
+    broken = kernel_source(VARIED[-1]).replace(text, f"oops {text}", 1)
+    with pytest.raises(CompileError, match=rf"{re.escape(file)}\({number}\): error"):
         compile_ptx(broken, [*OPTIONS, "-arch=compute_75"])
