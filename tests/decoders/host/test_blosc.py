@@ -5,7 +5,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from helpers.data.blosc_frames import encode
+from helpers.data.blosc_frames import CODECS, assemble, encode, streams
 from helpers.loops import changed, require_loops, rows_taken
 from helpers.profiles import many
 from helpers.stores.fakes import put
@@ -117,3 +117,10 @@ def test_what_is_wrong_is_left(at, value):
     frame[at : at + 4] = value.to_bytes(4, "little")
     with pytest.raises(CorruptChunkError):
         inflated(bytes(frame), len(CONTENT))
+
+
+def test_a_block_that_is_no_whole_number_of_streams_is_left():
+    """Of two bytes an element, a block has two streams; a third one would reach beyond it."""
+    fields = {"flags": CODECS.index("zlib") << 5, "typesize": 2, "nbytes": 3001, "blocksize": 3001}
+    with pytest.raises(CorruptChunkError):
+        inflated(assemble([streams(*[bytes(1500)] * 3)], **fields), 3001)
