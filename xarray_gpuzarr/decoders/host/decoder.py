@@ -82,11 +82,12 @@ class HostDecoder:
                 run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
                 return out
             crew.alone.add(me)
-            left = call_loops(plans, output, source, shared, shared.rows_a_call)
-            if left:
+            rest = call_loops(plans, output, source, shared, shared.rows_a_call)
+            if rest:
                 crew.alone.discard(me)
-                read = HostRead(array, target, out, source, replace(shared, n_loop_threads=1), output)  # these are many
-                run_tasks((task for plan, call, rows in left for task in PlanTasks(read, plan, call).tasks(rows)), read)
+                # There are many tasks, so each of their calls of the loops takes one thread.
+                read = HostRead(array, target, out, source, replace(shared, n_loop_threads=1), output)
+                run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
             return out
         finally:
             try:
@@ -130,17 +131,17 @@ def call_loops(
     plans: Iterator[ReadPlan], output: LoopOutput, source: ByteSource, shared: Schedule, rows_a_call: int
 ) -> list[tuple[ReadPlan, LoopCall, Sequence[int] | None]]:
     """Let the compiled loops carry out plans, so many rows a call; return the rows that are left, None for all."""
-    left: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
+    remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
     for plan in plans:
         call = LoopCall(output, plan, source)
         if call.files is None:
-            left.append((plan, call, None))
+            remaining.append((plan, call, None))
             continue
         for at in range(0, plan.n_chunks, rows_a_call):
             rows = call.read(range(at, min(at + rows_a_call, plan.n_chunks)), shared)
             if rows:
-                left.append((plan, call, rows))
-    return left
+                remaining.append((plan, call, rows))
+    return remaining
 
 
 class TaskQueue:

@@ -244,8 +244,8 @@ class LoopCall:
         with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            n_left = output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads)
-        return self._rows_left(rows) if n_left else ()
+            n_remaining = output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads)
+        return self._rows_left(rows) if n_remaining else ()
 
     def read(self, rows: range, shared: Schedule) -> Sequence[int]:
         """Read, decode and place rows, which `files` hold unless they are missing; return those that were left."""
@@ -255,9 +255,9 @@ class LoopCall:
             _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
             _room, files.room = lent("staging", files.room_nbytes * n_threads)
             files_at = ctypes.addressof(files)
-            n_left = output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads)
+            n_remaining = output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads)
         counters.add(read_nbytes=files.n_read)
-        return self._rows_left(rows) if n_left else ()
+        return self._rows_left(rows) if n_remaining else ()
 
     def _rows_left(self, rows: range) -> list[int]:
         became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]

@@ -110,8 +110,8 @@ class PlanTasks:
                 yield from (is_cut and self._piece_tasks(bounds[0])) or (task,)
 
     def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
-        left = call.read(rows, self.read.schedule)
-        for task in self.tasks(left) if left else ():
+        remaining = call.read(rows, self.read.schedule)
+        for task in self.tasks(remaining) if remaining else ():
             task.run(task.start(self.read.source))
 
     def _fill_missing(self, _: None) -> None:
