@@ -294,6 +294,8 @@ def test_a_shard_that_was_replaced(tmp_path, how, shards):
     else:
         path.unlink()
         expected[: shards[0], : shards[1]] = 0
+        with pytest.raises(StoreReadError, match="has disappeared"):
+            read_array(array, selection, device="host")
 
     for _ in range(3):
         assert_same_bits(read_array(array, selection, device="host"), expected[selection])

@@ -47,6 +47,7 @@ class MemorySource(SourceWithoutFiles):
     """Of objects that one read takes for chunks."""
     lookahead: ClassVar = 1
     is_remote: ClassVar = False
+    cuts_objects: ClassVar = False
     identity: ClassVar = None
     """Objects bear no version."""
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
+from xarray_gpuzarr.fetch.object_pieces import ObjectPieces
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
@@ -33,12 +32,13 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
 from xarray_gpuzarr.fetch.version_conflicts import Care
-from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long
+from xarray_gpuzarr.fetch.whole_shard import WholeShard
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
-from xarray_gpuzarr.process.records import Column, record
+from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
@@ -63,15 +63,26 @@ WHOLE_NBYTES = 128 * 1024 * 1024
 """Most bytes of whole shards that are under way, or wait for their chunks to be asked for."""
 
 
+_WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+
+
 class Snapshot:
     """The objects of one array during one read: a `ByteSource`.
 
     `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
-    that a cached index is out of date.
+    that a cached index is out of date, and `cuts_objects` after pieces of an object did not fit each other.
+    `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts.
     """
 
     def __init__(
-        self, source: ObjectSource, spec: ArraySpec, *, care: Care = Care.USUAL, use_cache: bool = True
+        self,
+        source: ObjectSource,
+        spec: ArraySpec,
+        *,
+        care: Care = Care.USUAL,
+        use_cache: bool = True,
+        cuts_objects: bool = True,
+        seen_shards: set[str] | None = None,
     ) -> None:
         bounds: dict[str, int] = {}
         if spec.index is None:
@@ -83,10 +94,13 @@ class Snapshot:
         self._use_cache = use_cache and not self._one_answer
         self.lookahead, self.prefetch = self._source.lookahead, self._source.prefetch
         self.is_remote = source.is_remote
+        self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
         self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
+        self._pieces = ObjectPieces(self._source)
+        self._seen_shards = set() if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}
-        self._whole: dict[str, _WholeShard] = {}
+        self._whole: dict[str, WholeShard] = {}
         self._longest_seen = 0
 
     @property
@@ -98,13 +112,14 @@ class Snapshot:
         """Return where a local file lies, and of which version it must be: that which its index was read from."""
         return self._source.local_file(key, self._versions.get(key))
 
-    def check(self, key: str) -> None:
-        """Raise if a local file is not of the version that its index was read from."""
-        self._source.check(key, self._versions.get(key))
-
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
+        """Start reading byte ranges of the version of a shard that its index was read from, objects, or a piece of one.
+
+        All pieces of an object are of one version: that of the first one that arrives.
+        """
         key = requests[0][0]
+        if self._spec.index is None and requests[0][1] != _WHOLE:
+            return self._pieces.start(*requests[0])
         whole = self._whole.get(key)
         if whole is not None:  # it came with its index, and is let go of with the last of its chunks
             taken: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
@@ -136,6 +151,7 @@ class Snapshot:
         spec = self._spec.index
         known = index_cache.cache.get((self._identity, key, spec)) if self._use_cache else None
         if known is not None:
+            self._seen_shards.add(key)
             self._versions[key] = known.version
             return FoundIndex(index=known.index, from_cache=True)
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
@@ -174,8 +190,12 @@ class Snapshot:
         self._whole.clear()
 
     def ask_again(self, key: str) -> FoundIndex:
-        """Return the index of a shard as the store has it now, whatever the cache has."""
+        """Return the index of a shard as the store has it now: the one in the cache has none of the wanted chunks.
+
+        These take the fill value whether the shard is still there or not.
+        """
         assert self._spec.index is not None
+        self._seen_shards.discard(key)
         return self._ask(key, self._spec.index)()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
@@ -183,7 +203,7 @@ class Snapshot:
         return partial(self._arrived, key, spec, asked)
 
     def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
-        self._whole[key] = whole = _WholeShard(self._expected(spec))
+        self._whole[key] = whole = WholeShard(self._expected(spec))
         most = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
         asked = self._source.start_whole(key, most)
         return partial(self._arrived, key, spec, asked, whole)
@@ -207,14 +227,17 @@ class Snapshot:
         return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= WHOLE_NBYTES
 
     def _arrived(
-        self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: _WholeShard | None = None
+        self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: WholeShard | None = None
     ) -> FoundIndex:
         edge = asked()
         self._versions.pop(key, None)
         if edge is None:
             self._whole.pop(key, None)
             index_cache.cache.drop((self._identity, key, spec))
+            if key in self._seen_shards:
+                raise vanished_shard(self._spec, key)
             return FoundIndex(index=None)
+        self._seen_shards.add(key)
         encoded, shard_nbytes = edge.data, edge.object_nbytes
         if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
             del self._whole[key]
@@ -240,28 +263,3 @@ class Snapshot:
         if edge.settled and is_sound and self._identity is not None:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._identity, key, spec), entry, fetch_options().index_cache_nbytes)
-
-
-class _WholeShard:
-    """A shard that is asked for together with its index."""
-
-    __slots__ = ("_end", "_offset", "data", "left_nbytes", "nbytes")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        """Expected when it was asked for."""
-        self.data = memoryview(b"")
-        self.left_nbytes = 0
-        """Bytes of chunks that have not been asked for."""
-
-    def wait_for(self, offset: Column, nbytes: Column) -> None:
-        """Hold the shard until all of some chunks have been taken."""
-        self.left_nbytes = int(nbytes.sum())
-        self._offset, self._end = offset, offset + nbytes
-
-    def take(self, byte_range: ByteRange) -> memoryview:
-        """Return a range of bytes, and count those of it that are chunks' and not between two."""
-        first, end = byte_range.offset, byte_range.offset + byte_range.nbytes
-        parts = np.minimum(self._end, end) - np.maximum(self._offset, first)
-        self.left_nbytes -= int(parts.clip(0).sum())
-        return self.data[first:end]

@@ -163,8 +163,9 @@ class ByteSource(Protocol):
     def local_file(self, key: str) -> LocalFile:
         """Return where an object that is a local file lies, and of which version it must be."""
 
-    def check(self, key: str) -> None:
-        """Raise `ObjectChangedError` if a local file is not of the version that its index was read from."""
+    @property
+    def cuts_objects(self) -> bool:
+        """Whether long raw chunks may be requested in pieces, all of which are then of one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read ahead what will be wanted soon; return whether it had to."""
@@ -172,7 +173,8 @@ class ByteSource(Protocol):
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading byte ranges of one object, or whole objects: one at least.
 
-        Finishing raises `StoreReadError` if the store failed or returned another number of bytes.
+        Finishing raises `StoreReadError` if the store failed or returned another number of bytes, and
+        `PiecesDifferError` if parts of an object that is a chunk cannot be told to be of one version.
         """
 
 
@@ -203,9 +205,6 @@ class ObjectSource(ByteSource, Protocol):
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Return where an object that is a local file lies, and the version that it must be of."""
 
-    def check(self, key: str, version: Version = None) -> None:
-        """Raise `ObjectChangedError` if a local file is not of a version."""
-
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Start reading byte ranges of one object, or whole objects, as they are now; no store is asked for older ones.
 
@@ -224,6 +223,13 @@ class ObjectSource(ByteSource, Protocol):
         """Give up all that was started and has not been finished; only for what `for_one_read` returned."""
 
 
+class RemoteSource(ObjectSource, Protocol):
+    """An `ObjectSource` whose objects may be requested in pieces, many at a time."""
+
+    def start_range(self, key: str, byte_range: ByteRange) -> PendingEdge:
+        """Start reading a byte range of an object, whichever version of it the store has."""
+
+
 class SourceWithoutFiles:
     """What sources have in common whose objects are no local files, and start early instead of being read ahead."""
 
@@ -234,10 +240,6 @@ class SourceWithoutFiles:
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
-        raise ValueError(self, key, version)
-
-    def check(self, key: str, version: Version = None) -> None:
-        """Raise: there is no local file."""
         raise ValueError(self, key, version)
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002
@@ -278,6 +280,13 @@ class ObjectChangedError(StoreReadError):
     now: Version = None
 
 
+class PiecesDifferError(StoreReadError):
+    """The pieces of an object are not of one version, or cannot be told to be: it has to come in one answer."""
+
+    bears_no_version = False
+    """Whether the store does not tell the versions of its objects."""
+
+
 class ObjectTooLongError(Exception):
     """An object, `nbytes` long, is too long for a chunk; `Snapshot` says of which array."""
 
@@ -304,6 +313,18 @@ def short(name: str, offset: int, nbytes: int, got: int) -> StoreReadError:
         found=f"{got} bytes",
         do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
     )
+
+
+def pieces_differ(name: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
+    """Return the error of an object whose pieces do not fit each other."""
+    err = PiecesDifferError(
+        f"{name} cannot be read in pieces",
+        tried="several requests for parts of it, which have to be of one version",
+        found=found,
+        do="read again once nothing writes to it",
+    )
+    err.bears_no_version = bears_no_version
+    return err
 
 
 def changed(name: str, was: Version, now: Version, key: str = "") -> ObjectChangedError:

@@ -71,7 +71,7 @@ class StrictSource:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.within, name)
-        return self._noting(attribute) if name in {"start_edge", "start_whole"} else attribute
+        return self._noting(attribute) if name in {"start_edge", "start_range", "start_whole"} else attribute
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT

@@ -35,6 +35,8 @@ _PROBES = 16
 
 needed: dict[Hashable, Care] = {}
 """By a store's identity, in this process: those that need more than the usual care."""
+uncut_stores: set[Hashable] = set()
+"""Identities of stores whose answers bear no version, so that no object of theirs is requested in pieces."""
 
 
 class MetVersions:

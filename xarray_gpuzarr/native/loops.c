@@ -124,12 +124,21 @@ typedef struct {
     int64_t n_read;         /* result: bytes */
 } files_t;
 
+/* The file of one row whose parts several threads read: all of them through one descriptor, so of one version. */
+typedef struct {
+    int64_t n_left; /* parts that have not been read */
+    int file;       /* NO_FILE: not opened yet, or it cannot be opened */
+} shared_file_t;
+
 /* Rows that are left to be taken, by any thread. */
 typedef struct {
     const job_t *job;
     const rows_t *rows;
     const files_t *files; /* NULL if `src` has them all */
     int64_t n_parts;      /* of a row, that threads take one by one */
+    int64_t first_row;
+    shared_file_t *shared_files; /* of each row from `first_row` on; NULL: rows have one part, or their files a version */
+    pthread_mutex_t opening;     /* held while a shared file is opened or closed */
     int64_t end, step;    /* in parts */
     atomic_llong next, n_read;
     atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
@@ -849,6 +858,29 @@ static void treat(lane_t *lane, int64_t row, void *context)
         rows->left[row] = is_absent ? ABSENT : LEFT;
 }
 
+/* Return the descriptor through which all threads read the parts of a row; -1 if the file cannot be opened. */
+static int open_shared_file(work_t *work, int64_t row)
+{
+    shared_file_t *shared = work->shared_files + (row - work->first_row);
+    const files_t *files = work->files;
+    pthread_mutex_lock(&work->opening);
+    if (shared->file < 0) shared->file = open(files->paths + files->path_at[files->file[row]], READ_FLAGS);
+    int file = shared->file;
+    pthread_mutex_unlock(&work->opening);
+    return file;
+}
+
+/* Count a part of a row as read. Close the file of the row after its last part. */
+static void release_shared_file(work_t *work, int64_t row)
+{
+    if (!work->shared_files) return;
+    shared_file_t *shared = work->shared_files + (row - work->first_row);
+    pthread_mutex_lock(&work->opening);
+    shared->n_left--;
+    if (!shared->n_left && shared->file >= 0) close(shared->file);
+    pthread_mutex_unlock(&work->opening);
+}
+
 /* Bring a part of a raw chunk to its place; 0 if that cannot be done. */
 static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
 {
@@ -858,7 +890,7 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     char next;
     if ((!files || files->offset) && rows->nbytes[row] != whole) return 0;
     if (!files) return rows->src[row] && memcpy(dst + first, rows->src[row] + first, (size_t)n);
-    int file = file_of(lane, row);
+    int file = files->offset ? file_of(lane, row) : open_shared_file(lane->work, row);
     if (file < 0 || pread(file, dst + first, (size_t)n, first + (files->offset ? files->offset[row] : 0)) != n) return 0;
     atomic_fetch_add(&lane->work->n_read, n);
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
@@ -918,7 +950,10 @@ static void *run_lane(void *argument)
     int64_t row;
     while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
         int64_t end = row + work->step < work->end ? row + work->step : work->end;
-        if (work->n_parts > 1) treat_part(lane, row / work->n_parts, row % work->n_parts);
+        if (work->n_parts > 1) {
+            treat_part(lane, row / work->n_parts, row % work->n_parts);
+            release_shared_file(work, row / work->n_parts);
+        }
         while (work->n_parts == 1 && row < end)
             for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
     }
@@ -953,14 +988,30 @@ static void run_threads(void *(*run)(void *), void *arguments, size_t argument_n
     while (n > 0) pthread_join(threads[--n], NULL);
 }
 
+/* Cut long raw chunks into parts, which threads take one by one; 0 for lack of memory. */
+static int cut_rows(work_t *work, int64_t row, int64_t end)
+{
+    work->n_parts = is_copied(work->job) ? (work->job->packed_nbytes + PART_NBYTES - 1) / PART_NBYTES : 1;
+    if (work->n_parts < 1) work->n_parts = 1;
+    if (work->n_parts == 1) return 1;
+    memset(work->rows->left + row, DONE, (size_t)(end - row));
+    work->step = 1;
+    if (!work->files || work->files->offset) return 1;
+    work->first_row = row;
+    work->shared_files = malloc((size_t)(end - row) * sizeof *work->shared_files);
+    for (int64_t i = 0; work->shared_files && i < end - row; i++) work->shared_files[i] = (shared_file_t){work->n_parts, NO_FILE};
+    return work->shared_files != NULL;
+}
+
 /* Treat rows [row, end) on up to n_threads threads; return how many are left. */
 static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     lane_t lanes[MOST_THREADS];
     int64_t n_left = 0;
-    work->n_parts = is_copied(work->job) ? (work->job->packed_nbytes + PART_NBYTES - 1) / PART_NBYTES : 1;
-    if (work->n_parts > 1) memset(work->rows->left + row, DONE, (size_t)(end - row)), work->step = 1;
-    if (work->n_parts < 1) work->n_parts = 1;
+    if (!cut_rows(work, row, end)) {
+        memset(work->rows->left + row, LEFT, (size_t)(end - row));
+        return end - row;
+    }
     work->next = row * work->n_parts;
     work->end = end * work->n_parts;
     if (n_threads > work->end - work->next) n_threads = work->end - work->next;
@@ -968,6 +1019,7 @@ static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, 
     if (n_threads < 1) n_threads = 1;
     for (int64_t i = 0; i < n_threads; i++) lanes[i] = lane_of(work, scratch, i);
     run_threads(run_lane, lanes, sizeof *lanes, n_threads);
+    free(work->shared_files);
     for (int64_t i = row; i < end; i++) n_left += work->rows->left[i] != DONE;
     return n_left;
 }
@@ -976,7 +1028,7 @@ static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, 
  * left. */
 int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
-    work_t work = {.job = job, .rows = rows, .step = 1};
+    work_t work = {.job = job, .rows = rows, .step = 1, .opening = PTHREAD_MUTEX_INITIALIZER};
     return run_lanes(&work, row, end, scratch, n_threads);
 }
 
@@ -984,7 +1036,7 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
-    work_t work = {.job = job, .rows = rows, .files = files, .step = 1};
+    work_t work = {.job = job, .rows = rows, .files = files, .step = 1, .opening = PTHREAD_MUTEX_INITIALIZER};
     if (files->offset) {
         work.step = (end - row) / (n_threads * GRABS_A_THREAD);
         work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;

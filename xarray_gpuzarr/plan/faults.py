@@ -77,10 +77,10 @@ def _failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str]:
     return UnsupportedCodecError, "install a newer version of what brings the codec, or leave the array out"
 
 
-def vanished_shard(plan: ReadPlan, row: int) -> StoreReadError:
+def vanished_shard(spec: ArraySpec, key: str) -> StoreReadError:
     """Return the error for a shard whose index was read and whose chunks cannot be found any more."""
     return StoreReadError(
-        f"shard '{plan.key_of(row)}' of array '{plan.spec.path}' has disappeared",
+        f"shard '{key}' of array '{spec.path}' has disappeared",
         tried="to read its chunks, after its index had been read",
         found="no such object",
         do=_UNSTEADY,
@@ -90,7 +90,7 @@ def vanished_shard(plan: ReadPlan, row: int) -> StoreReadError:
 def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
     """Return the error for a chunk that was read and cannot be found any more."""
     if plan.spec.index is not None:
-        return vanished_shard(plan, row)
+        return vanished_shard(plan.spec, plan.key_of(row))
     return StoreReadError(
         f"object '{plan.key_of(row)}' of array '{plan.spec.path}' has disappeared",
         tried=f"to read chunk {tuple(plan.chunk[row].tolist())} once more, for the host to decode it",

@@ -20,8 +20,8 @@ from xarray_gpuzarr.errors import (
     ShardIndexError,
 )
 from xarray_gpuzarr.fetch.snapshot import Snapshot
-from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource
-from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
+from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, PiecesDifferError
+from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed, uncut_stores
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -121,7 +121,14 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
     if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
-    snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
+    snapshot = Snapshot(
+        stored.source,
+        spec,
+        care=attempts.care,
+        use_cache=attempts.use_cache,
+        cuts_objects=attempts.cuts_objects,
+        seen_shards=attempts.seen_shards,
+    )
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     shown = shown_bars[:1]
     progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
@@ -204,6 +211,10 @@ class Attempts:
         """What the next attempt does to have all bytes of a shard from one version."""
         self.use_cache = True
         """Whether indexes that were read before are of use: False once one may be out of date."""
+        self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
+        """Whether the next attempt may request an object in pieces."""
+        self.seen_shards: set[str] = set()
+        """Keys of shards whose index any attempt has seen."""
         self._versions: MetVersions | None = None
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
@@ -217,6 +228,11 @@ class Attempts:
         """
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
+        if isinstance(err, PiecesDifferError):
+            if err.bears_no_version:
+                uncut_stores.add(self._source.identity)
+            is_worth_it, self.cuts_objects = self.cuts_objects, False
+            return is_worth_it
         if isinstance(err, ObjectChangedError):
             self.use_cache = False
             versions = self._versions = self._versions or MetVersions(self._source, self.care)

@@ -65,8 +65,8 @@ class _StoppableSource:
         self._stop = stop
         self._start = source.start
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
-        self.storage, self.is_local = source.storage, source.is_local
-        self._local_file, self.check, self.prefetch = source.local_file, source.check, source.prefetch
+        self.storage, self.is_local, self.cuts_objects = source.storage, source.is_local, source.cuts_objects
+        self._local_file, self.prefetch = source.local_file, source.prefetch
 
     def local_file(self, key: str) -> LocalFile:
         self._stop.check()

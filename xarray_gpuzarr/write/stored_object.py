@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.local import LocalSource, version_and_length
 from xarray_gpuzarr.fetch.source import Edge
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -31,7 +31,7 @@ NOTHING = StoredObject()
 def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
     """Return what is stored in a file; raises `StoreReadError`, `ObjectChangedError` or `ShardIndexError`."""
     if spec.index is None:
-        known = source.version_and_length(key)
+        known = version_and_length(source.local_path(key))
         return NOTHING if known is None else StoredObject(nbytes=known[1], version=known[0])
     edge = source.start_edge(key, spec.index.location, spec.index.nbytes)()
     return NOTHING if edge is None else _shard(spec, key, edge)

@@ -18,8 +18,7 @@ from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
-from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
+from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request, pieces_differ
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
@@ -98,8 +97,8 @@ class PlanTasks:
             return
         if self.plan.n_chunks > self.plan.n_stored:
             yield Task(self._fill_missing, is_started=False)
-        array, is_remote, rule = self.read.array, self.read.source.is_remote, self.read.rule
-        is_cut = is_remote and array.is_raw and array.chunk_nbytes > rule.max_raw_nbytes
+        array, source, rule = self.read.array, self.read.source, self.read.rule
+        is_cut = source.cuts_objects and array.is_raw and array.chunk_nbytes > rule.max_raw_nbytes
         for lo, hi in pairwise(self._together()):
             bounds = self.parts[lo : hi + 1]
             task = self._part_task(bounds)
@@ -138,13 +137,13 @@ class PlanTasks:
     def _check_there(self, data: Sequence[memoryview | None], row: int) -> None:
         """Raise if the shard of a row has disappeared."""
         if self.plan.spec.index is not None and None in data:
-            raise vanished_shard(self.plan, row)
+            raise vanished_shard(self.plan.spec, self.plan.key_of(row))
 
     def _piece_tasks(self, row: int) -> list[Task]:
         """Return tasks that each bring a piece of a long raw chunk to the output; none if it needs scratch.
 
-        Requests for pieces are under way beside each other. They are whole elements, and the last piece of an object of
-        unknown length is all that is left, to see that it is no more.
+        Requests for pieces are under way beside each other. They are whole elements. The last piece of a chunk that is
+        an object reaches to the object's end, to see that there is no more.
         """
         nbytes, dst = int(self.plan.nbytes[row]), self.read.placer.straight_to(self.rows[row])
         total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored_dtype.itemsize
@@ -160,20 +159,14 @@ class PlanTasks:
         byte_range = ByteRange(int(plan.offset[row]) + first, WHOLE_OBJECT if to_end else len(dst))
 
         def run(pending: Pending) -> None:
-            try:
-                (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
-            except StoreReadError:
-                if not is_object:
-                    raise
-                data = memoryview(b"")  # too short, or none: who reads all of it finds out
+            (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
             self._check_there([data], row)
             if data is None:
                 np.frombuffer(dst, array.dtype)[:] = array.fill[0]
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
-            else:
-                whole = self._part_task([row, row + 1])
-                whole.run(whole.start(self.read.source))
+            else:  # a read of the whole object says what is wrong with it
+                raise pieces_differ(plan.key_of(row), f"{len(data)} bytes at {first}, where {len(dst)} are expected")
 
         return Task(run, [(plan.key_of(row), byte_range)])
 

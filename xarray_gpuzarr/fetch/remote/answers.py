@@ -49,6 +49,10 @@ def strong_tag(version: Version) -> str | None:
     return None if etag is None or etag.startswith("W/") else etag
 
 
+class WrongBytesError(OSError):
+    """A body is not the bytes that its headers tell: the server's fault, which another request may not meet."""
+
+
 OTHER = Answer(data=memoryview(b""), version=ANOTHER)
 """Of a server that was asked for one tag, and has another."""
 
@@ -155,7 +159,7 @@ def _check_bytes(nbytes: int, span: Span | None, request: ByteRequest | None) ->
     if not is_right:
         asked = range_header(request).get("Range", "a request for the whole object")
         sent = "bytes that it does not name" if span is None else f"bytes {span[0]} to {span[1] - 1}"
-        raise OSError(f"the server answered {asked} with {sent}, {nbytes} bytes")
+        raise WrongBytesError(f"the server answered {asked} with {sent}, {nbytes} bytes")
 
 
 def _date(text: str | None) -> datetime | str | None:

@@ -29,6 +29,7 @@ from xarray_gpuzarr.fetch.remote.answers import (
     Answer,
     Body,
     Marks,
+    WrongBytesError,
     first_of_rest,
     http_answer,
     is_whole,
@@ -208,12 +209,23 @@ class AdlfsClient(StoreClient):
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
     ) -> Answer | None:
         """See `Client.get`."""
-        if isinstance(request, SuffixByteRequest):
+        if not isinstance(request, SuffixByteRequest):
+            return await super().get(key, request, if_match, most_nbytes)
+        for _ in range(_SUFFIX_TRIES):
             try:
-                request = _last_bytes(request, await self._store.getsize(key))
+                object_nbytes = await self._store.getsize(key)
             except _ABSENT:
                 return None
-        return await super().get(key, request, if_match, most_nbytes)
+            suffix = _last_bytes(request, object_nbytes)
+            # One byte more than the object should have shows that it has become longer since.
+            answer = await super().get(key, RangeByteRequest(suffix.start, suffix.end + 1))
+            if answer is None or len(answer.data) == suffix.end - suffix.start:
+                return answer
+        raise OSError(f"the length of the object changed between {_SUFFIX_TRIES} pairs of requests")
+
+
+_SUFFIX_TRIES = 3
+"""Attempts to read the last bytes of an object in two requests, for its length and for a range."""
 
 
 def _last_bytes(request: SuffixByteRequest, object_nbytes: int) -> RangeByteRequest:
@@ -299,14 +311,7 @@ class ObstoreClient:
         import obstore  # noqa: PLC0415  # not everyone has it
 
         try:
-            try:
-                result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
-            except obstore.exceptions.NotSupportedError:
-                if not isinstance(request, SuffixByteRequest):
-                    raise
-                # Azure knows no suffix ranges.
-                request = _last_bytes(request, (await obstore.head_async(self._store, key))["size"])
-                result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
+            result = await self._request(key, request, if_match)
             first, end = result.range
             refused = length_alone(request, end - first, most_nbytes)
             if refused is not None:
@@ -316,11 +321,33 @@ class ObstoreClient:
             return None
         except obstore.exceptions.PreconditionError:
             return OTHER
+        if len(data) != end - first:
+            raise WrongBytesError(f"the server sent {len(data)} bytes, and said that they are {first} to {end - 1}")
         meta = result.meta
         version, settled = version_of(
             Marks(meta["e_tag"], meta["version"], meta["size"], meta["last_modified"]), datetime.now(UTC)
         )
         return Answer(data=data, object_nbytes=meta["size"], version=version, settled=settled)
+
+    async def _request(self, key: str, request: ByteRequest | None, if_match: str | None) -> Any:
+        """Return obstore's answer; see `Client.get`."""
+        import obstore  # noqa: PLC0415  # not everyone has it
+
+        try:
+            return await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
+        except obstore.exceptions.NotSupportedError:
+            if not isinstance(request, SuffixByteRequest):
+                raise
+        # Azure knows no suffix ranges. The range is requested of the version whose length was asked for.
+        for n_left in reversed(range(_SUFFIX_TRIES)):
+            meta = await obstore.head_async(self._store, key)
+            options = _obstore_options(_last_bytes(request, meta["size"]), if_match or meta["e_tag"])
+            try:
+                return await obstore.get_async(self._store, key, options=options)
+            except obstore.exceptions.PreconditionError:
+                if if_match is not None or not n_left:
+                    raise
+        raise AssertionError
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
         """See `Client.is_too_short`; obstore's errors bear no status."""

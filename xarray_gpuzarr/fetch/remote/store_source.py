@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal
@@ -20,7 +20,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 
 from xarray_gpuzarr.errors import StoreReadError, masked
 from xarray_gpuzarr.fetch.remote import forks
-from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
+from xarray_gpuzarr.fetch.remote.answers import Answer, WrongBytesError, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
 from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, event_loop
 from xarray_gpuzarr.fetch.source import (
@@ -103,7 +103,10 @@ _UNDER_WAY, _SHORT_UNDER_WAY = 24, 48
 """Requests of one read that may be under way, and that many if all of them are short (decision 13)."""
 UNDER_WAY_NBYTES = 96 * _MIB
 _TRIES = 64
-"""Times that a read asks for one tag where an object has several: of 5 servers, one in 1.6 million ranges is missed."""
+"""Answers of other tags in a row after which a read asks no more for one of several: of 5 servers at random, that many
+come after one in 1.6 million answers."""
+_WRONG_ANSWERS = 2
+"""Answers that are not the bytes that they say they are, after which a request is made once more."""
 _WAITING = 8
 """Answers that may wait for a thread before requests have to: the store is not held up by who falls behind a little."""
 
@@ -117,7 +120,7 @@ class StoreSource(SourceWithoutFiles):
 
     is_remote = True
 
-    __slots__ = ("_ask_again", "_client", "_gate", "_most_nbytes", "_n_under_way", "_under_way", "store")
+    __slots__ = ("_ask_again", "_client", "_gate", "_most_nbytes", "_n_in_vain", "_n_under_way", "_under_way", "store")
 
     def __init__(
         self,
@@ -133,6 +136,8 @@ class StoreSource(SourceWithoutFiles):
         self._n_under_way = n_under_way or _UNDER_WAY
         self._gate = None if n_under_way is None else asyncio.Semaphore(n_under_way)
         self._ask_again, self._most_nbytes = ask_again, most_nbytes
+        self._n_in_vain = 0
+        """Number of answers, since the last one of the right version, that were of another. On the event loop."""
         self._under_way = UnderWay()
 
     def for_one_read(
@@ -176,6 +181,11 @@ class StoreSource(SourceWithoutFiles):
         """What the client says of the store."""
         return self._client.identity
 
+    @property
+    def cuts_objects(self) -> bool:
+        """Whether answers bear the version of their object, as those of clients with an identity do."""
+        return self.identity is not None
+
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Ask the store for everything now; the returned function waits for the answers."""
         most, ranges = self._most_nbytes, [byte_range for _, byte_range in requests]
@@ -186,6 +196,10 @@ class StoreSource(SourceWithoutFiles):
         """Ask the store now; the returned object waits for the answer."""
         edge = SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes)
         return partial(edge_of, self._ask(key, edge))
+
+    def start_range(self, key: str, byte_range: ByteRange) -> PendingEdge:
+        """Ask the store now; the returned object waits for the answer."""
+        return partial(edge_of, self._ask(key, _request(byte_range)))
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
@@ -227,13 +241,13 @@ class StoreSource(SourceWithoutFiles):
     ) -> Answer | None:
         """Ask once no more than ``max_requests`` to this server, nor too many of this read, are under way.
 
-        If a version is given, ask until an answer is of it, `_TRIES` times at most.
+        If a version is given, ask until an answer is of it, or `_TRIES` answers in a row to this read are of others.
         """
         async with self._gate or nullcontext(), _gate(loop, self._client.server):
             tag = strong_tag(version)
-            for _ in range(1 if version is None else _TRIES):
+            while True:
                 try:
-                    answer = await self._client.get(key, request, tag, most_nbytes)
+                    answer = await self._get(key, request, tag, most_nbytes)
                 except Exception as err:  # of any kind: it is looked at
                     if tag is not None:  # a server that does not know If-Match, perhaps
                         tag = None
@@ -242,8 +256,18 @@ class StoreSource(SourceWithoutFiles):
                         raise
                     answer = Answer(data=memoryview(b""))
                 if answer is not None and answer.is_of(version):
-                    break
-            return answer
+                    self._n_in_vain = 0
+                    return answer
+                self._n_in_vain += 1
+                if version is None or self._n_in_vain >= _TRIES:
+                    return answer
+
+    async def _get(self, key: str, request: ByteRequest | None, tag: str | None, most_nbytes: int) -> Answer | None:
+        """Ask the client, and again if the bytes are not those that the answer says they are."""
+        for _ in range(_WRONG_ANSWERS):
+            with suppress(WrongBytesError):
+                return await self._client.get(key, request, tag, most_nbytes)
+        return await self._client.get(key, request, tag, most_nbytes)
 
     def _name(self, key: str) -> str:
         return f"{self.name}/{key}"

@@ -148,7 +148,7 @@ class KnownBytes:
 
     rule = CoalesceRule(max_gap_nbytes=64, max_nbytes=2**20, max_raw_nbytes=2**20)
     lookahead = 1
-    is_remote = is_local = False
+    is_remote = is_local = cuts_objects = False
     storage: Storage = "posix"
 
     def __init__(self, data: bytes) -> None:
@@ -157,9 +157,6 @@ class KnownBytes:
     def local_file(self, key: str) -> LocalFile:
         """There is no file."""
         raise FileNotFoundError(key)
-
-    def check(self, key: str) -> None:
-        """Nothing changes."""
 
     def prefetch(self, _key: str, _span: ByteRange) -> bool:
         """Everything is there."""

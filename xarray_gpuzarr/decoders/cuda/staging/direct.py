@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from stat import S_ISDIR
 
 import numpy as np
 
@@ -25,9 +23,10 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.source import ByteSource, failed
+from xarray_gpuzarr.fetch.local import version_and_length
+from xarray_gpuzarr.fetch.source import ByteSource, Version, changed
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.plan.faults import too_long_chunk, vanished_shard
+from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -41,7 +40,8 @@ class _Range:
     """A range of a file, widened to pages, and where it goes."""
 
     path: str
-    key: str
+    version: Version
+    """Version of the file that its length is of; before the file is opened, and after it is read."""
     first: int
     """First byte that is read."""
     nbytes: int
@@ -121,7 +121,9 @@ class DirectStager(Stager):
             for part, read in reads:
                 n_read = read.finish()
                 done.append(n_read)
-                self._source.check(part.key)
+                found = version_and_length(part.path)
+                if found is None or found[0] != part.version:
+                    raise changed(part.path, part.version, None if found is None else found[0])
                 if n_read != part.nbytes:
                     raise StoreReadError(
                         f"{part.path} is shorter than its shard index or its size said",
@@ -138,12 +140,12 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
     starts, lengths, used = [], [], 0
     for piece in pieces:
         for number, (key, span) in enumerate(piece.requests()):
-            path = source.local_file(key).path
-            size = _size(path)
-            if size is None:
-                if piece.plan.spec.index is not None:
-                    source.check(key)
-                    raise vanished_shard(piece.plan, piece.lo)
+            path, index_version = source.local_file(key)
+            found = version_and_length(path)
+            version, size = (None, 0) if found is None else found
+            if index_version is not None and version != index_version:
+                raise changed(path, index_version, version)
+            if found is None:
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
@@ -153,7 +155,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
                 raise too_long_chunk(piece.plan, piece.lo + number, size)
             first = offset // _PAGE_NBYTES * _PAGE_NBYTES
             end = max(offset + nbytes, min(size, -(-(offset + nbytes) // _PAGE_NBYTES) * _PAGE_NBYTES))
-            ranges.append(_Range(path=path, key=key, first=first, nbytes=end - first, at=used))
+            ranges.append(_Range(path=path, version=version, first=first, nbytes=end - first, at=used))
             if piece.plan.spec.index is None:
                 starts.append(np.array([used]))
                 lengths.append(np.array([nbytes]))
@@ -164,13 +166,3 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
             used += -(-(end - first) // 256) * 256
     return ranges, np.concatenate(starts).astype(np.int64), np.concatenate(lengths).astype(np.int64)
 
-
-def _size(path: str) -> int | None:
-    """Return the length of a file; None if there is none: a directory is a missing object."""
-    try:
-        status = Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as err:
-        raise failed(path, "ask for its length", err) from err
-    return None if S_ISDIR(status.st_mode) else status.st_size

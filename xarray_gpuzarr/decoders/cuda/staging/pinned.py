@@ -106,11 +106,14 @@ class Stager:
         # However few threads dask has: they copy and hold no lock, and a GPU's worker has one thread but many cores.
         self._n_threads = threads.thread_setting() or threads.n_cores()
         share_nbytes = workspace.options.slot_nbytes // self._n_threads // _REQUESTS_PER_THREAD
-        self.most_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
+        # Two answers that bear no version may be of two versions: then requests end where chunks do.
+        cuts_chunks = source.cuts_objects or not source.is_remote
+        longest_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
+        self.most_nbytes = longest_nbytes if cuts_chunks else ENDLESS
         """Longest request for bytes that are read to where they stay."""
         self.requests: Requests | None = Requests(source)
         """Under way for pieces that will be staged; None if pieces are read when they are staged."""
-        self.rule = replace(source.rule, max_nbytes=ENDLESS)
+        self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else longest_nbytes)
         """Which neighbours make a piece, however long: segments and requests cut it."""
         self.slot_nbytes = workspace.options.slot_nbytes
         """Bytes that cross to the device together."""
@@ -218,7 +221,7 @@ class Stager:
                 if data is not None:
                     destination.keep(data)
                 elif sharded:
-                    raise vanished_shard(piece.plan, piece.lo)
+                    raise vanished_shard(piece.plan.spec, piece.plan.key_of(piece.lo))
 
         crew.run(drain, len(destinations), self._n_threads)
         if sharded:
