@@ -1,4 +1,4 @@
-"""Long raw chunks that are objects, replaced again and again by others while they are read: never two versions in one."""
+"""Long raw chunks that are objects and are replaced while they are read: what is returned is of one version."""
 
 import os
 import threading
@@ -6,7 +6,6 @@ from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import obstore
 import pytest
 import xarray as xr

@@ -26,6 +26,10 @@ _NO_OBJECT: Version = "no object"
 """Version of a piece whose object does not exist."""
 
 
+_NO_RANGES = "NotSupportedError"
+"""Name of the error that obstore, which not everyone has, raises for an HTTP server that sends whole objects only."""
+
+
 class ObjectPieces:
     """The objects of one read that are requested in pieces. Safe to use from several threads."""
 
@@ -48,10 +52,9 @@ class ObjectPieces:
                 try:
                     edge = finish_edge()
                 except StoreReadError as err:
-                    # OSError: the store cannot be reached, or refuses. All else may mean that it knows no ranges.
-                    if isinstance(err.__cause__, OSError):
+                    if type(err.__cause__).__name__ != _NO_RANGES:
                         raise
-                    raise self._differ(key, f"a piece that cannot be read: {err.found}") from err
+                    raise self._differ(key, err.found) from err
             self._check(key, edge)
             if edge is None:
                 return [None]

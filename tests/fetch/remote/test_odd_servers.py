@@ -212,6 +212,36 @@ def test_partial_answers_of_other_bytes_are_errors(client, said):
         read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
 
 
+def shortened(kept, n_times):
+    """Send less than the headers say, as often as `n_times`; `kept` is what remains of a body."""
+    numbers = count()
+    return lambda status, said, body: (status, said, kept(body) if next(numbers) < n_times else body)
+
+
+KEPT = {"half": lambda body: body[: len(body) // 2], "nothing": lambda body: b""}
+
+
+@pytest.mark.parametrize("name", ["one chunk", "a column"])
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_answer_that_is_shorter_than_it_says_is_requested_again(client, kept, name):
+    with serving(spoil=shortened(KEPT[kept], 1)) as server:
+        values = read_array(opened(server, client), SELECTIONS[name], device="host")
+
+        assert_same_bits(values, np.ascontiguousarray(DATA[SELECTIONS[name]]))
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_answers_that_are_always_shorter_than_they_say_are_no_damage(client, kept):
+    with serving(spoil=shortened(KEPT[kept], 1000)) as server:
+        array = opened(server, client)
+        with explained(StoreReadError, "t/c/0/0"):
+            read_array(array, SELECTIONS["one chunk"], device="host")
+
+        assert len(server.of_data) <= 4
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("client", FSSPEC)
 def test_partial_answers_of_status_200_are_known_by_their_range(client, layout):

@@ -252,7 +252,9 @@ class StoreSource(SourceWithoutFiles):
                     if tag is not None:  # a server that does not know If-Match, perhaps
                         tag = None
                         continue
-                    if request is None or not await self._client.is_too_short(err, key, request):
+                    if request is None or isinstance(err, WrongBytesError):
+                        raise
+                    if not await self._client.is_too_short(err, key, request):
                         raise
                     answer = Answer(data=memoryview(b""))
                 if answer is not None and answer.is_of(version):

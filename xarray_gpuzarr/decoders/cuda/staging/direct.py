@@ -165,4 +165,3 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
                 lengths.append(piece.plan.nbytes[rows])
             used += -(-(end - first) // 256) * 256
     return ranges, np.concatenate(starts).astype(np.int64), np.concatenate(lengths).astype(np.int64)
-
