@@ -276,6 +276,24 @@ def test_shard_that_is_replaced_during_the_read_is_read_anew(tmp_path, monkeypat
     device.check()
 
 
+def test_chunk_that_is_replaced_after_its_length_was_asked_for_is_read_anew(tmp_path, monkeypatch):
+    data, longer = np.zeros((20, 100), "i4") + 1, counting((20, 100), "i4") + 1
+    array = write(LocalStore(tmp_path / "a"), data, chunks=(20, 100), compressors=ZstdCodec())
+    write(LocalStore(tmp_path / "b"), longer, chunks=(20, 100), compressors=ZstdCodec())
+    open_file = SimulatedDevice.open_file
+
+    def replace_first(self, path):
+        (tmp_path / "b/c/0/0").exists() and (tmp_path / "b/c/0/0").replace(path)
+        return open_file(self, path)
+
+    monkeypatch.setattr(SimulatedDevice, "open_file", replace_first)
+    device = device_of()
+
+    assert_same_bits(CudaReads(device).values(stored_array(array, storage="gds")), longer)
+
+    device.check()
+
+
 def test_file_that_ends_too_soon_is_an_error(tmp_path, monkeypatch):
     array, _ = damaged(tmp_path, lambda shard: shard)
     pread = os.pread

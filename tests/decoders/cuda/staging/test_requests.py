@@ -8,7 +8,8 @@ import pytest
 from helpers.data.corpus import write
 from helpers.simulated.reads import CudaReads, limits
 from helpers.simulated.simulator import SimulatedDevice
-from zarr.storage import LocalStore
+from helpers.stores.fakes import RecordingStore
+from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
@@ -67,6 +68,18 @@ def test_requests_are_as_long_as_threads_can_share(raw, monkeypatch, n_threads, 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
 
     assert sorted(lengths_of_requests(*raw)) == sorted(nbytes)
+
+
+def test_no_chunk_is_put_together_from_answers_without_a_version(monkeypatch):
+    monkeypatch.setattr(options.in_force, "options", options.FetchOptions(max_gap_nbytes=0, max_request_nbytes=100))
+    memory, data = RecordingStore(MemoryStore()), np.arange(1, 241, dtype="i4")
+    array = write(memory, data, chunks=(40,), shards=(240,), compressors=None, filters=None)
+    memory.requests.clear()
+
+    values = CudaReads(SimulatedDevice()).values(array, slice(40, 120))
+
+    np.testing.assert_array_equal(values, data[40:120])
+    assert {(end - first) % 160 for _, first, end in memory.ranges} == {0}
 
 
 def lengths_of_requests(array, data):
