@@ -1,7 +1,7 @@
 """`CachingStore`: wraps a slow store while something is opened, and requests each object and listing once.
 
-Requests that are made ahead answer those of xarray's own opening. Failed requests are made again, so that values,
-warnings and errors are those of xarray's own engine.
+Requests that are made ahead answer those of xarray's own opening. A failed one has used up the retries of its client:
+it is not made again, and whoever asks for the same gets its error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DOCUMENTS = {
 
 
 class CachingStore(WrapperStore[Store]):
-    """A store that remembers answers, and makes a bounded number of requests at a time."""
+    """A store that remembers answers and errors, and makes a bounded number of requests at a time."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -40,6 +40,8 @@ class CachingStore(WrapperStore[Store]):
         self._n_under_way = 0
         self._slots = asyncio.Semaphore(self._at_once)
         self._is_given_up = False
+        self._errors: list[Exception] = []
+        """What requests have ended in, other than answers."""
 
     def __str__(self) -> str:
         return str(self.itself)
@@ -96,11 +98,16 @@ class CachingStore(WrapperStore[Store]):
             if node.store_path.store is self:
                 node.store_path.store = self.itself
 
+    def has_raised(self, err: BaseException) -> bool:
+        """Whether an error, or one of its causes, is that of a request."""
+        if any(each is err for each in self._errors):
+            return True
+        return err.__cause__ is not None and self.has_raised(err.__cause__)
+
     def _answer(self, what: str) -> asyncio.Task[Any] | None:
-        """Return the task of an earlier request, unless it failed."""
+        """Return the task of an earlier request, unless it was cancelled."""
         task = self._answers.get(what)
-        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-        return None if failed else task
+        return None if task is not None and task.cancelled() else task
 
     def _once[Answer](self, what: str, request: Callable[[], Coroutine[Any, Any, Answer]]) -> asyncio.Task[Answer]:
         task = self._answer(what)
@@ -117,6 +124,9 @@ class CachingStore(WrapperStore[Store]):
         try:
             async with self._slots:
                 return await request()
+        except Exception as err:
+            self._errors.append(err)
+            raise
         finally:
             self._n_under_way -= 1
 

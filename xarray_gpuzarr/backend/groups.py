@@ -19,7 +19,7 @@ from xarray.backends import ZarrStore
 from xarray.backends.common import _normalize_path
 from xarray.backends.zarr import _iter_zarr_groups
 from xarray.core.treenode import NodePath
-from zarr import Array, AsyncGroup, Group
+from zarr import Array, AsyncGroup, Group, config
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.caching_store import CachingStore, cached, takes_long
@@ -83,10 +83,13 @@ def _open_through_cache(
 ) -> dict[str, ZarrStore] | None:
     """Open groups of a slow store with one request for each object and listing.
 
-    Returns None if that fails, or if an error or warning names the `CachingStore`: xarray then opens the store itself.
+    Returns None if the store cannot be made, or if an error names the `CachingStore`: xarray then opens the store
+    itself. What a request has ended in is raised.
     """
     try:
         cache, path = run_on_loop(str(where), partial(cached, where, options))
+    except TimeoutError as err:  # what xarray asks for next is what was not answered
+        raise TimeoutError(f"no answer in {config.get('async.timeout', None)} s, zarr's async.timeout") from err
     except Exception:  # noqa: BLE001
         return None
     known = StorePath(cache, path) if path or isinstance(where, StorePath) else cache
@@ -94,7 +97,8 @@ def _open_through_cache(
         try:
             first = ZarrStore.open_group(known, **options | {"storage_options": None})
         except Exception as err:
-            if type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err)):
+            names_cache = type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err))
+            if names_cache and not cache.has_raised(err):
                 return None
             raise
         first._close_store_on_close = cache.itself is not where  # noqa: SLF001  # as xarray sets it for `where`

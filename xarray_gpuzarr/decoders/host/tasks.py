@@ -19,6 +19,7 @@ from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.remote.failures import is_final
 from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
@@ -162,8 +163,8 @@ class PlanTasks:
         def run(pending: Pending) -> None:
             try:
                 (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
-            except StoreReadError:
-                if not is_object:
+            except StoreReadError as err:
+                if not is_object or is_final(err):
                     raise
                 data = memoryview(b"")  # too short, or none: who reads all of it finds out
             self._check_there([data], row)
