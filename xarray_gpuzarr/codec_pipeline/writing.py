@@ -183,7 +183,9 @@ def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: S
     bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, spec.grid.chunk_shape, strict=True)]
     shape = tuple([end for _, end in bounds])
     selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-    read_target(stored, spec, box_target(selection, spec.grid, shape), decoder_for("host"))
+    assert stored.source is not None
+    with naming_object(spec, err.key, stored.source.name, "to read the part that stays"):
+        read_target(stored, spec, box_target(selection, spec.grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
