@@ -58,12 +58,13 @@ class CachingStore(WrapperStore[Store]):
         """Return an object or bytes of it. Bytes of an object that was not requested as a whole are not remembered."""
         if byte_range is not None and self._answer(key) is None:
             return await self._in_turn(lambda: self.itself.get(key, prototype, byte_range))
-        whole = await self.whole(key)
+        # Who is cancelled, since another request has failed, leaves this one to those that ask for the same next.
+        whole = await asyncio.shield(self.whole(key))
         return None if whole is None else await MemoryStore({key: whole}).get(key, prototype, byte_range)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Return the names below a path."""
-        for name in await self.names(prefix):
+        for name in await asyncio.shield(self.names(prefix)):
             yield name
 
     def whole(self, key: str) -> asyncio.Task[Buffer | None]:

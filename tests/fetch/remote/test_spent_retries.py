@@ -99,6 +99,22 @@ def test_an_opening_that_fails_asks_no_more_than_the_stock_engine(server, client
     assert_no_more(*counts)
 
 
+@pytest.mark.parametrize("client", ["obstore s3", "fsspec s3"])
+@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+def test_requests_that_fail_beside_each_other_are_made_once(server, client, opens):
+    """The first to fail ends the search for groups; others are still under way."""
+    store = through(client, server, "not")
+    paths = ["/not/t/", "/not/text/", "/not/x/"]
+    server.spoil(*({"kind": "hang", "path": path, "method": method} for path in paths for method in ("GET", "HEAD")))
+    server.requests()
+
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        opens(store, engine="gpuzarr", consolidated=False)
+
+    n_tries = 2 if client.startswith("obstore") else S3FS_RETRIES * BOTOCORE_TRIES
+    assert set(asked(server, "/zarr.json").values()) <= {1, n_tries}
+
+
 @pytest.mark.parametrize("selection", READS)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("client", CLIENTS)
