@@ -105,6 +105,12 @@ class CachingStore(WrapperStore[Store]):
             return True
         return err.__cause__ is not None and self.has_raised(err.__cause__)
 
+    def error_within(self, err: BaseException) -> BaseException | None:
+        """Return the first error of a request in a group of errors, or the error itself; None if no request failed."""
+        if isinstance(err, BaseExceptionGroup):
+            return next(filter(None, map(self.error_within, err.exceptions)), None)
+        return err if self.has_raised(err) else None
+
     def _answer(self, what: str) -> asyncio.Task[Any] | None:
         """Return the task of an earlier request, unless it was cancelled."""
         task = self._answers.get(what)

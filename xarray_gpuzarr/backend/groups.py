@@ -1,15 +1,14 @@
 """Open groups of a store by xarray's own code, with fewer requests.
 
 xarray opens the first group. The groups below it and their members are requested from zarr-python concurrently; xarray
-would request one after another. After any error of `_walk` they are opened as xarray does, so that values, warnings and
-errors are those of xarray.
+would request one after another. After any error of `_walk` other than of a request, they are opened as xarray does, so
+that values, warnings and errors are those of xarray.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import copy
 from fnmatch import fnmatchcase
 from functools import partial
@@ -116,8 +115,12 @@ def _with_groups_below(first: ZarrStore, is_asked_for: IsAskedFor | None) -> dic
     opened: OpenedGroups | None = None
     # A `CachingStore` bounds the number of requests. zarr-python itself lists a single group of a local store.
     if isinstance(store, CachingStore) or (is_asked_for is not None and not takes_long(store)):
-        with suppress(Exception):  # xarray raises it again, if it is one
+        try:
             opened = run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_asked_for))  # noqa: SLF001
+        except Exception as err:  # noqa: BLE001  # xarray raises it again, unless a request has ended in it
+            ended = store.error_within(err) if isinstance(store, CachingStore) else None
+            if ended is not None:
+                raise ended from None
     if opened is None:
         if isinstance(store, CachingStore) and not store.supports_listing:
             group.store_path.store = store.itself  # zarr-python names its class

@@ -112,7 +112,7 @@ def test_requests_that_fail_beside_each_other_are_made_once(server, client, open
         opens(store, engine="gpuzarr", consolidated=False)
 
     n_tries = 2 if client.startswith("obstore") else S3FS_RETRIES * BOTOCORE_TRIES
-    assert set(asked(server, "/zarr.json").values()) <= {1, n_tries}
+    assert max(asked(server, "/zarr.json").values()) <= n_tries
 
 
 @pytest.mark.parametrize("selection", READS)
