@@ -80,7 +80,7 @@ def test_a_store_that_refuses():
 
     with zarr_pipeline():
         array = zarr.create_array(Full(MemoryStore()), shape=(300, 100), dtype="f8", **LAYOUT)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StoreWriteError, match="No space left"):
         array[...] = 1
 
 

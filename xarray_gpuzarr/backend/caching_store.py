@@ -1,7 +1,7 @@
 """`CachingStore`: wraps a slow store while something is opened, and requests each object and listing once.
 
-Requests that are made ahead answer those of xarray's own opening. Failed requests are made again, so that values,
-warnings and errors are those of xarray's own engine.
+Requests that are made ahead answer those of xarray's own opening. A failed one has used up the retries of its client:
+it is not made again, and whoever asks for the same gets its error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DOCUMENTS = {
 
 
 class CachingStore(WrapperStore[Store]):
-    """A store that remembers answers, and makes a bounded number of requests at a time."""
+    """A store that remembers answers and errors, and makes a bounded number of requests at a time."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -40,6 +40,8 @@ class CachingStore(WrapperStore[Store]):
         self._n_under_way = 0
         self._slots = asyncio.Semaphore(self._at_once)
         self._is_given_up = False
+        self._errors: list[Exception] = []
+        """What requests have ended in, other than answers."""
 
     def __str__(self) -> str:
         return str(self.itself)
@@ -56,12 +58,13 @@ class CachingStore(WrapperStore[Store]):
         """Return an object or bytes of it. Bytes of an object that was not requested as a whole are not remembered."""
         if byte_range is not None and self._answer(key) is None:
             return await self._in_turn(lambda: self.itself.get(key, prototype, byte_range))
-        whole = await self.whole(key)
+        # Who is cancelled, since another request has failed, leaves this one to those that ask for the same next.
+        whole = await asyncio.shield(self.whole(key))
         return None if whole is None else await MemoryStore({key: whole}).get(key, prototype, byte_range)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Return the names below a path."""
-        for name in await self.names(prefix):
+        for name in await asyncio.shield(self.names(prefix)):
             yield name
 
     def whole(self, key: str) -> asyncio.Task[Buffer | None]:
@@ -96,11 +99,22 @@ class CachingStore(WrapperStore[Store]):
             if node.store_path.store is self:
                 node.store_path.store = self.itself
 
+    def has_raised(self, err: BaseException) -> bool:
+        """Whether an error, or one of its causes, is that of a request."""
+        if any(each is err for each in self._errors):
+            return True
+        return err.__cause__ is not None and self.has_raised(err.__cause__)
+
+    def error_within(self, err: BaseException) -> BaseException | None:
+        """Return the first error of a request in a group of errors, or the error itself; None if no request failed."""
+        if isinstance(err, BaseExceptionGroup):
+            return next(filter(None, map(self.error_within, err.exceptions)), None)
+        return err if self.has_raised(err) else None
+
     def _answer(self, what: str) -> asyncio.Task[Any] | None:
-        """Return the task of an earlier request, unless it failed."""
+        """Return the task of an earlier request, unless it was cancelled."""
         task = self._answers.get(what)
-        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-        return None if failed else task
+        return None if task is not None and task.cancelled() else task
 
     def _once[Answer](self, what: str, request: Callable[[], Coroutine[Any, Any, Answer]]) -> asyncio.Task[Answer]:
         task = self._answer(what)
@@ -117,6 +131,9 @@ class CachingStore(WrapperStore[Store]):
         try:
             async with self._slots:
                 return await request()
+        except Exception as err:
+            self._errors.append(err)
+            raise
         finally:
             self._n_under_way -= 1
 

@@ -1,15 +1,14 @@
 """Open groups of a store by xarray's own code, with fewer requests.
 
 xarray opens the first group. The groups below it and their members are requested from zarr-python concurrently; xarray
-would request one after another. After any error of `_walk` they are opened as xarray does, so that values, warnings and
-errors are those of xarray.
+would request one after another. After any error of `_walk` other than of a request, they are opened as xarray does, so
+that values, warnings and errors are those of xarray.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import copy
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,7 +18,7 @@ from xarray.backends import ZarrStore
 from xarray.backends.common import _normalize_path
 from xarray.backends.zarr import _iter_zarr_groups
 from xarray.core.treenode import NodePath
-from zarr import Array, AsyncGroup, Group
+from zarr import Array, AsyncGroup, Group, config
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.caching_store import CachingStore, cached, takes_long
@@ -83,10 +82,13 @@ def _open_through_cache(
 ) -> dict[str, ZarrStore] | None:
     """Open groups of a slow store with one request for each object and listing.
 
-    Returns None if that fails, or if an error or warning names the `CachingStore`: xarray then opens the store itself.
+    Returns None if the store cannot be made, or if an error names the `CachingStore`: xarray then opens the store
+    itself. What a request has ended in is raised.
     """
     try:
         cache, path = run_on_loop(str(where), partial(cached, where, options))
+    except TimeoutError as err:  # what xarray asks for next is what was not answered
+        raise TimeoutError(f"no answer in {config.get('async.timeout', None)} s, zarr's async.timeout") from err
     except Exception:  # noqa: BLE001
         return None
     known = StorePath(cache, path) if path or isinstance(where, StorePath) else cache
@@ -94,7 +96,8 @@ def _open_through_cache(
         try:
             first = ZarrStore.open_group(known, **options | {"storage_options": None})
         except Exception as err:
-            if type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err)):
+            names_cache = type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err))
+            if names_cache and not cache.has_raised(err):
                 return None
             raise
         first._close_store_on_close = cache.itself is not where  # noqa: SLF001  # as xarray sets it for `where`
@@ -112,8 +115,12 @@ def _with_groups_below(first: ZarrStore, is_asked_for: IsAskedFor | None) -> dic
     opened: OpenedGroups | None = None
     # A `CachingStore` bounds the number of requests. zarr-python itself lists a single group of a local store.
     if isinstance(store, CachingStore) or (is_asked_for is not None and not takes_long(store)):
-        with suppress(Exception):  # xarray raises it again, if it is one
+        try:
             opened = run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_asked_for))  # noqa: SLF001
+        except Exception as err:  # noqa: BLE001  # xarray raises it again, unless a request has ended in it
+            ended = store.error_within(err) if isinstance(store, CachingStore) else None
+            if ended is not None:
+                raise ended from None
     if opened is None:
         if isinstance(store, CachingStore) and not store.supports_listing:
             group.store_path.store = store.itself  # zarr-python names its class

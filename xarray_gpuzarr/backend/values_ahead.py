@@ -2,7 +2,7 @@
 
 xarray reads one index after another, and the first and the last value of each time. `ValuesAhead` requests their chunks
 from a `CachingStore`, those of all groups together, and xarray reads through it. Later reads go to the store itself, as
-do failed ones, so that errors are those of any other read.
+do those that failed after all bytes had come, so that errors are those of any other read.
 """
 
 from __future__ import annotations
@@ -100,10 +100,13 @@ class OpeningArray(BackendArray):
         if ahead is not None and frame is not None:  # xarray is opening something on this thread
             try:
                 ahead.begin()
-                with suppress(Exception):  # the read below raises it again
-                    if self._cached is None:
-                        self._cached = self._through(ahead.cache)
-                    return self._cached[key]
+                if self._cached is None:
+                    self._cached = self._through(ahead.cache)
+                return self._cached[key]
+            except Exception as err:  # of any kind; unless the store has failed, the read below raises it again
+                if ahead.cache.has_raised(err):
+                    ahead.cache.give_up()
+                    raise
             except BaseException:
                 ahead.cache.give_up()
                 raise

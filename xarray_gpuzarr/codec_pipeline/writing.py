@@ -40,6 +40,7 @@ from xarray_gpuzarr.stored.metadata import Metadata
 from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.encoder import Encoder, encoder_of
 from xarray_gpuzarr.write.object_locks import root_of, turns
+from xarray_gpuzarr.write.refusals import naming_object
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""
@@ -128,7 +129,7 @@ class ArrayWriter:
                 if isinstance(source, LocalSource):
                     await self._run(call, partial(_to_files, call, group, source))
                 else:
-                    await self._to_store(call, group)
+                    await self._to_store(call, group, source.name)
             if spec.index is not None:  # no read is to take what was there before
                 for each in group:
                     index_cache.cache.drop((source.identity, each.key, spec.index))
@@ -139,25 +140,31 @@ class ArrayWriter:
         nbytes = len(call.objects) * call.object_nbytes
         return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, read_threads(None))
 
-    async def _to_store(self, call: WriteCall, group: Sequence[WrittenObject]) -> None:
-        """Assemble the objects of a group in memory, and pass them to the store."""
+    async def _to_store(self, call: WriteCall, group: Sequence[WrittenObject], name: str) -> None:
+        """Assemble the objects of a group in memory, and pass them to the store of this name."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
-        old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
+        stored_bytes = partial(self._stored_bytes, call.spec, name)
+        old = dict(zip(needed, await _some_at_once(stored_bytes, needed), strict=True))
         # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
         may_share = isinstance(self._store, ObjectStore) and not is_obstore_memory(self._store.store)
         encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
-        await _some_at_once(self._put, keys, encoded)
+        await _some_at_once(partial(self._put, call.spec, name), keys, encoded)
 
-    async def _stored_bytes(self, key: str) -> memoryview | None:
-        stored = await self._store.get(key, cpu.buffer_prototype)
+    async def _stored_bytes(self, spec: ArraySpec, name: str, key: str) -> memoryview | None:
+        """Return what is stored under a key; `name` is the store's."""
+        with naming_object(spec, key, name, "to read the part that stays"):
+            stored = await self._store.get(key, cpu.buffer_prototype)
         return None if stored is None else memoryview(stored.as_buffer_like())
 
-    async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
+    async def _put(self, spec: ArraySpec, name: str, key: str, data: npt.NDArray[np.uint8] | None) -> None:
+        """Store an object, or remove it; `name` is the store's."""
         if data is None:
-            await self._store.delete(key)
+            with naming_object(spec, key, name, "to remove it, since all of it is the fill value"):
+                await self._store.delete(key)
         else:
-            await self._store.set(key, cpu.Buffer.from_array_like(data))
+            with naming_object(spec, key, name, f"to store {len(data)} bytes"):
+                await self._store.set(key, cpu.Buffer.from_array_like(data))
 
 
 def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
@@ -168,7 +175,7 @@ def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSour
             break
         except ObjectChangedError:
             if attempt + 1 == _ATTEMPTS:
-                raise call.changed(group) from None
+                raise call.changed(group).within(source.name) from None
 
 
 def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: Stop) -> None:
@@ -176,7 +183,9 @@ def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: S
     bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, spec.grid.chunk_shape, strict=True)]
     shape = tuple([end for _, end in bounds])
     selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-    read_target(stored, spec, box_target(selection, spec.grid, shape), decoder_for("host"))
+    assert stored.source is not None
+    with naming_object(spec, err.key, stored.source.name, "to read the part that stays"):
+        read_target(stored, spec, box_target(selection, spec.grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:

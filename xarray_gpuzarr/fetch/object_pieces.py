@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.remote.failures import is_final
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
@@ -24,10 +25,6 @@ from xarray_gpuzarr.process.counters import counters
 
 _NO_OBJECT: Version = "no object"
 """Version of a piece whose object does not exist."""
-
-
-_NO_RANGES = "NotSupportedError"
-"""Name of the error that obstore, which not everyone has, raises for an HTTP server that sends whole objects only."""
 
 
 class ObjectPieces:
@@ -52,7 +49,7 @@ class ObjectPieces:
                 try:
                     edge = finish_edge()
                 except StoreReadError as err:
-                    if type(err.__cause__).__name__ != _NO_RANGES:
+                    if is_final(err):  # all else may mean that the server sends whole objects only
                         raise
                     raise self._differ(key, err.found) from err
             self._check(key, edge)

@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from enum import IntEnum
 
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.remote.failures import is_final
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, Version
 from xarray_gpuzarr.process.advice import advise
 
@@ -85,7 +86,9 @@ class MetVersions:
         for _ in range(_PROBES):
             try:
                 edge = self._source.start_edge(key, "start", 1)()
-            except StoreReadError:
+            except StoreReadError as err:
+                if is_final(err):  # then reading once more would only ask the same again
+                    raise
                 return Care.USUAL
             if self._came_back(key, None if edge is None else edge.version):
                 return Care.ASK_AGAIN

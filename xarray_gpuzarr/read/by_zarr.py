@@ -10,6 +10,7 @@ from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import object_source
+from xarray_gpuzarr.fetch.remote.failures import is_final
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.changed import changed_metadata
@@ -44,7 +45,9 @@ def read_by_zarr(
         raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(object_source(array.store).name) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
         opened, source = to_json(array.metadata.to_dict()), object_source(array.store)
-        said = changed_metadata(source, array.path, opened) or StoreReadError(
+        # A server that does not answer is not asked for metadata as well.
+        changed = None if is_final(err) else changed_metadata(source, array.path, opened)
+        said = changed or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
             tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
             found=f"{type(err).__name__}: {err}",

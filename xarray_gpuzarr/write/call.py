@@ -29,6 +29,7 @@ from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.write.encoder import Encoder
+from xarray_gpuzarr.write.refusals import file_error, naming_object, object_name
 from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_bytes, stored_file
 
 _UNIT_NBYTES = 256 * 1024
@@ -108,13 +109,18 @@ class WriteCall:
         Raises `ObjectChangedError` if one is replaced meanwhile, `DamagedObjectError`, `StoreWriteError`, or what
         `stored_file` raises.
         """
-        old = [stored_file(source, self.spec, each.key) if each.needs_old else NOTHING for each in objects]
+        old = [self._stored_part(each, source) if each.needs_old else NOTHING for each in objects]
         self._check_lengths(objects, old)
         structs, suffix = (ObjectStruct * len(objects))(), f".{uuid4().hex}.partial"
         for struct, each in zip(structs, objects, strict=True):
             path = source.local_path(each.key)
             struct.path, struct.partial = os.fsencode(path), os.fsencode(path + suffix)
-        self._run(objects, structs, old)
+        self._run(objects, structs, old, source)
+
+    def _stored_part(self, each: WrittenObject, source: LocalSource) -> StoredObject:
+        """Return what is stored in a file of which a part is written."""
+        with naming_object(self.spec, each.key, source.name, "to read the part that stays"):
+            return stored_file(source, self.spec, each.key)
 
     def to_memory(
         self, objects: Sequence[WrittenObject], data: Sequence[memoryview | None], *, may_share: bool = False
@@ -161,7 +167,11 @@ class WriteCall:
         return chunk.reshape(-1).view(np.uint8) if is_in_order else None
 
     def _run(
-        self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], old: Sequence[StoredObject]
+        self,
+        objects: Sequence[WrittenObject],
+        structs: ctypes.Array[ObjectStruct],
+        old: Sequence[StoredObject],
+        source: LocalSource | None = None,
     ) -> None:
         compiled, budget = loops(), thread_budget()
         assert compiled is not None
@@ -197,7 +207,7 @@ class WriteCall:
         finally:
             n_left = compiled.end_write(writing)
         if n_left:
-            self._raise(objects, structs)
+            self._raise(objects, structs, source)
 
     def _check_lengths(self, objects: Sequence[WrittenObject], old: Sequence[StoredObject]) -> None:
         """Raise `DamagedObjectError` if a chunk is longer than it may be, before memory is taken for it."""
@@ -207,7 +217,9 @@ class WriteCall:
             if longest > self.spec.most_nbytes:
                 raise DamagedObjectError(each.key, self._chunk(each, entry))
 
-    def _raise(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
+    def _raise(
+        self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None
+    ) -> None:
         """Raise the error of an object that was not written."""
         failed = [(each, struct) for each, struct in zip(objects, structs, strict=True) if struct.state > _WRITTEN]
         each, struct = min(failed, key=lambda one: one[1].state == _CHANGED) if failed else (objects[0], structs[0])
@@ -216,16 +228,20 @@ class WriteCall:
             raise changed(each.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(each.key, self._chunk(each, struct.entry))
-        name = "shard" if self.spec.index else "chunk"
-        if struct.state in (_REFUSED, _NOT_ENCODED):
-            where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
-            raise StoreWriteError(
-                f"cannot write {name} '{each.key}' of array '{self.spec.path}'",
-                tried=f"{len(objects)} {name}{'s'[: len(objects) > 1]}, of which {n_written} have been written{where}",
-                found=os.strerror(struct.code) if struct.state == _REFUSED else "the codec cannot encode the chunk",
-                do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
-            )
-        raise self._no_memory("no memory is left")
+        if struct.state not in (_REFUSED, _NOT_ENCODED):
+            raise self._no_memory("no memory is left")
+        cause = None
+        if struct.state == _REFUSED and source is not None:
+            cause = file_error(struct.code, source.local_path(each.key))
+        name = object_name(self.spec)
+        where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
+        error = StoreWriteError(
+            f"cannot write {name} '{each.key}' of array '{self.spec.path}'",
+            tried=f"{len(objects)} {name}{'s'[: len(objects) > 1]}, of which {n_written} have been written{where}",
+            found="the codec cannot encode the chunk" if cause is None else str(cause),
+            do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
+        )
+        raise error if source is None else error.within(source.name) from cause
 
     def _no_memory(self, reason: str) -> HostMemoryError:
         return HostMemoryError(

@@ -141,13 +141,13 @@ def without_ranges(status, said, body):
     return (200, {"ETag": '"a"'}, files(DATA)["bucket/s.zarr/t/c/0/0"]) if status == 206 else (status, said, body)
 
 
-@pytest.mark.parametrize("client", ["obstore http", "fsspec http", "fsspec s3"])
+@pytest.mark.parametrize("client", CLIENTS)
 def test_servers_without_ranges_are_asked_for_whole_objects(client):
     with Mirrors([node(DATA)], lambda *_: 0, spoil=without_ranges) as server:
         assert_same_bits(read_array(opened(server, client), slice(20), device="host"), DATA[:20])
 
 
-@pytest.mark.parametrize("client", ["fsspec http", "fsspec s3"])
+@pytest.mark.parametrize("client", CLIENTS)
 def test_a_server_that_refuses_is_not_asked_for_the_whole_object(client):
     with Mirrors([node(DATA)], lambda *_: 0, spoil=lambda *_: (403, {}, b"")) as server:
         array = opened(server, client)

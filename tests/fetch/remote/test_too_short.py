@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import aiohttp
 import numpy as np
 import obstore
 import pytest
@@ -21,7 +22,8 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache, object_source
-from xarray_gpuzarr.fetch.remote.clients import http_status, is_too_short
+from xarray_gpuzarr.fetch.remote.clients import is_too_short
+from xarray_gpuzarr.fetch.remote.failures import http_status, is_unanswered
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
@@ -158,6 +160,40 @@ def test_status_that_an_error_or_its_cause_bears(of, status):
 
     assert http_status(err) == status
     assert http_status(bearing(SimpleNamespace(), cause=bearing(SimpleNamespace(), cause=err))) == status
+
+
+GENERIC = obstore.exceptions.GenericError
+ADDRESS = "Error performing GET http://h/HTTP%20error:%20/416%20-%20Server"
+
+
+@pytest.mark.parametrize(
+    ("err", "status", "unanswered"),
+    [
+        (GENERIC(f"Generic S3 error: {ADDRESS} in 1ms - Server returned non-2xx status code: 416 Range"), 416, False),
+        (
+            GENERIC(
+                f"Generic HTTP error: {ADDRESS} in 3s, after 1 retries, max_retries: 1, retry_timeout: 2s  - "
+                "Server returned non-2xx status code: 503 Slow: Server returned non-2xx status code: 416"
+            ),
+            503,
+            False,
+        ),
+        (GENERIC(f"Generic GCS error: {ADDRESS} in 1s  - HTTP error: error sending request"), None, True),
+        (GENERIC("Generic S3 error: HTTP error: request or response body error"), None, True),
+        (GENERIC("Generic LocalFileSystem error: Requested range at HTTP error: 416"), None, False),
+        (obstore.exceptions.PermissionDeniedError("Server returned non-2xx status code: 416"), 403, False),
+    ],
+)
+def test_what_obstores_errors_begin_with_tells_the_status(err, status, unanswered):
+    """Keys and what servers say may hold anything, behind it."""
+    assert (http_status(err), is_unanswered(err)) == (status, unanswered)
+
+
+@pytest.mark.parametrize("err", [TimeoutError(), ConnectionRefusedError(), aiohttp.ServerDisconnectedError()])
+def test_a_server_that_did_not_answer_is_not_asked_for_lengths(err):
+    assert not asyncio.run(is_too_short(err, RangeByteRequest(5, 9), never_asked))
+    assert not asyncio.run(is_too_short(bearing(SimpleNamespace(), cause=err), RangeByteRequest(5, 9), never_asked))
+    assert is_unanswered(err)
 
 
 async def never_asked():

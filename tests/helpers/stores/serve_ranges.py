@@ -1,5 +1,7 @@
 """A program: an HTTP server for a directory, with byte ranges, ETags, S3's way to list, latency, faults and a log.
 
+It stores and removes objects, too.
+
 `range_server` starts ``python -m helpers.stores.serve_ranges DIRECTORY``, which prints its port and serves until its
 input ends, or it is ended.
 Objects are files; requests need no signature. What is said below ``/-/`` sets and shows the state of the server.
@@ -11,17 +13,18 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 from helpers.stores.range_server import Fault, LoggedRequest
 
@@ -114,18 +117,58 @@ class _Handler(Handler):
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if not self.path.startswith("/-/"):
-            self._say(HTTPStatus.METHOD_NOT_ALLOWED)
+            self._change(lambda: self._store(body))
             return
         for name, value in json.loads(body).items():
             setattr(self.server, name, value)
         self._say(HTTPStatus.OK)
 
+    def handle_expect_100(self) -> bool:
+        """Let a client that asks whether to send its body know at once."""
+        is_told = super().handle_expect_100()
+        self.wfile.flush()
+        return is_told
+
+    def do_DELETE(self) -> None:
+        self._change(lambda: self._file().unlink(missing_ok=True))
+
+    def do_POST(self) -> None:
+        """Remove objects of a bucket, as S3 does when it gets a list of them."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        keys = re.findall("<Key>(.*?)</Key>", body)
+        removed = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        bucket = self._file()
+        answer = f"<DeleteResult>{removed}</DeleteResult>".encode()
+        self._change(lambda: [(bucket / unescape(key)).unlink(missing_ok=True) for key in keys], answer)
+
+    def _change(self, change: Callable[[], object], answer: bytes = b"") -> None:
+        """Change what is stored, unless a fault says otherwise."""
+        url = urlsplit(self.path)
+        self._note(url.path)
+        fault = self.server.fault_for(self.command, url.path)
+        if fault is None or self._before(fault):
+            change()
+            self._say(HTTPStatus.OK, answer, "application/xml", ETag='"of what was sent"')
+
+    def _store(self, body: bytes) -> None:
+        """Let an object take the place of the one before."""
+        file = self._file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{threading.get_ident()}")
+        partial.write_bytes(body)
+        partial.replace(file)
+
+    def _note(self, path: str) -> None:
+        """Write a request into the log."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        said: LoggedRequest = {
+            "method": self.command, "path": path, "range": self.headers.get("Range"), "headers": headers,
+        }  # fmt: skip
+        self.server.log.append(said)
+
     def _answer(self) -> None:
         server, url = self.server, urlsplit(self.path)
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        server.log.append(
-            {"method": self.command, "path": url.path, "range": self.headers.get("Range"), "headers": headers}
-        )
+        self._note(url.path)
         server.enter(1)
         time.sleep(server.latency_s)
         server.enter(-1)  # before the client can know of the answer
@@ -228,8 +271,10 @@ class _Handler(Handler):
         body = f"{head}<Name>{escape(bucket)}</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         self._say(HTTPStatus.OK, body.encode(), "application/xml")
 
-    def _say(self, status: HTTPStatus, body: bytes = b"", kind: str = "text/plain") -> None:
+    def _say(self, status: HTTPStatus, body: bytes = b"", kind: str = "text/plain", **headers: str) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", kind)
         self.end_headers()

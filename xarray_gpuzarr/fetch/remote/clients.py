@@ -37,37 +37,25 @@ from xarray_gpuzarr.fetch.remote.answers import (
     range_header,
     version_of,
 )
+from xarray_gpuzarr.fetch.remote.failures import RANGE_NOT_SATISFIABLE, http_status, is_unanswered
 from xarray_gpuzarr.fetch.source import is_obstore_memory, wrapped
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
-_RANGE_NOT_SATISFIABLE = 416
 _LENGTH_SECONDS = 10.0
 """Longest wait for the length of an object, after a request for its bytes has failed."""
-
-
-def http_status(err: BaseException) -> int | None:
-    """Return the HTTP status that an error or its cause bears, as the errors of the common clients do."""
-    response = getattr(err, "response", None)
-    said = [getattr(err, name, None) for name in ("status", "status_code", "code")]  # aiohttp, Azure's, Google's
-    said.append(getattr(response, "status_code", None))  # requests'
-    if isinstance(response, dict):  # botocore's
-        said.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    for status in said:
-        if isinstance(status, int) and 100 <= status < 600:
-            return status
-    return None if err.__cause__ is None else http_status(err.__cause__)
 
 
 async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callable[[], Awaitable[int]] | None) -> bool:
     """Say whether a request failed with `err` because the object ends before the range begins: status 416 of HTTP.
 
-    The words of an error are not looked at: they quote keys and addresses.
+    The words of an error are not searched: they quote keys and addresses.
 
-    `ask_nbytes` asks for the length of the object; it is called only if the error bears no status.
+    `ask_nbytes` asks for the length of the object; it is called only if the error bears no status, and there was an
+    answer: a server that has just fallen silent is not asked once more.
     """
     status = http_status(err)
-    if status is not None or ask_nbytes is None:
-        return status == _RANGE_NOT_SATISFIABLE
+    if status is not None or ask_nbytes is None or is_unanswered(err):
+        return status == RANGE_NOT_SATISFIABLE
     try:
         async with asyncio.timeout(_LENGTH_SECONDS):
             nbytes = await ask_nbytes()
@@ -397,7 +385,7 @@ class S3fsClient(_FsspecClient):
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
     ) -> Answer | None:
         """See `Client.get`."""
-        from s3fs.core import version_id_kw  # noqa: PLC0415  # not everyone has it
+        from s3fs.core import _error_wrapper, version_id_kw  # noqa: PLC0415  # not everyone has it
 
         bucket, name, version = self._fs.split_path(f"{self._path.rstrip('/')}/{key}")
         # Up to 2026.4, s3fs leaves it to each caller to say who pays; later it says so itself, in the same words.
@@ -405,9 +393,13 @@ class S3fsClient(_FsspecClient):
         if if_match is not None:
             options["IfMatch"] = if_match
 
+        await self._fs.set_session()
+        s3 = await self._fs.get_s3(bucket)
+        # fsspec's coroutines and their parts bear names behind an underscore.
+        keywords = self._fs._get_s3_method_kwargs(s3.get_object, Bucket=bucket, Key=name, **options)  # noqa: SLF001
+
         async def call() -> tuple[bytes | Answer, Mapping[str, Any]]:
-            # fsspec's coroutines bear the names of its methods behind an underscore.
-            response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
+            response = await s3.get_object(**keywords)
             try:
                 refused = length_alone(request, response["ContentLength"], most_nbytes)
                 return refused or await response["Body"].read(), response["ResponseMetadata"]
@@ -415,7 +407,8 @@ class S3fsClient(_FsspecClient):
                 response["Body"].close()
 
         try:
-            data, said = await _retried(call, self._fs.retries)
+            # Around headers and body together: s3fs itself repeats the repetitions of one in those of the other.
+            data, said = await _error_wrapper(call, retries=self._fs.retries)
         except Exception as err:
             if if_match is not None and http_status(err) == _PRECONDITION_FAILED:
                 return OTHER
@@ -426,18 +419,6 @@ class S3fsClient(_FsspecClient):
             return data
         body = Body(data, 0, len(data))
         return http_answer(body, said["HTTPHeaders"], request, said["HTTPStatusCode"], most_nbytes)
-
-
-async def _retried[Result](request: Callable[[], Awaitable[Result]], n_times: int) -> Result:
-    """Repeat a request whose body breaks off, as s3fs repeats one that gets no answer: after 0.1, 0.17, ... seconds."""
-    from s3fs import core  # noqa: PLC0415  # not everyone has it
-
-    for n in range(n_times - 1):
-        try:
-            return await request()
-        except core.S3_RETRYABLE_ERRORS:
-            await asyncio.sleep(min(1.7**n * 0.1, 15))
-    return await request()
 
 
 class HttpClient(_FsspecClient):

@@ -22,6 +22,7 @@ from xarray_gpuzarr.errors import StoreReadError, masked
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, WrongBytesError, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
+from xarray_gpuzarr.fetch.remote.failures import is_unanswered
 from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, event_loop
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
@@ -249,7 +250,7 @@ class StoreSource(SourceWithoutFiles):
                 try:
                     answer = await self._get(key, request, tag, most_nbytes)
                 except Exception as err:  # of any kind: it is looked at
-                    if tag is not None:  # a server that does not know If-Match, perhaps
+                    if tag is not None and not is_unanswered(err):  # by a server that knows no If-Match, perhaps
                         tag = None
                         continue
                     if request is None or isinstance(err, WrongBytesError):
