@@ -5,6 +5,7 @@ import threading
 import dask
 import dask.array as da
 import distributed.worker
+import numcodecs
 import numpy as np
 import pytest
 import xarray as xr
@@ -56,6 +57,13 @@ def test_nested_shards_are_not_read_into_other_buffers():
         array = zarr.open_array(store)
         with pytest.raises(ValueError, match="Non-default buffer prototypes"):
             array[5:, 1]
+
+
+def test_a_blosc_frame_cut_short_is_decoded_from_what_lies_behind_it():
+    content = bytes(range(100))
+    frame = numcodecs.Blosc(clevel=0).encode(content)  # what is cut off stays in memory here
+
+    assert numcodecs.Blosc().decode(memoryview(frame)[:20]) == content
 
 
 def test_arrays_of_a_subclass_do_not_mix():

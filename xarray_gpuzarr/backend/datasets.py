@@ -23,12 +23,14 @@ from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.caching_store import takes_long
+from xarray_gpuzarr.backend.checked_array import CheckedArray
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
+from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
@@ -90,6 +92,8 @@ def _prepare(
             array = lazily.array.get_array()
             if array.dtype.kind in NUMERIC_KINDS:
                 lazily.array = LazyArray(stored_array(array, storage=place.storage), "host")
+            elif checked_metadata(array.metadata) is not array.metadata:
+                lazily.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # as xarray's is
             if ahead is None or not variable.size or not (variable.dims or array.dtype.kind in NUMERIC_KINDS):
                 continue
             is_index = variable.dims == (name,) and is_short(array)

@@ -126,7 +126,7 @@ class OpeningArray(BackendArray):
         if isinstance(self.array, LazyArray):
             array = LazyArray(self.array.stored.in_store(cache), "host")
         else:
-            array = ZarrArrayWrapper(in_store(self.stored, cache))
+            array = type(self.array)(in_store(self.stored, cache))  # which may be a `CheckedArray`
         whole = indexing.BasicIndexer((slice(None),) * self.ndim)
         return indexing.NumpyIndexingAdapter(array[whole]) if self._is_whole else array
 

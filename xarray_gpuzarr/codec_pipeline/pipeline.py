@@ -7,8 +7,8 @@ that these two cannot plan. They share nothing but the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
@@ -24,6 +24,9 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.registry import get_ndbuffer_class, register_pipeline
 
 from xarray_gpuzarr.codec_pipeline.buffer import SETTING
+from xarray_gpuzarr.errors import CorruptChunkError
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 
 if TYPE_CHECKING:
     from zarr.abc.codec import GetResult  # from 3.2 on
@@ -76,7 +79,7 @@ class CodecPipeline(codec.CodecPipeline):
         if not is_known_to_zarr():
             raise NotImplementedError
         # Without a store, zarr-python makes it by `from_codecs`, of the class that its settings name.
-        return cls(array_metadata, store, create_codec_pipeline(array_metadata))
+        return cls(array_metadata, store, create_codec_pipeline(checked_metadata(array_metadata)))
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> codec.CodecPipeline:  # type: ignore[override]
@@ -84,7 +87,8 @@ class CodecPipeline(codec.CodecPipeline):
         return _FASTEST.from_codecs(codecs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.metadata, self.store, self.own)
+        # Codecs of shards are pickled as metadata, which say nothing of checks of frames.
+        return type(self).from_array_metadata_and_store, (self.metadata, self.store)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CodecPipeline) and (self.store, self.own) == (other.store, other.own)
@@ -109,7 +113,8 @@ class CodecPipeline(codec.CodecPipeline):
             self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
         if batch and await self._reader.read(batch, out, drop_axes, self.own):
             return (_PRESENT,) * len(batch)
-        return await self.own.read(batch, out, drop_axes)
+        with self._wording_damage(batch):
+            return await self.own.read(batch, out, drop_axes)
 
     async def write(
         self,
@@ -122,7 +127,23 @@ class CodecPipeline(codec.CodecPipeline):
         if self._writer is None:
             self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
         if batch:
-            await self._writer.write(batch, value, drop_axes, self.own)
+            with self._wording_damage(batch):
+                await self._writer.write(batch, value, drop_axes, self.own)
+
+    @contextmanager
+    def _wording_damage(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+        """Raise a `CorruptChunkError` where a check refuses what zarr-python's own pipeline was to decode."""
+        try:
+            yield
+        except FrameError as err:
+            keys = [str(getattr(item[0], "path", item[0])) for item in batch]
+            others = f" or one of {len(keys) - 1} others" if len(keys) > 1 else ""
+            raise CorruptChunkError(
+                "cannot decode a stored chunk",
+                tried=f"object {keys[0]!r}{others}, by zarr-python's own codec pipeline",
+                found=str(err),
+                do="the stored chunk is damaged: rewrite it, or leave it out of the selection",
+            ) from err
 
     # ---- zarr-python's own pipeline does the rest
 

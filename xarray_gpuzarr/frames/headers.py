@@ -27,6 +27,10 @@ from xarray_gpuzarr.stored.codecs import (
 
 _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
+_BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
+"""Flags of a frame: it is not compressed; its blocks are one stream each."""
+_BLOSC_MAX_SPLITS, _BLOSC_MIN_SPLIT_NBYTES = 16, 128
+"""What c-blosc's blosc.c calls MAX_SPLITS and MIN_BUFFERSIZE: other blocks are one stream, too."""
 
 
 class FrameError(Exception):
@@ -50,6 +54,22 @@ def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
     if not 16 <= cbytes <= len(frame):
         raise FrameError(f"{len(frame)} bytes where the blosc header says {cbytes}")
     return int(nbytes), int(cbytes)
+
+
+def check_blosc(frame: memoryview | bytes) -> None:
+    """Raise `FrameError` for a frame for which C-Blosc, as numcodecs calls it, would return memory of other owners.
+
+    It reads as many bytes as the header says. If a block is no whole number of streams, it leaves the end of the block
+    as it was allocated, and numcodecs does not compare how many bytes it has decoded.
+    """
+    blosc_nbytes(frame)
+    flags, typesize = frame[2], frame[3]
+    blocksize = int.from_bytes(frame[8:12], "little")
+    is_split = typesize and not flags & (_BLOSC_STORED | _BLOSC_UNSPLIT)
+    if not is_split or typesize > _BLOSC_MAX_SPLITS or blocksize // typesize < _BLOSC_MIN_SPLIT_NBYTES:
+        return
+    if blocksize % typesize:
+        raise FrameError(f"blosc blocks of {blocksize} bytes, which is not a multiple of the typesize {typesize}")
 
 
 def _lz4_nbytes(frame: memoryview | bytes) -> int:

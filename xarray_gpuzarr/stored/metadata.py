@@ -242,22 +242,27 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps({**document, "attributes": {}}, default=plain)
 
 
-def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[memoryview], npt.NDArray[Any]]:
+def zarr_chunk_decoder(
+    spec: ArraySpec, prepare: Callable[[Metadata], Metadata]
+) -> Callable[[memoryview], npt.NDArray[Any]]:
     """Return a function that decodes one inner chunk with zarr-python's own codecs.
 
-    It returns an ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype` in host memory, perhaps of the encoded
-    bytes, and raises whatever the codec raises. It is safe to call from several threads.
+    `prepare` may replace the codecs in the array's metadata by others that decode the same.
+
+    The function returns an ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype` in host memory, perhaps of
+    the encoded bytes, and raises whatever the codec raises. It is safe to call from several threads.
     """
     dtype = spec.numpy_dtype
     classes = _codec_classes(spec.metadata)
     is_shard = any(
-        isinstance(codec, ShardingCodec) for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype, classes)[0]
+        isinstance(codec, ShardingCodec)
+        for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype, classes, prepare)[0]
     )
 
     def decode(encoded: memoryview) -> npt.NDArray[Any]:
         # zarr-python takes chunks out of shards in the buffers of its settings only.
         prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
-        pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype, classes)
+        pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype, classes, prepare)
         buffer = prototype.buffer.from_bytes(encoded)
         (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
         if decoded is None:
@@ -298,6 +303,7 @@ def _zarr_pipeline(
     document: str,
     prototype: BufferPrototype,
     classes: tuple[object, ...],  # noqa: ARG001  # others make another pipeline
+    prepare: Callable[[Metadata], Metadata],
 ) -> tuple[Any, ZarrChunkSpec]:
     """Build zarr-python's pipeline for the inner chunks that `document` describes; one for each prototype.
 
@@ -306,10 +312,12 @@ def _zarr_pipeline(
     data = json.loads(document)
     config = ArrayConfig.from_dict({"order": data.get("order", "C")})
     if data["zarr_format"] == 2:
-        v2 = ArrayV2Metadata.from_dict(data)
+        v2 = prepare(ArrayV2Metadata.from_dict(data))
+        assert isinstance(v2, ArrayV2Metadata)
         spec = v2.get_chunk_spec((), config, prototype)
         return create_codec_pipeline(v2), spec
-    v3 = ArrayV3Metadata.from_dict(data)
+    v3 = prepare(ArrayV3Metadata.from_dict(data))
+    assert isinstance(v3, ArrayV3Metadata)
     spec = ZarrChunkSpec(
         shape=v3.chunks, dtype=v3.data_type, fill_value=v3.fill_value, config=config, prototype=prototype
     )

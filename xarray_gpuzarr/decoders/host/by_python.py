@@ -11,6 +11,7 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
+from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.host_memory import buffer
@@ -75,11 +76,13 @@ class ChunkPlacer:
 
     @cached_property
     def _zarrs_own(self) -> Callable[[memoryview], Array]:
-        return zarr_chunk_decoder(self._array.spec)
+        return zarr_chunk_decoder(self._array.spec, checked_metadata)
 
     def _decode_by_zarr(self, src: memoryview) -> Array:
         try:
             chunk = self._zarrs_own(src.toreadonly())
+        except FrameError:
+            raise
         except Exception as err:  # any codec may be installed; whatever it raises is named
             could_not_run = isinstance(err, ImportError | NotImplementedError | MemoryError) or (
                 isinstance(err, OSError) and err.errno is not None
