@@ -136,6 +136,8 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
     n = len(range(start, stop, step))
+    if n <= 1:
+        step = 1  # any step may follow a single element, also one that is no int64
     last = start + (n - 1) * step
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
     if n_pieces >= MOST_PIECES:
