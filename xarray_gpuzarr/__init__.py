@@ -114,7 +114,7 @@ class _XarrayFinder:
         others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
-        loader = None if spec is None else spec.loader
+        loader: Any = None if spec is None else spec.loader
         if loader is None:
             return spec
         execute = loader.exec_module
