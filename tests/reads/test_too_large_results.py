@@ -24,12 +24,14 @@ DOORS = {
     "beside an index array": "read_array(array, (np.arange(2**20), ...) if array.ndim == 2 else (slice(1, None),))",
     "xarray": "xr.open_dataset(store, engine='gpuzarr', device='host', consolidated=False).v.values",
     "zarr-python": "piped(array)",
+    "batches": "next(iter(batches(xr.open_dataset(store, engine='gpuzarr', device='host', consolidated=False), "
+    "dict(zip('ab', array.shape, strict=False)), 1)))",
 }
 REFUSED = """
 import resource, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np, xarray as xr, zarr
-from xarray_gpuzarr import read_array, zarr_pipeline
+from xarray_gpuzarr import batches, read_array, zarr_pipeline
 
 def piped(_):
     with zarr_pipeline():

@@ -1,6 +1,15 @@
 """Reading a selection of a stored array with one decoder: index -> plan -> fetch -> decode."""
 
-from xarray_gpuzarr.read.reading import read, read_array, read_points, read_target
+from xarray_gpuzarr.read.reading import read, read_array, read_points, read_stacked, read_target
 from xarray_gpuzarr.read.stored_array import StoredArray, in_store, stored_array
 
-__all__ = ["StoredArray", "in_store", "read", "read_array", "read_points", "read_target", "stored_array"]
+__all__ = [
+    "StoredArray",
+    "in_store",
+    "read",
+    "read_array",
+    "read_points",
+    "read_stacked",
+    "read_target",
+    "stored_array",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.stack import StackAxis, n_wanted, stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.progress_bar import ReadProgress, shown_bars
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
@@ -77,6 +79,22 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
         raise _no_host_memory(spec, shape, err) from err
 
 
+def read_stacked(
+    stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder
+) -> Any:
+    """Read crops of one array, stacked, as `stack_target` takes them; dtype, device and errors are as of `read`."""
+    shape = (n_samples, *map(n_wanted, axes))
+    try:
+        if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
+            _require_countable(shape)
+            np.empty(shape, stored.cast.dtype)
+        return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder)
+    except MemoryError as err:
+        if isinstance(err, GpuZarrError):
+            raise
+        raise _no_host_memory(spec, shape, err) from err
+
+
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
     """Read what has been cut at the borders of chunks of an array of this spec; the result has shape `target.shape`.
 
@@ -118,9 +136,7 @@ def _read_target(
 def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:
     """Read all bytes of a shard from one version of it, and decode them."""
     assert stored.source is not None
-    # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
-    if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
-        raise MemoryError(f"a result of shape {target.shape}")
+    _require_countable(target.shape)
     snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     shown = shown_bars[:1]
@@ -139,6 +155,12 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
     return result
+
+
+def _require_countable(shape: tuple[int, ...]) -> None:
+    """Refuse shapes beyond what NumPy counts, as it does, even where an axis has no elements."""
+    if math.prod([n or 1 for n in shape]) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {shape}")
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
