@@ -86,7 +86,8 @@ def read_stacked(
     shape = (n_samples, *map(n_wanted, axes))
     try:
         if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
-            _require_countable(shape)
+            if math.prod(shape) >= _MOST_ELEMENTS:
+                raise MemoryError(f"a result of shape {shape}")
             np.empty(shape, stored.cast.dtype)
         return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder)
     except MemoryError as err:
@@ -136,7 +137,9 @@ def _read_target(
 def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:
     """Read all bytes of a shard from one version of it, and decode them."""
     assert stored.source is not None
-    _require_countable(target.shape)
+    # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
+    if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {target.shape}")
     snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     shown = shown_bars[:1]
@@ -155,12 +158,6 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
     return result
-
-
-def _require_countable(shape: tuple[int, ...]) -> None:
-    """Refuse shapes beyond what NumPy counts, as it does, even where an axis has no elements."""
-    if math.prod([n or 1 for n in shape]) >= _MOST_ELEMENTS:
-        raise MemoryError(f"a result of shape {shape}")
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
