@@ -86,9 +86,7 @@ def read_stacked(
     shape = (n_samples, *map(n_wanted, axes))
     try:
         if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
-            if math.prod(shape) >= _MOST_ELEMENTS:
-                raise MemoryError(f"a result of shape {shape}")
-            np.empty(shape, stored.cast.dtype)
+            _require_room(shape, stored.cast.dtype)
         return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder)
     except MemoryError as err:
         if isinstance(err, GpuZarrError):
@@ -158,6 +156,13 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
     return result
+
+
+def _require_room(shape: tuple[int, ...], dtype: str) -> None:
+    """Raise `MemoryError` where NumPy has no room for an array."""
+    if math.prod(shape) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {shape}")
+    np.empty(shape, dtype)
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
