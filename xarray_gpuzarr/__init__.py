@@ -99,8 +99,41 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
 _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}
 """Modules that are looked up as names are; all others have to be imported."""
 
-if "xarray" in sys.modules:  # else whatever opens or unpickles something does it: this package works without xarray
+
+class _XarrayFinder:
+    """Registers ``.gpuzarr`` as soon as xarray has been imported, and finds no module of its own.
+
+    Importing xarray here instead would take whoever uses zarr-python alone, or the command line, 2 seconds of one core
+    more (November 2026). The loader stays the one that was found, since others ask it for sources and resources.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return what the other finders find of xarray, with a loader that then registers the accessors."""
+        if name != "xarray":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None:
+            return spec
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            loader.exec_module = execute
+            execute(module)
+            import_module("xarray_gpuzarr.backend.registration")
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+if "xarray" in sys.modules:
     import_module("xarray_gpuzarr.backend.registration")
+else:
+    sys.meta_path.insert(0, _XarrayFinder())
 
 if not TYPE_CHECKING:  # a type checker is to miss names that are not there
 

@@ -176,7 +176,7 @@ def test_shards_of_a_slice(numbers):
         return
     chunks = list(dict.fromkeys(i // chunk_length for i in elements))
 
-    found = shards_of_span(along, per_shard)
+    found = list(shards_of_span(along, per_shard))
 
     assert along.n_pieces == len(chunks)
     assert [(at, chunks[which.start : which.stop]) for at, which in found] == [

@@ -91,10 +91,12 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     "imports",
     [
         "import xarray, xarray_gpuzarr",
-        "import xarray_gpuzarr, xarray; xarray.backends.list_engines()",
+        "import xarray_gpuzarr, xarray",
+        "import xarray_gpuzarr; from xarray.core.dataset import Dataset; import xarray",
+        "import xarray_gpuzarr, importlib.util; importlib.util.find_spec('xarray'); import xarray",
         f"import xarray; {ENTRY}; e.load()",
     ],
-    ids=["after xarray", "before xarray", "by opening something"],
+    ids=["after xarray", "before xarray", "before a part of it", "looked for before", "by opening something"],
 )
 def test_the_accessor_is_there(imports):
     what = "xarray.Dataset().gpuzarr, xarray.DataArray(0).gpuzarr, xarray.DataTree().gpuzarr"
@@ -104,6 +106,30 @@ def test_the_accessor_is_there(imports):
     )
 
     assert printed.split() == ["DatasetAccessor", "DataArrayAccessor", "DataTreeAccessor"]
+
+
+def test_xarray_that_fails_to_import_has_accessors_once_it_does_not():
+    code = """
+import sys, xarray_gpuzarr
+sys.modules["pandas"] = None
+try:
+    import xarray
+except ImportError:
+    del sys.modules["pandas"]
+import xarray
+print(hasattr(xarray.Dataset, "gpuzarr"), xarray.__spec__.loader.get_source("xarray") is not None)
+print([finder for finder in sys.meta_path if type(finder).__module__ == "xarray_gpuzarr"])
+"""
+
+    assert run(code).split("\n") == ["True True", "[]", ""]
+
+
+def test_zarr_python_alone_brings_no_xarray():
+    used = (
+        "import xarray_gpuzarr, zarr; xarray_gpuzarr.zarr_pipeline(); zarr.create_array({}, shape=(2,), dtype='i4')[:]"
+    )
+
+    assert not {name for name in brought("", used) if name.partition(".")[0] == "xarray"}
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ NUMCODECS = [
         {"id": "fixedscaleoffset", "scale": 10, "offset": 0.5, "dtype": "<f4", "astype": "<i2"},
         FixedScaleOffsetSpec(decoded="<f4", encoded="<i2", scale=10, offset=0.5),
     ),
-    ({"id": "fixedscaleoffset", "scale": 10**400, "offset": 0, "dtype": "<f4", "astype": "<i2"}, "refused"),
+    ({"id": "fixedscaleoffset", "scale": 10**400, "offset": 0, "dtype": "<f4", "astype": "<i2"}, None),
     ({"id": "fixedscaleoffset", "scale": True, "offset": 0, "dtype": "<f4", "astype": "<i2"}, None),
-    ({"id": "delta"}, "refused"),
-    ({"id": "delta", "dtype": "nonsense"}, "refused"),
-    ({"id": "shuffle", "elementsize": "many"}, "refused"),
+    ({"id": "delta"}, None),
+    ({"id": "delta", "dtype": "nonsense"}, None),
+    ({"id": "shuffle", "elementsize": "many"}, None),
     ({"id": "zstd", "level": 1}, ZstdSpec()),
 ]
 
@@ -81,11 +81,6 @@ NUMCODECS = [
 @pytest.mark.parametrize("role", ["compressor", "filter"])
 def test_codec_of_numcodecs(role, conf, spec):
     named = {"compressor": conf, "filters": None} if role == "compressor" else {"compressor": None, "filters": [conf]}
-    if spec == "refused":
-        with pytest.raises(MetadataError):
-            parse_v2_codecs(**named, order="C", endian="little", ndim=1)
-        return
-
     (found,) = parse_v2_codecs(**named, order="C", endian="little", ndim=1).bytes_to_bytes
 
     configuration = json.dumps({k: v for k, v in conf.items() if k != "id"}, sort_keys=True)

@@ -1,7 +1,8 @@
 """Registers ``.gpuzarr`` on datasets, arrays and trees. `accessor` is imported when it is first used.
 
-`xarray_gpuzarr` and `backend` import this module. xarray's own ``register_dataset_accessor`` would keep an accessor in
-the dataset, and so in its pickles, which could not be loaded without this package.
+`xarray_gpuzarr` imports this module as soon as xarray is there, and `backend` as well. xarray's own
+``register_dataset_accessor`` would keep an accessor in the dataset, and so in its pickles, which could not be loaded
+without this package.
 """
 
 from __future__ import annotations

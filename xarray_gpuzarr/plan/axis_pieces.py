@@ -7,10 +7,10 @@ array is one piece per axis, so everything about it follows from `ndim` small nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise, product, repeat
+from functools import lru_cache, partial
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -79,27 +79,37 @@ def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
     return Span(start, n, step, (start + (n - 1) * step) // chunk_length - start // chunk_length + 1, chunk_length)
 
 
-def shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
-    """Return the coordinate of each shard that a span touches, and which of its pieces are the shard's.
+def shards_of_span(along: Span, per_shard: int) -> Iterator[tuple[int, range]]:
+    """Yield the coordinate of each shard that a span touches, and which of its pieces are the shard's.
 
     A shard has `per_shard` chunks along the axis.
     """
     first, count, step, n_pieces, chunk_length = along
     low, shard_length = first // chunk_length, chunk_length * per_shard
     if n_pieces == 1:
-        return [(low // per_shard, _ONE)]
+        yield low // per_shard, _ONE
+        return
     if step > shard_length:
-        return [((first + i * step) // shard_length, range(i, i + 1)) for i in range(count)]
-    shards = range(first // shard_length, (first + (count - 1) * step) // shard_length + 1)
-    if step <= chunk_length:
-        return [(s, range(max(0, s * per_shard - low), min(n_pieces, (s + 1) * per_shard - low))) for s in shards]
-    starts = [max(0, -((first - s * shard_length) // step)) for s in shards]
-    return [(s, range(*ends)) for s, ends in zip(shards, pairwise([*starts, count]), strict=True)]
+        for i in range(count):
+            yield (first + i * step) // shard_length, range(i, i + 1)
+        return
+    start = 0
+    for shard in range(first // shard_length, (first + (count - 1) * step) // shard_length + 1):
+        end = (shard + 1) * shard_length
+        stop = (
+            min(n_pieces, end // chunk_length - low) if step <= chunk_length else min(count, -((first - end) // step))
+        )
+        yield shard, range(start, stop)
+        start = stop
 
 
 _ONE = range(1)
-kept_shards_of_span = lru_cache(maxsize=512)(shards_of_span)
-"""For few shards: what one read asks for of them, the next one mostly does as well."""
+
+
+@lru_cache(maxsize=512)
+def kept_shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
+    """Return few shards as `shards_of_span` does: what one read asks for of them, the next one mostly does as well."""
+    return list(shards_of_span(along, per_shard))
 
 
 def chunks_of_span(along: Span, pieces: range) -> Sequence[int]:
@@ -136,6 +146,8 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
     n = len(range(start, stop, step))
+    if n <= 1:
+        step = 1  # any step may follow a single element, also one that is no int64
     last = start + (n - 1) * step
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
     if n_pieces >= MOST_PIECES:
@@ -175,7 +187,7 @@ MOST_PIECES = 2**48
 
 
 def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int, range]]:
-    """As `shards_of_span`, of pieces of any kind."""
+    """Return what `shards_of_span` yields, of pieces of any kind."""
     shard = axis_pieces.chunk // per_shard
     cuts = [*first_of_each(shard).tolist(), len(shard)]
     return [(int(shard[lo]), range(lo, hi)) for lo, hi in pairwise(cuts)]
@@ -183,12 +195,33 @@ def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int,
 
 def runs_of_pieces(n_pieces: Sequence[int], most: int) -> Iterator[tuple[range, ...]]:
     """Cut the product of all axes' pieces into boxes of at most so many: one range of pieces per axis."""
-    if 0 < math.prod(n_pieces) <= most:
-        yield tuple(map(range, n_pieces))
+    n_boxes = math.prod(n_pieces)
+    if n_boxes <= most:
+        if n_boxes:
+            yield tuple(map(range, n_pieces))
         return
     per_axis, room = [], most
     for n in reversed(n_pieces):
         length = max(1, min(n, room))
         room = max(1, room // length)
-        per_axis.append([range(lo, min(lo + length, n)) for lo in range(0, n, length)])
-    yield from product(*reversed(per_axis))
+        per_axis.append(partial(_parts, n, length))
+    yield from lazy_product(per_axis[::-1])
+
+
+def _parts(n: int, length: int) -> Iterator[range]:
+    """Cut numbers below `n` into ranges of a length, of which the last may be shorter."""
+    for start in range(0, n, length):
+        yield range(start, min(start + length, n))
+
+
+def lazy_product[Item](axes: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[tuple[Item, ...]]:
+    """Yield what `itertools.product` yields, which would first list all items of every axis.
+
+    `axes` are called for their items again and again.
+    """
+    if not axes:
+        yield ()
+        return
+    for item in axes[0]():
+        for others in lazy_product(axes[1:]):
+            yield item, *others

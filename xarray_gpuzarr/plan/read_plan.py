@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise, product
 from typing import Self
 
@@ -23,8 +23,10 @@ from xarray_gpuzarr.native.library import empty_columns
 from xarray_gpuzarr.plan.axis_pieces import (
     MAX_KEPT,
     AxisPieces,
+    Span,
     intersect_axis,
     kept_shards_of_span,
+    lazy_product,
     runs_of_pieces,
     shards_of_pieces,
     shards_of_span,
@@ -54,19 +56,19 @@ class BoxTarget:
 
     def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
         self._axes, self._per_shard = axes, per_shard
-        spans = []
-        for selected, length, chunk_length in axes:
-            of_axis = span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
-            if of_axis is None:
-                break
-            spans.append(of_axis)
-        self.spans = tuple(spans) if len(spans) == len(axes) else None
+        spans = [
+            span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
+            for selected, length, chunk_length in axes
+        ]
+        plain = [along for along in spans if along is not None]
+        self.spans = tuple(plain) if len(plain) == len(axes) else None
         """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
+        self._of_arrays: dict[int, AxisPieces] = {}
         if self.spans is None:
-            lengths, pieces = [p.length for p in self.pieces], [len(p.chunk) for p in self.pieces]
+            lengths, pieces = self._count(spans)
         else:
-            lengths, pieces = [along.n_elements for along in spans], [along.n_pieces for along in spans]
-            numbers = [n for along, count in zip(spans, per_shard, strict=True) for n in (*along, count)]
+            lengths, pieces = [along.n_elements for along in plain], [along.n_pieces for along in plain]
+            numbers = [n for along, count in zip(plain, per_shard, strict=True) for n in (*along, count)]
             self._numbers = array("q", numbers)
             self.spans_at = self._numbers.buffer_info()[0]
             """Address of `spans` and the chunks of a shard, as the compiled loops take them."""
@@ -77,17 +79,43 @@ class BoxTarget:
         self.n_chunks = math.prod(pieces)
         """Inner chunks that it touches, whether they are stored or not."""
 
+    def _count(self, spans: Sequence[Span | None]) -> tuple[list[int], list[int]]:
+        """Return, per axis, the elements and the pieces; only index arrays are cut, which are in memory anyway."""
+        lengths, n_pieces = [], []
+        for axis, along in enumerate(spans):
+            selected, length, chunk_length = self._axes[axis]
+            if along is not None:
+                n, of_axis = along.n_elements, along.n_pieces
+            elif isinstance(selected, slice):
+                n, of_axis = 0, 0
+            else:
+                self._of_arrays[axis] = intersect_axis(selected, length, chunk_length)
+                n, of_axis = len(selected), len(self._of_arrays[axis].chunk)
+            lengths.append(n)
+            n_pieces.append(of_axis)
+        return lengths, n_pieces
+
     @cached_property
     def pieces(self) -> tuple[AxisPieces, ...]:
-        """Per axis, what each chunk along it gives."""
-        return tuple([intersect_axis(*axis) for axis in self._axes])
+        """Per axis, what each chunk along it gives; where nothing is wanted, chunks give nothing along any axis."""
+        if not self.n_chunks:
+            return tuple([replace(intersect_axis(slice(0, 0), 0, 1), length=length) for length in self.shape])
+        return tuple([self._of_arrays.get(axis) or intersect_axis(*of_axis) for axis, of_axis in enumerate(self._axes)])
 
-    def shards(self) -> list[list[tuple[int, range]]]:
-        """Return, per axis, the shards along it and which pieces are theirs."""
-        if self.spans is not None:
-            of_span = kept_shards_of_span if self.n_chunks <= MAX_KEPT else shards_of_span
-            return list(map(of_span, self.spans, self._per_shard))
-        return list(map(shards_of_pieces, self.pieces, self._per_shard))
+    def shards(self) -> Iterator[tuple[tuple[int, range], ...]]:
+        """Return, shard by shard in C order, its coordinate along each axis and which pieces there are its own.
+
+        Many shards are not listed beforehand.
+        """
+        if not self.n_chunks:
+            return iter(())
+        if self.spans is None:
+            return product(*map(shards_of_pieces, self.pieces, self._per_shard))
+        if self.n_chunks <= MAX_KEPT:
+            return product(*map(kept_shards_of_span, self.spans, self._per_shard))
+        return lazy_product(
+            [partial(shards_of_span, along, n) for along, n in zip(self.spans, self._per_shard, strict=True)]
+        )
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
@@ -287,7 +315,7 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
         for ranges in runs_of_pieces(target.n_pieces, CHUNKS_PER_BLOCK):
             yield Block(key=None, n_rows=math.prod(map(len, ranges)), ranges=ranges)
     else:
-        for axes in product(*target.shards()):
+        for axes in target.shards():
             ranges = tuple([pieces for _, pieces in axes])
             key = spec.keys.key(tuple([at for at, _ in axes]))
             yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)

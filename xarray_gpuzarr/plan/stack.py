@@ -39,6 +39,15 @@ StackAxis = slice | Column | Crops
 shape (n_samples, n), a row for each; or `Crops`. Index arrays never decrease along a row."""
 
 
+def n_wanted(axis: StackAxis) -> int:
+    """Return how many elements each sample wants along an axis; the slices of samples have a start and a stop."""
+    if isinstance(axis, Crops):
+        return axis.count
+    if isinstance(axis, slice):
+        return len(range(axis.start or 0, axis.stop, axis.step or 1))
+    return int(np.shape(axis)[-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxGroups:
     """Boxes of the output, sorted by the chunk that gives them."""

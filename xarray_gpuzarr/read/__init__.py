@@ -1,7 +1,7 @@
 """Reading a selection of a stored array with one decoder: index -> plan -> fetch -> decode."""
 
 from xarray_gpuzarr.read.by_zarr import checked_array, refused_frame
-from xarray_gpuzarr.read.reading import read, read_array, read_points, read_target
+from xarray_gpuzarr.read.reading import read, read_array, read_points, read_stacked, read_target
 from xarray_gpuzarr.read.stored_array import StoredArray, in_store, stored_array
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "read",
     "read_array",
     "read_points",
+    "read_stacked",
     "read_target",
     "refused_frame",
     "stored_array",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed, un
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.stack import StackAxis, n_wanted, stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.progress_bar import ReadProgress, shown_bars
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
@@ -71,6 +73,21 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
     try:
         target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
         return _read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
+    except MemoryError as err:
+        if isinstance(err, GpuZarrError):
+            raise
+        raise _no_host_memory(spec, shape, err) from err
+
+
+def read_stacked(
+    stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder
+) -> Any:
+    """Read crops of one array, stacked, as `stack_target` takes them; dtype, device and errors are as of `read`."""
+    shape = (n_samples, *map(n_wanted, axes))
+    try:
+        if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
+            _require_room(shape, stored.cast.dtype)
+        return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder)
     except MemoryError as err:
         if isinstance(err, GpuZarrError):
             raise
@@ -146,6 +163,13 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
     return result
+
+
+def _require_room(shape: tuple[int, ...], dtype: str) -> None:
+    """Raise `MemoryError` where NumPy has no room for an array."""
+    if math.prod(shape) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {shape}")
+    np.empty(shape, dtype)
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:

@@ -199,10 +199,7 @@ def parse_v2_codecs(
         if not isinstance(conf, Mapping) or not isinstance(conf.get("id"), str):
             raise _bad_codec(conf, "a v2 codec without an id")
         codec_id, rest = conf["id"], {k: v for k, v in conf.items() if k != "id"}
-        try:
-            spec = parse_numcodec(codec_id, rest, None)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
-            raise _bad_codec(conf, f"{type(err).__name__}: {err}") from err
+        spec = parse_numcodec(codec_id, rest, None)
         after.append(spec or OtherSpec(name=codec_id, configuration=_text(rest)))
     return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
 

@@ -1,6 +1,8 @@
 """Configurations of numcodecs' codecs -> specs: format 2 names them by id, format 3 by ``numcodecs.`` and their id.
 
-What a codec alone says is read here; which chains of codecs have a meaning is the part of `codec_json`.
+What a codec alone says is read here; which chains of codecs have a meaning is the part of `codec_json`. Settings that
+only an encoder needs are not judged: a frame says how it is decoded. zarr-python has the last word on what numcodecs
+refuses, when it decodes.
 
 References
 ----------
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
+import numcodecs
 import numpy as np
 
 from xarray_gpuzarr.stored.codecs import (
@@ -48,24 +51,49 @@ _SHUFFLES = {-1: "auto", 0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | IdentitySpec | None:
     """Read one codec; `conf` is without its id, and `dtype` that of what it encodes, in format 3.
 
-    None if this package leaves the codec, or this configuration of it, to zarr-python. A malformed configuration raises
-    AttributeError, KeyError, OverflowError, TypeError or ValueError.
+    None if this package leaves the codec, or this configuration of it, to zarr-python: so it does with malformed ones,
+    which zarr-python refuses when it decodes, and not when an array is opened.
     """
     parse = _NUMCODECS.get(codec_id)
-    return None if parse is None else parse(codec_id, conf, dtype)
+    if parse is None or not _is_accepted(codec_id, conf, dtype):
+        return None
+    try:
+        return parse(codec_id, conf, dtype)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _is_accepted(codec_id: str, conf: Conf, dtype: DType) -> bool:
+    """Whether numcodecs makes a codec of a configuration, with what zarr-python adds to it in format 3."""
+    added = _ADDED.get(codec_id)
+    if dtype is not None and added is not None and conf.get(added) is None:
+        conf = {**conf, added: dtype.itemsize if codec_id == "shuffle" else dtype.str}
+    try:
+        numcodecs.get_codec({**conf, "id": codec_id})
+    except Exception:  # noqa: BLE001  # zarr-python will meet it as well, and say so
+        return False
+    return True
+
+
+_ADDED = {"shuffle": "elementsize", "fixedscaleoffset": "dtype", "quantize": "dtype", "astype": "decode_dtype"}
+"""What zarr-python takes from the dtype of an array where a configuration lacks it."""
 
 
 def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
-    shuffle = conf.get("shuffle", 1)
+    shuffle, typesize = conf.get("shuffle", 1), conf.get("typesize")
     return BloscSpec(
-        cname=str(conf.get("cname", "lz4")), shuffle=_SHUFFLES.get(shuffle, str(shuffle)), typesize=conf.get("typesize")
+        cname=str(conf.get("cname", "lz4")),
+        shuffle=_SHUFFLES[shuffle] if isinstance(shuffle, int) and shuffle in _SHUFFLES else str(shuffle),
+        typesize=typesize if isinstance(typesize, int) else None,
     )
 
 
-def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec:
-    default = 4 if dtype is None else dtype.itemsize
-    elementsize = conf.get("elementsize", default)
-    elementsize = int(default if elementsize is None else elementsize)
+def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec | None:
+    elementsize = conf.get("elementsize", 4 if dtype is None else None)
+    if elementsize is None and dtype is not None:
+        elementsize = dtype.itemsize
+    if not isinstance(elementsize, int):
+        return None
     return ShuffleSpec(elementsize=elementsize) if elementsize > 1 else IdentitySpec(name="shuffle")
 
 
@@ -74,9 +102,9 @@ def _checksum(algorithm: ChecksumAlgorithm, *, at_start: bool = False) -> Callab
         if conf.get("prefix") is not None:
             return None
         location = conf.get("location") or ("start" if at_start else "end")
-        seed = int(conf.get("initval", 0))
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"initval {seed}")
+        seed = conf.get("initval", 0)
+        if not isinstance(seed, int) or not 0 <= seed < 2**32:
+            return None
         return ChecksumSpec(algorithm=algorithm, at_start=location == "start", seed=seed)
 
     return parse
@@ -99,6 +127,8 @@ def _fixed_scale_offset(_id: str, conf: Conf, dtype: DType) -> FixedScaleOffsetS
 def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
     """Read ``astype``, and ``quantize``, which is decoded likewise."""
     rounds = codec_id == "quantize"
+    if not rounds and conf["encode_dtype"] is None:
+        return None
     decoded, encoded = ("dtype", conf.get("astype")) if rounds else ("decode_dtype", conf["encode_dtype"])
     dtypes = _dtypes(conf.get(decoded), encoded, dtype)
     if dtypes is None or dtypes[0] == dtypes[1]:
@@ -131,8 +161,8 @@ def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | Non
 
     `dtype` replaces a missing `decoded`, and in format 3 must equal it; the decoded one replaces a missing `encoded`.
     """
-    first = dtype_text(decoded or dtype)
-    second = dtype_text(encoded) if encoded else first
+    first = dtype_text(dtype if decoded is None else decoded)
+    second = first if encoded is None else dtype_text(encoded)
     if first is None or second is None or np.dtype(first).kind != "c" == np.dtype(second).kind:
         return None
     fits = dtype is None or (first == dtype.str and np.dtype(second).isnative)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.protocol import Decoder
-from xarray_gpuzarr.plan.stack import Crops, StackAxis, stack_target
+from xarray_gpuzarr.plan.stack import Crops, StackAxis
 from xarray_gpuzarr.process.records import Column
-from xarray_gpuzarr.read import read, read_target
+from xarray_gpuzarr.read import read, read_stacked
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.parts import Part, Parts
 
@@ -43,7 +43,7 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
         samples = [tuple(_of_sample(each, i) for each in selected) for i in range(n)]
         stack = np.stack([read(stored, sample, decoder) for sample in samples])
     else:
-        stack = read_target(stored, stored.spec, stack_target(selected, n, stored.spec.grid), decoder)
+        stack = read_stacked(stored, stored.spec, selected, n, decoder)
     stack = stack[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
     return _restored(stack, undo, decoder) if undo else stack
 

@@ -41,6 +41,7 @@ _MOST_NBYTES = 0x7E000000
 """Largest chunk of LZ4; C-Blosc takes 17 MB more, and other compressors any."""
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTO_SHUFFLE = -1
+_MOST_OF_INT = 2**31
 _LEVELS = range(-1, 10)
 """Levels of zlib; those of C-Blosc begin at 0."""
 _CNAMES = (b"blosclz", b"lz4", b"lz4hc", b"zlib", b"zstd")
@@ -165,36 +166,53 @@ def _configuration(spec: ArraySpec, compressor: BytesBytesSpec) -> Mapping[str, 
     return {**entry.get("configuration", {})} if isinstance(entry, Mapping) else {}
 
 
+def _integers(conf: Mapping[str, Any], **defaults: int) -> dict[str, int] | None:
+    """Return settings, or their defaults where they are left out; None unless all are numbers that C takes for int."""
+    settings = {name: conf.get(name, default) for name, default in defaults.items()}
+    are_plain = all(isinstance(value, int) and abs(value) < _MOST_OF_INT for value in settings.values())
+    return {name: int(value) for name, value in settings.items()} if are_plain else None
+
+
 def _level(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
-    level = int(conf.get("level", 1))
-    return {"level": 6 if level < 0 else level} if level in _LEVELS else None
+    settings = _integers(conf, level=1)
+    if settings is None or settings["level"] not in _LEVELS:
+        return None
+    return {"level": 6 if settings["level"] < 0 else settings["level"]}
 
 
 def _lz4(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
-    acceleration = int(conf.get("acceleration", 1))
-    return {"level": acceleration} if abs(acceleration) < 2**31 else None
+    settings = _integers(conf, acceleration=1)
+    return None if settings is None else {"level": settings["acceleration"]}
+
+
+def _zstd(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
+    settings = _integers(conf, level=0)
+    return None if settings is None else {**settings, "checksum": bool(conf.get("checksum", False))}
 
 
 def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
-    typesize = conf.get("typesize") or (itemsize if conf.get("of_elements") else 1)
-    shuffle = conf.get("shuffle", 1)
-    if shuffle == _AUTO_SHUFFLE:
-        shuffle = 2 if typesize == 1 else 1
-    settings = {
-        "level": int(conf.get("clevel", 5)),
-        "shuffle": _SHUFFLES.get(shuffle, shuffle),
-        "typesize": int(typesize),
-        "blocksize": int(conf.get("blocksize", 0)),
-        "cname": str(conf.get("cname", "lz4")).encode(),
-    }
-    is_usual = (
-        settings["level"] in _LEVELS[1:] and settings["shuffle"] in _SHUFFLES.values() and settings["blocksize"] >= 0
+    shuffle, cname = conf.get("shuffle", 1), conf.get("cname", "lz4")
+    if isinstance(shuffle, str):
+        shuffle = _SHUFFLES.get(shuffle)
+    typesize = conf.get("typesize")
+    if typesize is None:
+        typesize = itemsize if conf.get("of_elements") else 1
+    numbers = _integers(
+        {**conf, "shuffle": shuffle, "typesize": typesize}, clevel=5, shuffle=1, typesize=1, blocksize=0
     )
+    if numbers is None or not isinstance(cname, str):
+        return None
+    level = numbers.pop("clevel")
+    if numbers["shuffle"] == _AUTO_SHUFFLE:
+        numbers["shuffle"] = 2 if numbers["typesize"] == 1 else 1
+    is_usual = level in _LEVELS[1:] and numbers["shuffle"] in _SHUFFLES.values()
+    is_usual = is_usual and numbers["blocksize"] >= 0 and numbers["typesize"] > 0
+    settings = {**numbers, "level": level, "cname": cname.encode()}
     return settings if is_usual and settings["cname"] in _CNAMES else None
 
 
 _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | None]] = {
-    ZstdSpec: lambda conf, _: {"level": int(conf.get("level", 0)), "checksum": bool(conf.get("checksum", False))},
+    ZstdSpec: _zstd,
     GzipSpec: _level,
     ZlibSpec: _level,
     Lz4Spec: _lz4,
