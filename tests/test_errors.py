@@ -15,7 +15,7 @@ from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, r
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import perhaps
-from xarray_gpuzarr.fetch.source import ObjectChangedError
+from xarray_gpuzarr.fetch.source import ObjectChangedError, PiecesDifferError
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError
 
 CLASSES = {
@@ -36,7 +36,7 @@ CLASSES = {
     "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
-INTERNAL = {ObjectChangedError, DifferentValuesError, ChunkDoesNotFitError}
+INTERNAL = {ObjectChangedError, PiecesDifferError, DifferentValuesError, ChunkDoesNotFitError}
 
 
 def classes(base=GpuZarrError):

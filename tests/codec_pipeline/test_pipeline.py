@@ -379,3 +379,32 @@ def test_stores_that_may_be_bound_to_an_event_loop_are_read_there(memory):
     loop = asyncio.run(read())
 
     assert set(loops) <= {loop}  # and not zarr-python's
+
+
+def test_blocks_that_overlap_on_threads_restore_the_settings_once(monkeypatch):
+    settings = "codec_pipeline.path", "ndbuffer"
+    before = [zarr.config.get(name) for name in settings]
+    first, second = zarr_pipeline(), zarr_pipeline()
+    first.__enter__()
+    thread = threading.Thread(target=second.__enter__)
+    thread.start()
+    thread.join()
+
+    first.__exit__(None, None, None)
+    assert zarr.config.get("codec_pipeline.path") == "xarray_gpuzarr.CodecPipeline"
+    second.__exit__(None, None, None)
+    assert [zarr.config.get(name) for name in settings] == before
+
+
+def test_a_pipeline_that_was_set_within_a_block_stays():
+    before = zarr.config.get("codec_pipeline.path")
+    other = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+    try:
+        with zarr_pipeline():
+            zarr.config.set({"codec_pipeline.path": other})
+            with zarr_pipeline():
+                assert zarr.config.get("codec_pipeline.path") == "xarray_gpuzarr.CodecPipeline"
+            assert zarr.config.get("codec_pipeline.path") == other
+        assert zarr.config.get("codec_pipeline.path") == other
+    finally:
+        zarr.config.set({"codec_pipeline.path": before})

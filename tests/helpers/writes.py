@@ -14,6 +14,7 @@ from zarr.codecs.numcodecs import LZ4
 from zarr.core.sync import sync
 
 from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
+from xarray_gpuzarr.write.block_target import BlockTarget
 
 _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2", ">f4", "u1"]
 
@@ -21,15 +22,21 @@ _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2",
 @contextmanager
 def writes_counted() -> Iterator[list[int]]:
     """Count the writes that this package carries out, and those that it leaves to zarr-python, within a block."""
-    counts, write = [0, 0], ArrayWriter.by_loops
+    counts, write, write_block = [0, 0], ArrayWriter.by_loops, BlockTarget.write
 
     async def counted(writer: ArrayWriter, batch: Any, *more: Any) -> Any:
         left = await write(writer, batch, *more)
         counts[bool(left)] += 1
         return left
 
+    def counted_block(target: BlockTarget, *of_block: Any) -> bool:
+        is_written = write_block(target, *of_block)
+        counts[not is_written] += 1
+        return is_written
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArrayWriter, "by_loops", counted)
+        patch.setattr(BlockTarget, "write", counted_block)
         yield counts
 
 

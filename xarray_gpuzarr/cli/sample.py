@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xarray as xr
 from zarr.codecs import ZstdCodec
 
-from xarray_gpuzarr.backend.accessor.packing import PACKING, TIMES
+from xarray_gpuzarr.backend.accessor.encodings import PACKING, TIMES
 
 Field = npt.NDArray[np.float32]
 

@@ -10,12 +10,12 @@ from zarr.core.buffer import default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
-from xarray_gpuzarr.codec_pipeline.writing import encoder_for
 from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
+from xarray_gpuzarr.write.array_encoder import encoder_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
-_BUFFER = "ndbuffer"
+_PATH, _BUFFER = "codec_pipeline.path", "ndbuffer"
+_OURS = "xarray_gpuzarr.CodecPipeline"
 _FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
 """Of zarr-python's own; before 3.3 it has one."""
 
@@ -206,7 +208,8 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     Returns
     -------
     context manager
-        Takes the settings back at its end. An array keeps the pipeline that it was opened with.
+        Takes the settings back at its end; of several that overlap, on any threads, the last one does. An array keeps
+        the pipeline that it was opened with.
 
     Examples
     --------
@@ -219,15 +222,42 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     array([[ 4,  6],
            [ 8, 10]])
     """
-    settings = ExitStack()
-    settings.enter_context(zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"}))
-    before = zarr.config.get(_BUFFER)
+    _settings.begin()
+    block = ExitStack()
+    block.callback(_settings.end)
+    return block
 
-    def put_back() -> None:
-        if zarr.config.get(_BUFFER) == SETTING:  # else `enable_gpu` was called meanwhile
-            zarr.config.set({_BUFFER: before})
 
-    if get_ndbuffer_class() is cpu.NDBuffer:
-        zarr.config.set({_BUFFER: SETTING})
-        settings.callback(put_back)
-    return settings
+class _Settings:
+    """zarr-python's settings while anybody wants this package's codec pipeline, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._n_users = 0
+        """Number of calls since the settings were others, less the blocks that have ended."""
+        self._before: dict[str, Any] = {}
+        """What the first of them has found."""
+
+    def begin(self) -> None:
+        """Set what is not set."""
+        with self._lock:
+            if zarr.config.get(_PATH) != _OURS:  # nobody has called, or somebody has set another pipeline since
+                self._n_users, self._before[_PATH] = 0, zarr.config.get(_PATH)
+                zarr.config.set({_PATH: _OURS})
+            if get_ndbuffer_class() is cpu.NDBuffer and zarr.config.get(_BUFFER) != SETTING:
+                self._before[_BUFFER] = zarr.config.get(_BUFFER)
+                zarr.config.set({_BUFFER: SETTING})
+            self._n_users += 1
+
+    def end(self) -> None:
+        """Take the settings back after the last block; those that somebody else has changed stay."""
+        with self._lock:
+            self._n_users -= 1
+            if self._n_users > 0:
+                return
+            for name, ours in ((_PATH, _OURS), (_BUFFER, SETTING)):
+                if name in self._before and zarr.config.get(name) == ours:
+                    zarr.config.set({name: self._before.pop(name)})
+
+
+_settings = _Settings()

@@ -307,7 +307,10 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     rows_t rows = {.boxes = box};
-    int is_raw = job->codec == RAW, is_caller = !encoder->swap && is_all(job, &rows) && is_direct(job, &rows, 0);
+    int is_raw = job->codec == RAW;
+    /* libdeflate reads its input twice, so it is given a copy: another thread may change the caller's array. */
+    int is_read_once = job->codec != ZLIB && job->codec != GZIP;
+    int is_caller = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
     int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && !encoder->index_nbytes;
     char *chunk = is_caller ? destination(job, &rows, 0) : NULL;
     if (is_caller && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;

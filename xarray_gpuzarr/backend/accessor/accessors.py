@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
-from xarray_gpuzarr.backend.accessor.writing import stored_group, write_dataset
+from xarray_gpuzarr.backend.accessor.writing import write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array, load_together
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
@@ -107,7 +107,8 @@ class DatasetAccessor(Accessor):
         ----------
         chunks : int, str or mapping of dimension to int
             Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
-            last dimensions first and cut evenly. Or its lengths along dimensions, -1 and dimensions left out for all.
+            last dimensions first and cut evenly. Or its lengths along dimensions, however long these are now; -1 and
+            dimensions left out for all.
         shards : int, str, mapping of dimension to int, or None
             As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
             are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
@@ -160,8 +161,8 @@ class DatasetAccessor(Accessor):
     ) -> Any:
         """Write the dataset, shard by shard, with the compiled loops: `xarray.Dataset.to_zarr` for sharded stores.
 
-        Packing, times and missing values are stored as in the source, chunks and shards have a size in bytes, and no
-        two tasks write to one shard. Arrays on a GPU are copied to the host.
+        xarray decides what is stored, by the encoding of each variable. Chunks and shards have a size in bytes or
+        lengths, and no two tasks write to one shard. Arrays on a GPU are copied to the host.
 
         Parameters
         ----------
@@ -187,7 +188,7 @@ class DatasetAccessor(Accessor):
         Raises
         ------
         OptionError
-            An unusable size, or chunks of dask that end inside of shards.
+            An unusable size, chunks of dask that end inside of shards, or values that do not fit the stored dtype.
         StoreWriteError
             A shard could not be written; it is as it was before.
 
@@ -205,18 +206,18 @@ class DatasetAccessor(Accessor):
         >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
         ((24, 24), (90,), (180,))
         """
-        store = MemoryStore() if store is None else store
-        group = stored_group(store, options)
-        stored = {} if group is None else dict(group.arrays())
-        if zarr_format is None:
-            zarr_format = 3 if group is None else group.metadata.zarr_format
-        if group is None:
-            options["zarr_format"] = zarr_format
-        encodings = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
-        encodings = {name: each for name, each in encodings.items() if name not in stored}
-        for name, changes in (encoding or {}).items():
-            encodings[name] = encodings.get(name, {}) | dict(changes)
-        return write_dataset(self.to_host(), store, stored, encodings, rechunk=rechunk, progress=progress, **options)
+        return write_dataset(
+            self.to_host(),
+            MemoryStore() if store is None else store,
+            chunks,
+            shards,
+            compressors=compressors,
+            changes=encoding or {},
+            zarr_format=zarr_format,
+            rechunk=rechunk,
+            progress=progress,
+            **options,
+        )
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.

@@ -1,4 +1,4 @@
-"""`encodings`: chunks and shards of a given size in bytes for `Dataset.to_zarr`, with the packing of the source."""
+"""Chunks and shards of a given size in bytes, and the `encoding` that xarray's own `to_zarr` takes for them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,66 @@ import numpy as np
 import zarr.abc.codec
 from xarray import Dataset, Variable
 
-from xarray_gpuzarr.backend.accessor.packing import PACKING, TIMES
 from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.settings import parse_nbytes
 
 Size = int | str | Mapping[Any, int]
 """Size of a chunk or a shard: stored bytes before compression, or lengths along dimensions, -1 for all."""
 
+REPLACED = ("chunks", "shards", "preferred_chunks")
+"""Keys of a variable's encoding that a layout replaces."""
+PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+TIMES = ("units", "calendar")
 _CODECS = ("filters", "compressors")
 _TIME_NBYTES = 8
 _DO = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
+
+
+@record
+class Layout:
+    """How new variables are cut into chunks and shards."""
+
+    chunks: Size
+    shards: Size | None
+    """None: no shards."""
+
+    def shapes(self, name: Any, variable: Variable) -> dict[str, tuple[int, ...]]:
+        """Return the shape of the chunks of a variable, and of its shards where these have more than one chunk.
+
+        Text and objects get neither. Raises `OptionError` if a shard is no whole number of chunks, or the shape of the
+        variable is not known.
+        """
+        return _layout(name, variable, self.chunks, self.shards)
+
+
+def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_format: int) -> Layout:
+    """Return the layout of a dataset with these dimensions; raises `OptionError` if a size is unusable."""
+    if zarr_format not in (2, 3):
+        raise OptionError(
+            "unknown Zarr format", tried=f"zarr_format={zarr_format!r}", found="neither 2 nor 3", do="give one of these"
+        )
+    dims = [*dims]
+    chunks = _checked(chunks, "chunks", dims)
+    shards = None if shards is None or zarr_format == 2 else _checked(shards, "shards", dims)
+    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # however short the axes are
+        both = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
+        _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
+    if isinstance(chunks, int) and isinstance(shards, int) and chunks > shards:
+        raise OptionError(
+            "chunks that are longer than shards",
+            tried=f"chunks of {chunks} bytes, shards of {shards} bytes",
+            found="a shard that has no room for a chunk",
+            do="give shards of several chunks, or shards=None for none",
+        )
+    return Layout(chunks=chunks, shards=shards)
 
 
 def encodings(
     dataset: Dataset, chunks: Size, shards: Size | None, compressors: Any, zarr_format: int
 ) -> dict[Any, dict[str, Any]]:
     """Return what `Dataset.to_zarr` takes as `encoding`; see `DatasetAccessor.encoding`."""
-    if zarr_format not in (2, 3):
-        raise OptionError(
-            "unknown Zarr format", tried=f"zarr_format={zarr_format!r}", found="neither 2 nor 3", do="give one of these"
-        )
-    chunks = _checked(chunks, "chunks", dataset.dims)
-    shards = None if shards is None or zarr_format == 2 else _checked(shards, "shards", dataset.dims)
-    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # however short the axes are
-        both = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
-        _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
+    layout = layout_of(dataset.dims, chunks, shards, zarr_format)
     kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
     by_name = {}
     for name, variable in dataset.variables.items():
@@ -47,7 +82,7 @@ def encodings(
                 encoding[key] = codecs
         if compressors is not None:
             encoding["compressors"] = compressors
-        by_name[name] = encoding | _layout(name, variable, chunks, shards)
+        by_name[name] = encoding | layout.shapes(name, variable)
     return by_name
 
 
@@ -102,16 +137,16 @@ def _divisor(whole: int, most: int) -> int:
 
 
 def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return lengths along all dimensions, at most those of the axes; whole axes where `by_dim` has none."""
+    """Return lengths along all dimensions: those that are given, however short the axes are now, or whole axes."""
     lengths = [by_dim.get(dim, -1) for dim in dims]
-    return tuple([n if length == -1 else min(n, length) for n, length in zip(shape, lengths, strict=True)])
+    return tuple([n if length == -1 else length for n, length in zip(shape, lengths, strict=True)])
 
 
 def _checked(size: Size, name: str, dims: Iterable[Any]) -> Size:
     """Return a valid size, with text converted to bytes."""
     headline, tried = f"unusable size of {name}", f"{name}={size!r}"
     if isinstance(size, str):
-        return parse_nbytes(size, headline, tried=tried, do=_DO)
+        size = parse_nbytes(size, headline, tried=tried, do=_DO)
     if isinstance(size, Mapping):
         unknown = [dim for dim in size if dim not in dims]
         if unknown:

@@ -1,87 +1,189 @@
-"""Pack blocks of dask by xarray's own coders, one slab that fits a cache at a time.
+"""Blocks of dask packed as xarray packs them, one slab that fits a cache at a time.
 
-xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory.
+xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory. A slab goes
+through the same operations: those of the dask graph that xarray has built, or xarray's coders for an array of NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache, partial
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from graphlib import TopologicalSorter
+from typing import Any, Self
 
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
-from xarray import Variable, conventions
+from dask.core import get_dependencies
+from xarray import Variable
+from xarray.backends import ZarrStore
+from xarray.backends.writers import get_writable_zarr_store
+from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.records import record
 
-_SLAB = 2**17
-"""Elements that are packed at once: a megabyte of float64."""
-PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-TIMES = ("units", "calendar")
+_SLAB = 2**16
+"""Number of elements that are packed at once: half a megabyte of float64. Twice as many took three times as long."""
+NUMBERS, TIMES = "biufc", "mM"
+"""Kinds of dtypes whose elements xarray packs one by one, times in blocks of dask only."""
+
+Pack = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+"""Encode elements, shape (n,), as they are stored."""
 
 
-def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
-    """Return the blocks of a decoded variable packed as `stored`, which xarray opened with its times left as stored.
+class PackedByGraph:
+    """The operations of a dask graph that xarray has built to encode an array, for elements of NumPy.
 
-    Computing them raises an `OptionError` if the units in the store cannot express a time. `name` is for that error.
+    `encoded` is the encoded array and `original` the array that it was made of.
     """
-    encoding: dict[str, Any] = {key: stored.encoding[key] for key in PACKING if key in stored.encoding}
-    if "missing_value" in encoding and np.all(encoding.get("_FillValue") != encoding.get("_FillValue")):
-        del encoding["_FillValue"]  # NaN, which xarray adds to all floats, and refuses beside another value
-    blocks: da.Array = variable.data
-    # By integers xarray divides blocks of dask, and refuses arrays of NumPy.
-    for key in {"scale_factor", "add_offset"} & encoding.keys():
-        encoding[key] = float(np.asarray(encoding[key]).item())
-    if variable.dtype.kind in "mM":
-        encoding |= {key: stored.attrs[key] for key in TIMES if key in stored.attrs}
-    dtype = _encoded(np.zeros(1, variable.dtype), encoding).dtype
-    values = [encoding[key] for key in PACKING[1:] if key in encoding]
-    # Missing values that are NaN are stored as they are.
-    changes = any(not isinstance(value, float | np.floating) or not np.isnan(value) for value in values)
-    if dtype == variable.dtype and not changes:
-        return blocks
-    pack = partial(_pack, name=name, dtype=dtype, encoding=encoding)
-    meta = np.empty((0,) * variable.ndim, dtype)
-    stored_blocks: da.Array = da.map_blocks(pack, blocks, dtype=dtype, meta=meta)
-    return stored_blocks
+
+    def __init__(self, encoded: da.Array, original: da.Array) -> None:
+        first_block = (0,) * encoded.ndim
+        self._source, self._result = (original.name, *first_block), (encoded.name, *first_block)
+        graph = encoded.dask.cull({self._result})
+        below = original.dask.layers.keys()
+        tasks = {key: task for key, task in graph.items() if _layer(key) not in below}
+        needed = {key: {*get_dependencies(graph, key)} for key in tasks}
+        self.is_complete = {each for keys in needed.values() for each in keys} - tasks.keys() == {self._source}
+        """Whether the operations need a block of `original`, and nothing else."""
+        order = TopologicalSorter({key: keys & tasks.keys() for key, keys in needed.items()}).static_order()
+        self._steps = [(key, tasks[key]) for key in order]
+        self.__name__ = f"packed-{encoded.name}"
+
+    def __dask_tokenize__(self) -> object:
+        return self._result
+
+    def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return elements encoded, shape (n,)."""
+        results = {self._source: elements}
+        for key, task in self._steps:  # without a scheduler of dask, which takes longer than they do
+            results[key] = task(results)
+        return results[self._result]
 
 
-def _pack(block: npt.NDArray[Any], name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> npt.NDArray[Any]:
-    slabs = np.nditer(
-        [block, None],
-        flags=["external_loop", "buffered", "zerosize_ok"],
-        op_flags=[["readonly"], ["writeonly", "allocate"]],
-        op_dtypes=[block.dtype, dtype],
-        buffersize=_SLAB,
-    )
-    with slabs:
-        for values, out in slabs:
-            encoded = _encoded(values, encoding)
-            units, calendar = encoded.attrs.get("units"), encoding.get("calendar", "proleptic_gregorian")
-            if not _are_same_units(units, encoding.get("units"), calendar) or encoded.dtype != dtype:
-                raise OptionError(
-                    f"times of variable {name!r} have no value in the units of the store",
-                    tried=f"units {encoding.get('units')!r} of dtype {dtype}",
-                    found=f"times that need {units!r} of dtype {encoded.dtype}",
-                    do="give units that fit all times, such as encoding={name: {'units': 'seconds since 1970-01-01'}}",
-                )
-            out[...] = encoded.values
-        return slabs.operands[1]
+def _layer(key: Any) -> Any:
+    """Return the name of the layer of a dask graph that a key belongs to."""
+    return key[0] if isinstance(key, tuple) else key
 
 
-@lru_cache(maxsize=64)
-def _are_same_units(encoded: str | None, stored: str | None, calendar: str) -> bool:
-    """Whether units count the same from the same time; xarray writes them its own way, such as without ``00:00:00``."""
-    if encoded == stored or encoded is None or stored is None:
-        return encoded == stored
-    first, second = (
-        conventions.decode_cf_variable("element", Variable("element", [0, 1], {"units": units, "calendar": calendar}))
-        for units in (encoded, stored)
-    )
-    return bool((first == second).all())
+class PackedByCoders:
+    """xarray's coders for elements of NumPy, given the attributes and the encoding of a variable."""
+
+    def __init__(self, attrs: Mapping[str, Any], encoding: Mapping[str, Any], zarr_format: int) -> None:
+        self._attrs, self._encoding, self._zarr_format = dict(attrs), dict(encoding), zarr_format
+
+    def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return elements encoded, shape (n,)."""
+        variable = Variable("element", elements, dict(self._attrs), dict(self._encoding))
+        encoded: npt.NDArray[Any] = encoder(self._zarr_format).encode_variable(variable).values
+        return encoded
 
 
-def _encoded(values: npt.NDArray[Any], encoding: Mapping[str, Any]) -> Variable:
-    return conventions.encode_cf_variable(Variable("element", values, encoding=dict(encoding)))
+def encoder(zarr_format: int | None) -> ZarrStore:
+    """Return a store of xarray that encodes variables for a format, and to which nothing is written."""
+    return get_writable_zarr_store(MemoryStore(), zarr_format=zarr_format, consolidated=False)
+
+
+@record
+class ValueCheck:
+    """What tells whether values fit the dtype in which a variable is stored."""
+
+    name: Any
+    """Name of the variable."""
+    dtype: np.dtype[Any]
+    """Stored dtype."""
+    scale: float
+    offset: float
+    """``stored * scale + offset`` is what is read."""
+    has_fill_value: bool
+    """Whether NaN is stored as something else."""
+
+    @classmethod
+    def of(cls, name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> Self | None:
+        """Return the check of a variable, given the encoding that packs it; None if values are not numbers there."""
+        numbers = [np.asarray(encoding.get(key, default)) for key, default in (("scale_factor", 1), ("add_offset", 0))]
+        if encoding.get("_Unsigned") is not None or any(n.size != 1 or n.dtype.kind not in NUMBERS for n in numbers):
+            return None
+        scale, offset = (float(number.reshape(-1)[0].real) for number in numbers)
+        has_fill_value = any(encoding.get(key) is not None for key in ("_FillValue", "missing_value"))
+        return cls(name=name, dtype=dtype, scale=scale, offset=offset, has_fill_value=has_fill_value)
+
+    def __call__(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> None:
+        """Raise `OptionError` unless the smallest and the largest of some numbers are stored as what they are.
+
+        Both arrays have one shape, and elements in one order.
+        """
+        if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
+            return
+        flat, flat_stored = values.reshape(-1), stored.reshape(-1)
+        is_nan = np.isnan(flat)
+        if is_nan.any():
+            if self.dtype.kind != "f" and not self.has_fill_value:
+                raise self._error("NaN, and no _FillValue to store it as")
+            flat, flat_stored = flat[~is_nan], flat_stored[~is_nan]
+        precision = max(1e-6, 8 * float(np.finfo(values.dtype).eps)) if values.dtype.kind == "f" else 1e-6
+        for position in (int(flat.argmin()), int(flat.argmax())) if flat.size else ():
+            value, found = float(flat[position]), float(flat_stored[position])
+            if self.dtype.kind == "f":
+                is_kept = math.isfinite(found) or not math.isfinite(value)
+            else:
+                tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
+                is_kept = math.isfinite(value) and abs(found * self.scale + self.offset - value) <= tolerance
+            if not is_kept:
+                raise self._error(f"the value {value}, which is stored as {found}")
+
+    def _error(self, found: str) -> OptionError:
+        return OptionError(
+            f"values of variable {self.name!r} do not fit the dtype in which they are stored",
+            tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
+            found=found,
+            do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values",
+        )
+
+
+@record
+class SlabPacker:
+    """Packs blocks slab by slab."""
+
+    pack: Pack
+    dtype: np.dtype[Any]
+    """Stored dtype."""
+    check: ValueCheck | None
+
+    def __call__(self, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a block encoded, of the same shape, in C order."""
+        slabs = np.nditer(
+            [block, None],
+            flags=["external_loop", "buffered", "zerosize_ok"],
+            op_flags=[["readonly"], ["writeonly", "allocate"]],
+            op_dtypes=[block.dtype, self.dtype],
+            buffersize=_SLAB,
+        )
+        with slabs:
+            for values, out in slabs:
+                out[...] = self.pack(values)
+                if self.check is not None:
+                    self.check(values, out)
+            return slabs.operands[1]
+
+
+def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
+    """Return an encoded array whose blocks are packed in slabs; `encoded` itself where that is not possible.
+
+    `original`, of the same shape, is what it was made of. `pack` encodes elements, those of the graph of `encoded` if
+    it is None.
+    """
+    if encoded.name == original.name or encoded.numblocks != original.numblocks:
+        return encoded
+    if pack is None:
+        pack = PackedByGraph(encoded, original)
+        if not pack.is_complete:
+            return encoded
+    sample = pack(np.zeros(1, original.dtype))
+    if sample.shape != (1,) or sample.dtype != encoded.dtype:  # text, of which elements become several
+        return encoded
+    packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check)
+    meta = np.empty((0,) * encoded.ndim, encoded.dtype)
+    packed: da.Array = da.map_blocks(packer, original, dtype=encoded.dtype, meta=meta, name=f"packed-{encoded.name}")
+    return packed

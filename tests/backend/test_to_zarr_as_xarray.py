@@ -1,0 +1,219 @@
+"""``ds.gpuzarr.to_zarr`` stores what xarray's own `to_zarr` stores with the same chunks, byte for byte."""
+
+import threading
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.data.random_datasets import Write
+from helpers.every_pair import usually
+from helpers.same_writes import compare, compare_writes
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+N_SEEDS = 25
+NOLEAP = xr.date_range("1850-01-01", periods=8, freq="MS", calendar="noleap", use_cftime=True)
+
+
+@pytest.mark.parametrize("first", range(0, usually(200, full=3000), N_SEEDS))
+def test_random_datasets(first):
+    for seed in range(first, first + N_SEEDS):
+        compare(seed)
+
+
+def one(values, encoding=None, **attrs):
+    """A dataset of one variable."""
+    ds = xr.Dataset({"v": ("x", values, attrs)})
+    ds.v.encoding = encoding or {}
+    return ds
+
+
+def with_links():
+    ds = xr.Dataset({"v": (("y", "x"), np.ones((2, 2))), "crs": ((), 0)}, coords={"y": [0, 1]})
+    ds.v.encoding = {"grid_mapping": "crs", "cell_measures": "area: a", "formula_terms": "a: b"}
+    ds.y.encoding["bounds"] = "y_bounds"
+    return ds
+
+
+HOURS = np.arange(8) * np.timedelta64(3600, "s")
+DATASETS = {
+    "timedeltas in dask": lambda: one(da.from_array(HOURS.astype("m8[ns]") * 24, 4), {"units": "days", "dtype": "i8"}),
+    "cftimes in dask": lambda: one(
+        da.from_array(NOLEAP.values, 4), {"units": "days since 1850-01-01", "calendar": "noleap", "dtype": "int64"}
+    ),
+    "cftimes": lambda: one(NOLEAP.values, {"units": "days since 1700-01-01", "calendar": "noleap"}),
+    "a fill value of Zarr": lambda: one(da.full(8, -9, chunks=4, dtype="i4"), {"fill_value": -9}),
+    "links of CF": with_links,
+    "integers that are scaled": lambda: one(
+        da.arange(8, chunks=4, dtype="i4"), {"dtype": "int16", "scale_factor": 0.5, "_FillValue": -1}
+    ),
+    "unsigned": lambda: one(np.arange(8, dtype="u1"), {"dtype": "int8", "_Unsigned": "true"}),
+    "float32 by a scale of float64": lambda: one(
+        da.linspace(0, 1, 8, chunks=4, dtype="f4"),
+        {"dtype": "float64", "scale_factor": np.float64(0.03), "add_offset": 1e6},
+    ),
+    "float32 without a dtype": lambda: one(
+        np.linspace(0, 1, 8, dtype="f4"), {"scale_factor": np.float64(0.5), "_FillValue": np.float32(-9)}
+    ),
+    "no compressors": lambda: one(np.arange(8), {"compressors": None, "write_empty_chunks": True}),
+    "numbers of CF that are attributes": lambda: one(
+        np.arange(8, dtype="i2"), {"dtype": "i4"}, scale_factor=0.01, add_offset="abc", _FillValue=-1
+    ),
+    "a scale in a list": lambda: one(da.linspace(0, 1, 8, chunks=4), {"scale_factor": np.array([0.5]), "dtype": "i2"}),
+    "float16": lambda: one(np.arange(8, dtype="f2") * 13.25, {"scale_factor": 0.01, "dtype": "i2", "_FillValue": -1}),
+    "names with slashes": lambda: xr.Dataset({"v": ("x", np.arange(8.0)), "g/v": ("x", -np.arange(8.0))}),
+    "text of a fixed length": lambda: one(np.array(["a", "bc"] * 4), {"dtype": str}),
+}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("name", DATASETS)
+def test_datasets_that_were_stored_differently(name, zarr_format):
+    ds = DATASETS[name]()
+    compare_writes([Write(ds, {"zarr_format": zarr_format}, {"x": 2}, {"x": 4})])
+
+
+@pytest.mark.parametrize("options", [{"mode": "r+"}, {"append_dim": "t"}, {"region": {"t": slice(8)}}], ids=str)
+@pytest.mark.parametrize("encoding", [{}, {"dtype": "i2", "scale_factor": 0.5}], ids=str)
+@pytest.mark.parametrize("chunks", [None, {"t": 4, "x": 4}, {"t": 8, "x": 4}], ids=str)
+def test_dimensions_in_another_order_than_stored(options, encoding, chunks):
+    values = np.arange(64.0).reshape(8, 8)
+    first, other = (xr.Dataset({"v": (dims, values)}) for dims in (("t", "x"), ("x", "t")))
+    first.v.encoding = encoding
+    sizes = {"t": 2, "x": 2}, {"t": 4, "x": 4}
+    writes = [
+        Write(first, {"zarr_format": 3}, *sizes),
+        Write(other.chunk(chunks) if chunks else other, options, *sizes),
+    ]
+    assert compare_writes(writes) == "same"
+
+
+@pytest.mark.parametrize("engine", ["zarr", "gpuzarr"])
+@pytest.mark.parametrize("moved", [slice(None, None, -1), slice(4, None)], ids=str)
+def test_a_lazy_dataset_that_is_written_to_where_it_is_read(tmp_path, engine, moved):
+    one(np.arange(12.0)).gpuzarr.to_zarr(tmp_path, {"x": 2}, {"x": 4})
+    part = xr.open_dataset(tmp_path, engine=engine, chunks=None).isel(x=moved)
+    expected = part.v.values.copy()
+
+    xr.open_dataset(tmp_path, engine=engine, chunks=None).isel(x=moved).gpuzarr.to_zarr(
+        tmp_path, region={"x": slice(len(expected))}
+    )
+
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "v")[: len(expected)], expected)
+
+
+def test_a_dimension_without_an_index_is_not_loaded():
+    labels = da.map_blocks(lambda: pytest.fail("loaded"), chunks=((4, 4),), dtype="f8", meta=np.zeros(0))
+    ds = one(np.arange(8)).assign_coords(xr.Coordinates({"x": ("x", labels)}, indexes={}))
+
+    ds.gpuzarr.to_zarr(MemoryStore(), {"x": 2}, {"x": 4}, compute=False)
+
+
+def test_what_is_in_memory_is_written_before_it_is_computed():
+    values = np.arange(48.0).reshape(8, 6)
+    ds = xr.Dataset({"v": (("t", "x"), values)}).chunk(t=4).assign_coords(area=(("t", "x"), values))
+    store = MemoryStore()
+
+    tasks = ds.gpuzarr.to_zarr(store, {"t": 2, "x": 2}, {"t": 4, "x": 4}, compute=False, rechunk=True)
+
+    np.testing.assert_array_equal(zarr.open_array(store, path="area")[...], values)
+    assert np.isnan(zarr.open_array(store, path="v")[...]).all()
+    tasks.compute()
+    np.testing.assert_array_equal(zarr.open_array(store, path="v")[...], values)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("consolidated", [True, False, None])
+def test_appends_after_appends_by_others(zarr_format, consolidated):
+    store = MemoryStore()
+    ds = one(np.arange(3.0)).assign_coords(x=[0, 1, 2])
+    ds.gpuzarr.to_zarr(store, {"x": 2}, {"x": 4}, zarr_format=zarr_format)
+    ds.gpuzarr.to_zarr(store, append_dim="x", consolidated=consolidated)
+    for name in "vx":
+        zarr.open_array(store, path=name).append(np.array([7, 8], ds[name].dtype))
+
+    ds.gpuzarr.to_zarr(store, append_dim="x", consolidated=consolidated)
+
+    expected = [0, 1, 2, 0, 1, 2, 7, 8, 0, 1, 2]
+    assert [zarr.open_array(store, path=name)[:].tolist() for name in "vx"] == [expected, expected]
+
+
+def test_a_variable_that_consolidated_metadata_lack_is_written_over():
+    store = MemoryStore()
+    one(np.zeros(4)).gpuzarr.to_zarr(store, {"x": 2}, None)
+    zarr.open_group(store).create_array("w", shape=4, chunks=2, dtype="f8", dimension_names=["x"])
+
+    one(np.ones(4)).rename(v="w").gpuzarr.to_zarr(store, mode="a")
+
+    assert zarr.open_array(store, path="w")[:].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("make", [np.asarray, lambda values: da.from_array(values, 2)], ids=["numpy", "dask"])
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        ([0, 1, 40_000.0, 2], {"dtype": "int16"}),
+        ([0, 1, -400.0, 2], {"dtype": "int16", "scale_factor": 0.01, "add_offset": 0.0, "_FillValue": -1}),
+        ([0, np.nan, 1, 2], {"dtype": "int16"}),
+        ([0, np.inf, 1, 2], {"dtype": "int16", "_FillValue": -1}),
+        ([0, 1e6, 1, 2], {"dtype": "float16"}),
+        ([0, 1, 300, 2], {"dtype": "uint8"}),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_the_stored_dtype_are_an_error(make, values, encoding):
+    ds = one(make(np.array(values)), encoding)
+    with pytest.raises(OptionError, match="values of variable 'v' do not fit the dtype"):
+        ds.gpuzarr.to_zarr(MemoryStore(), {"x": 2}, None, rechunk=True)
+
+
+def test_what_cannot_be_encoded_leaves_what_is_stored():
+    store = MemoryStore()
+    one(np.arange(4)).to_zarr(store)
+    before = dict(store._store_dict)
+
+    with pytest.raises(TypeError):
+        one(np.arange(4), {"scale_factor": 0.5, "dtype": "i2", "_FillValue": -1}).gpuzarr.to_zarr(
+            store, {"x": 2}, None, mode="w"
+        )
+
+    assert store._store_dict == before
+
+
+def test_threads_that_write_parts_of_a_shard_lose_nothing_and_change_no_setting(tmp_path):
+    one(da.zeros(64, chunks=64, dtype="i4")).gpuzarr.to_zarr(tmp_path, {"x": 4}, {"x": 64})
+    before, seen = dict(zarr.config.get("codec_pipeline")), []
+
+    def write(number):
+        start = 8 * number
+        one(np.full(8, number + 1, "i4")).gpuzarr.to_zarr(tmp_path, region={"x": slice(start, start + 8)})
+        seen.append(dict(zarr.config.get("codec_pipeline")))
+
+    for _ in range(3):
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert zarr.open_array(tmp_path / "v")[:].tolist() == np.repeat(np.arange(1, 9), 8).tolist()
+    assert all(each == before for each in seen)
+
+
+def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp_path):
+    month = xr.Dataset({"v": (("month", "x"), np.ones((1, 4)))})
+    month.gpuzarr.to_zarr(tmp_path, {"month": 1}, {"month": 12})
+    for _ in range(13):
+        month.gpuzarr.to_zarr(tmp_path, append_dim="month")
+
+    with pytest.warns(GpuZarrWarning, match="shards of 6 along 'month' are ignored"):
+        month.gpuzarr.to_zarr(tmp_path, {"month": 1}, {"month": 6}, append_dim="month")
+
+    array = zarr.open_array(tmp_path / "v")
+    assert (array.shape, array.chunks, array.shards) == ((15, 4), (1, 4), (12, 4))
+    assert len(list((tmp_path / "v/c").iterdir())) == 2

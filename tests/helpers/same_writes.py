@@ -1,0 +1,93 @@
+"""Writes by `ds.gpuzarr.to_zarr` beside those of xarray with the same chunks: the same bytes, or the same error."""
+
+import warnings
+from collections.abc import Iterable
+
+import dask
+import numpy as np
+from zarr.storage import MemoryStore
+
+from helpers.data.random_datasets import Draw, Write
+from xarray_gpuzarr.backend.accessor.encodings import layout_of
+from xarray_gpuzarr.errors import OptionError
+
+
+def by_xarray(store: MemoryStore, write: Write, zarr_format: int) -> None:
+    """Write with xarray alone, in the chunks and shards that the accessor would choose."""
+    layout = layout_of(write.dataset.dims, write.chunks, write.shards, zarr_format)
+    ds, options = write.dataset.copy(), dict(write.options)
+    changes = options.pop("encoding", {})
+    for name, variable in ds.variables.items():
+        shapes = layout.shapes(name, variable)
+        encoding = dict(variable.encoding)
+        if shapes or variable.chunks is not None:
+            encoding = {k: v for k, v in encoding.items() if k not in ("chunks", "shards", "preferred_chunks")}
+        ds[name].encoding = encoding | shapes | changes.get(name, {})
+        if variable.chunks is not None:  # one block of dask, so that no two tasks write to one shard
+            lengths = dict.fromkeys(variable.dims, -1) if shapes else map(max, variable.chunks)
+            whole = variable.chunk(lengths if shapes else dict(zip(variable.dims, lengths, strict=True)))
+            whole.encoding = ds[name].encoding
+            ds[name] = whole
+    if changes:
+        alone = ds[["v0"]].drop_encoding().reset_coords(drop=True)
+        alone.drop_vars([*alone.indexes]).load().to_zarr(MemoryStore(), encoding=changes, zarr_format=zarr_format)
+        if options.get("mode") in ("a", "r+", "a-"):
+            raise NotImplementedError
+    with dask.config.set(scheduler="synchronous"):  # in threads, two tasks would write to one chunk of text
+        ds.to_zarr(store, **options, safe_chunks=False)
+
+
+def by_accessor(store: MemoryStore, write: Write) -> None:
+    write.dataset.gpuzarr.to_zarr(store, write.chunks, write.shards, rechunk=True, **write.options)
+
+
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    return {key: value.to_bytes() for key, value in store._store_dict.items()}
+
+
+def outcome(write, store, *arguments):
+    try:
+        write(store, *arguments)
+    except Exception as err:  # noqa: BLE001  # it is compared
+        return err
+    return None
+
+
+def compare(seed: int) -> str:
+    """Make the writes of a seed in both ways; return how they ended, or raise `AssertionError`."""
+    return compare_writes(Draw(seed).writes(), f"seed {seed}, ")
+
+
+def compare_writes(writes: Iterable[Write], about: str = "") -> str:
+    """Make writes in both ways; return how they ended, or raise `AssertionError`."""
+    stores = MemoryStore(), MemoryStore()
+    for number, write in enumerate(writes):
+        zarr_format = write.options.get("zarr_format") or _format_of(stores[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = outcome(by_xarray, stores[0], write, zarr_format)
+            found = outcome(by_accessor, stores[1], write)
+        if isinstance(found, OptionError) and "do not fit the dtype" in str(found):
+            return "does not fit"
+        if isinstance(expected, NotImplementedError):
+            return "skipped"
+        said = f"{about}write {number}: {write.options}, {write.chunks}, {write.shards}\n{write.dataset}"
+        # xarray encodes variables in no order, so another one may be the first to fail.
+        assert (found is None) == (expected is None), f"{said}\nexpected {expected!r}\nfound {found!r}"
+        if expected is not None:
+            return f"error {number}"
+        one, other = map(contents, stores)
+        different = [key for key in one | other if one.get(key) != other.get(key)]
+        assert not different, f"{said}\n{different[:5]}\n{_first(one, other, different[0])}"
+    return "same"
+
+
+def _format_of(store):
+    return 3 if any(key.endswith("zarr.json") for key in store._store_dict) else 2
+
+
+def _first(one, other, key):
+    a, b = one.get(key), other.get(key)
+    if key.endswith((".json", ".zarray", ".zattrs", ".zmetadata")):
+        return f"xarray: {a and a.decode()}\nours: {b and b.decode()}"
+    return f"xarray: {a and np.frombuffer(a, 'u1')[:60]}\nours: {b and np.frombuffer(b, 'u1')[:60]}"
