@@ -10,7 +10,7 @@ from helpers.stores.mirrors import LONG_AGO, Mirrors, Node
 from helpers.stores.remote import CLIENTS
 from zarr.storage import LocalStore, MemoryStore
 
-from xarray_gpuzarr import StoreReadError, read_array
+from xarray_gpuzarr import StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.fetch import index_cache, snapshot, version_conflicts
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
@@ -75,6 +75,19 @@ def test_a_local_shard_that_vanishes_after_its_index_was_read_is_an_error(tmp_pa
 
     with explained(StoreReadError, "shard 't/c/0/0' of array '/t' has disappeared"):
         read_chunk(LocalStore(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["t", ""], ids=["from its group", "alone"])
+def test_a_shard_that_this_process_has_removed_is_the_fill_value(tmp_path, monkeypatch, path):
+    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+    write(LocalStore(tmp_path), DATA, name="t", **LAYOUT)
+    assert_same_bits(read_chunk(LocalStore(tmp_path)), DATA[ONE_CHUNK])
+
+    with zarr_pipeline():
+        zarr.open_array(LocalStore(tmp_path if path else tmp_path / "t"), path=path)[:8] = 0
+
+    assert not (tmp_path / "t/c/0/0").exists()
+    assert_same_bits(read_chunk(LocalStore(tmp_path)), WITHOUT[ONE_CHUNK])
 
 
 def test_a_shard_whose_known_index_has_nothing_of_what_is_wanted_may_be_deleted():

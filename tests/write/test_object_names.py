@@ -10,7 +10,7 @@ from obstore.store import MemoryStore as ObstoreMemory
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from xarray_gpuzarr import zarr_pipeline
-from xarray_gpuzarr.write.object_locks import place_of
+from xarray_gpuzarr.fetch.object_names import place_of
 
 LENGTH, N_NAMES = 48, 8
 

@@ -19,6 +19,7 @@ from zarr.storage import StorePath
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
+from xarray_gpuzarr.fetch.object_names import place_of
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.read.stopping import on_thread, read_threads
@@ -27,7 +28,7 @@ from xarray_gpuzarr.stored.metadata import Metadata
 from xarray_gpuzarr.write.array_encoder import encoder_for
 from xarray_gpuzarr.write.call import WriteCall
 from xarray_gpuzarr.write.encoder import Encoder
-from xarray_gpuzarr.write.object_locks import place_of, turns
+from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.object_writer import ObjectWriter
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]

@@ -1,14 +1,17 @@
 """`ObjectPieces`: objects that one read requests in pieces, each of which has to be of the same version.
 
 A long raw chunk that is an object arrives sooner by several requests. Another process may replace the object between
-two of them, so every answer has to bear the version of its object, and all versions have to be equal.
+two of them, so every answer has to bear the version of its object, and all versions have to be equal. Marks of an
+object that was just written, or whose age is not known, may be those of another version as well.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import cast
 
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.remote.answers import Marks
 from xarray_gpuzarr.fetch.remote.failures import is_final
 from xarray_gpuzarr.fetch.source import (
     Allocate,
@@ -67,6 +70,9 @@ class ObjectPieces:
             ends_before = edge is not None and not edge.data
             found = "an object that ends before the piece" if ends_before else "answers that bear no version"
             raise self._differ(key, found, bears_no_version=not ends_before)
+        if edge is not None and not edge.settled:  # another version may bear the same marks
+            is_dated = isinstance(version, Marks) and isinstance(version.modified, datetime)
+            raise self._differ(key, "an object that may have just been written", bears_no_version=not is_dated)
         first = self._versions.setdefault(key, version)
         if version != first:
             raise self._differ(key, f"version {first}; version {version}")

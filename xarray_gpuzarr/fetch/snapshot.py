@@ -15,6 +15,7 @@ from functools import partial
 
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
+from xarray_gpuzarr.fetch.object_names import is_written
 from xarray_gpuzarr.fetch.object_pieces import ObjectPieces
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
@@ -71,7 +72,8 @@ class Snapshot:
 
     `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
     that a cached index is out of date, and `cuts_objects` after pieces of an object did not fit each other.
-    `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts.
+    `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts, and whether it has read
+    the index itself.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Snapshot:
         care: Care = Care.USUAL,
         use_cache: bool = True,
         cuts_objects: bool = True,
-        seen_shards: set[str] | None = None,
+        seen_shards: dict[str, bool] | None = None,
     ) -> None:
         bounds: dict[str, int] = {}
         if spec.index is None:
@@ -98,7 +100,7 @@ class Snapshot:
         self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
         self._pieces = ObjectPieces(self._source)
-        self._seen_shards = set() if seen_shards is None else seen_shards
+        self._seen_shards = {} if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}
         self._whole: dict[str, WholeShard] = {}
         self._longest_seen = 0
@@ -151,7 +153,7 @@ class Snapshot:
         spec = self._spec.index
         known = index_cache.cache.get((self._identity, key, spec)) if self._use_cache else None
         if known is not None:
-            self._seen_shards.add(key)
+            self._seen_shards.setdefault(key, False)
             self._versions[key] = known.version
             return FoundIndex(index=known.index, from_cache=True)
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
@@ -195,7 +197,7 @@ class Snapshot:
         These take the fill value whether the shard is still there or not.
         """
         assert self._spec.index is not None
-        self._seen_shards.discard(key)
+        self._seen_shards.pop(key, None)
         return self._ask(key, self._spec.index)()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
@@ -234,10 +236,10 @@ class Snapshot:
         if edge is None:
             self._whole.pop(key, None)
             index_cache.cache.drop((self._identity, key, spec))
-            if key in self._seen_shards:
+            if key in self._seen_shards and not self._may_be_gone(key):
                 raise vanished_shard(self._spec, key)
             return FoundIndex(index=None)
-        self._seen_shards.add(key)
+        self._seen_shards[key] = True
         encoded, shard_nbytes = edge.data, edge.object_nbytes
         if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
             del self._whole[key]
@@ -252,6 +254,10 @@ class Snapshot:
             whole.data = edge.data
         counters.add(read_nbytes=len(edge.data))
         return FoundIndex(index=index)
+
+    def _may_be_gone(self, key: str) -> bool:
+        """Whether this process may have removed a shard itself since an earlier read has read its index."""
+        return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
     def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Remember which version an index is of, and the index itself if a change of the shard will show."""

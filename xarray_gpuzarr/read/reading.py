@@ -237,8 +237,8 @@ class Attempts:
         """Whether indexes that were read before are of use: False once one may be out of date."""
         self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
         """Whether the next attempt may request an object in pieces."""
-        self.seen_shards: set[str] = set()
-        """Keys of shards whose index any attempt has seen."""
+        self.seen_shards: dict[str, bool] = {}
+        """Keys of shards whose index any attempt has seen, and whether it was read, and not found in the cache."""
         self._versions: MetVersions | None = None
         self.is_alone = False
         """Whether the next attempt has the device to itself."""

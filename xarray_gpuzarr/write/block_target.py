@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from xarray_gpuzarr.fetch.object_names import place_of
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.read.stored_array import stored_array
@@ -16,7 +17,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.write.array_encoder import encoder_for
 from xarray_gpuzarr.write.call import WriteCall
 from xarray_gpuzarr.write.encoder import Encoder
-from xarray_gpuzarr.write.object_locks import place_of, turns
+from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.object_writer import ObjectWriter
 
 

@@ -9,56 +9,11 @@ from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from threading import Lock
 
-from zarr.abc.store import Store
-from zarr.storage import FsspecStore, MemoryStore, ObjectStore
-
-from xarray_gpuzarr.fetch.remote.clients import server_of
-from xarray_gpuzarr.fetch.source import is_obstore_memory, local_folder, unwrapped
+from xarray_gpuzarr.fetch.object_names import ArrayPlace
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.records import record
 
 _LOOK_S = 2e-3
 """Interval at which a waiting write checks again."""
-
-
-@record
-class ArrayPlace:
-    """Where the objects of an array lie: equal for arrays of the same objects, however their stores were opened.
-
-    Two clients of one server, such as obstore and s3fs, are not known to be of the same objects.
-    """
-
-    server: Hashable
-    address: str
-    """Path of the array on the server, without slashes at its ends."""
-    path: str
-    """Path of the array in its store."""
-
-    def names(self, keys: Sequence[str]) -> list[Hashable]:
-        """Return the names of objects, given their keys in the store."""
-        return [(self.server, f"{self.address}/{key[len(self.path) :].strip('/')}") for key in keys]
-
-
-def place_of(store: Store, path: str) -> ArrayPlace:
-    """Return where the objects of an array lie, given its path in the store; links to folders are followed."""
-    path = path.strip("/")
-    server, root = _root_of(unwrapped(store))
-    address = os.path.realpath(f"{root}/{path}") if server == "file" else f"{root}/{path}"
-    return ArrayPlace(server=server, address=address.strip("/"), path=path)
-
-
-def _root_of(store: Store) -> tuple[Hashable, str]:
-    """Return a server, and the path below which the objects of a store lie there."""
-    folder = local_folder(store)
-    if folder is not None:
-        return "file", folder
-    if isinstance(store, FsspecStore):
-        return server_of(store), store.path.strip("/")
-    if isinstance(store, ObjectStore):
-        if is_obstore_memory(store.store):
-            return id(store.store), ""
-        return server_of(store), str(getattr(store.store, "prefix", None) or "").strip("/")
-    return (str(store) if isinstance(store, MemoryStore) else id(store)), ""  # the text of one in memory names its dict
 
 
 class Turns:

@@ -18,6 +18,7 @@ from zarr.storage import ObjectStore
 from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.object_names import place_of, written
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, is_obstore_memory
 from xarray_gpuzarr.plan.read_plan import box_target
@@ -27,7 +28,7 @@ from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall, WrittenObject
-from xarray_gpuzarr.write.object_locks import place_of, turns
+from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.refusals import naming_object
 
 _GROUP_NBYTES, _THREAD_NBYTES = 128 * 1024 * 1024, 16 * 1024 * 1024
@@ -88,6 +89,7 @@ class ObjectWriter:
     def _forget_indexes(self, group: Sequence[WrittenObject]) -> None:
         """Let no read use the index of a shard that was there before."""
         if self._spec.index is not None:
+            written.add(self._place.names([each.key for each in group]))
             for each in group:
                 index_cache.cache.drop((self._source.identity, each.key, self._spec.index))
 

@@ -1,5 +1,7 @@
 """Long raw chunks that are objects of a server, read by several requests: one version of each, or one request."""
 
+import time
+
 import numpy as np
 import pytest
 import zarr
@@ -87,6 +89,21 @@ def test_answers_without_a_version_are_asked_for_whole_and_from_then_on(client):
         assert_same_bits(read_array(array, device="host"), DATA)
 
         assert [request.range for request in server.of_data] == [None, None]
+
+
+@pytest.mark.parametrize("client", ["fsspec http", "fsspec s3"])
+def test_an_object_that_was_just_written_is_requested_whole(client):
+    """Tags of some servers are made of a time in whole seconds and a length: two versions of a second share one."""
+    served = Node(files(DATA), tag=lambda _: '"a"', modified=time.time())
+    with Mirrors([served], lambda *_: 0) as server:
+        array = opened(server, client)
+
+        def replace(request):
+            served.files = files(-DATA if request % 2 else DATA)
+
+        server.before = replace
+
+        assert_each_chunk_is_of_one_version(read_array(array, device="host"), [DATA, -DATA])
 
 
 def test_stores_that_tell_no_version_are_asked_once_for_each_object():
