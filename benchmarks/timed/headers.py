@@ -38,7 +38,7 @@ class HeaderStore:
     """
 
     lookahead = 4
-    is_remote = is_local = False
+    is_remote = is_local = cuts_objects = False
     storage = "posix"
     identity = None
 

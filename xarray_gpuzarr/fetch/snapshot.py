@@ -261,6 +261,8 @@ class Snapshot:
 
     def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Remember which version an index is of, and the index itself if a change of the shard will show."""
+        if edge.version is None or not edge.settled:
+            self.cuts_objects = False  # two answers for one chunk may be of two versions
         if edge.version is None:
             self._versions[key] = UNTAGGED
             return

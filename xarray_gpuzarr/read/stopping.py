@@ -65,8 +65,12 @@ class _StoppableSource:
         self._stop = stop
         self._start = source.start
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
-        self.storage, self.is_local, self.cuts_objects = source.storage, source.is_local, source.cuts_objects
+        self.storage, self.is_local, self._source = source.storage, source.is_local, source
         self._local_file, self.prefetch = source.local_file, source.prefetch
+
+    @property
+    def cuts_objects(self) -> bool:
+        return self._source.cuts_objects
 
     def local_file(self, key: str) -> LocalFile:
         self._stop.check()

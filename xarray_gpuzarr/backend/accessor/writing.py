@@ -112,7 +112,8 @@ def check_names_and_changes(
         elements = _elements(dataset.variables[name])
         for number, element in enumerate(elements, 1):
             try:
-                xr.Dataset({name: element}).to_zarr(MemoryStore(), encoding=encoding, zarr_format=zarr_format)
+                alone = xr.Dataset({name: element})
+                alone.to_zarr(MemoryStore(), encoding=encoding, zarr_format=zarr_format, consolidated=False)
                 break
             except Exception:  # of any kind: it is xarray's to say
                 if number == len(elements):

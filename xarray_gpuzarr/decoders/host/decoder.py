@@ -134,6 +134,9 @@ def call_loops(
     remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
     for plan in plans:
         call = LoopCall(output, plan, source)
+        if not plan.n_stored:  # kept for later, the plans of a sparse array would take memory
+            call.place(range(plan.n_chunks), shared)
+            continue
         if call.files is None:
             remaining.append((plan, call, None))
             continue
@@ -142,6 +145,10 @@ def call_loops(
             if rows:
                 remaining.append((plan, call, rows))
     return remaining
+
+
+_MOST_READY = 256
+"""Number of tasks that wait for a thread: those of chunks that are not stored make no requests."""
 
 
 class TaskQueue:
@@ -171,7 +178,7 @@ class TaskQueue:
         with self._lock:
             if self._stopped:
                 return None
-            while not self._ready or self._n_started < self._source.lookahead:
+            while not self._ready or (self._n_started < self._source.lookahead and len(self._ready) < _MOST_READY):
                 task = next(self._tasks, None)
                 if task is None:
                     break
