@@ -25,6 +25,8 @@ from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
+from xarray_gpuzarr.fetch.remote.answers import Answer
+from xarray_gpuzarr.fetch.remote.clients import StoreClient
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codec_functions import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
@@ -84,6 +86,18 @@ def _options(**options: int) -> Callable[[Patch, int], None]:
 
 _ALONE = _PIECES = _options(max_gap_nbytes=0, max_request_nbytes=16)
 _TOGETHER = _options(max_gap_nbytes=1 << 30)
+
+
+def _versions(patch: Patch, _: int) -> None:
+    """Let answers of any store bear a version, as those of servers do: objects are requested in pieces only then."""
+    get = StoreClient.get
+
+    async def get_with_version(client: StoreClient, *arguments: Any) -> Answer | None:
+        answer = await get(client, *arguments)
+        return None if answer is None else replace(answer, version="the only one", settled=True)
+
+    patch.setattr(StoreClient, "get", get_with_version)
+    patch.setattr(StoreClient, "identity", "a store whose answers bear versions")
 
 
 def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
@@ -249,7 +263,7 @@ WAYS: dict[str, Way] = {
     "from memory, no loops": Way(store="memory", force=(_no_loops, _crew), seen=("decoded row",)),
     "asked for": Way(store="asked", seen=("rows placed by the loops", "decoded row")),
     "asked for, chunks one by one": Way(store="asked", force=(_ALONE,), seen=("rows placed by the loops", "raw piece")),
-    "asked for, raw chunks in pieces": Way(store="asked", force=(_crew, _PIECES), seen=("raw piece",)),
+    "asked for, raw chunks in pieces": Way(store="asked", force=(_crew, _PIECES, _versions), seen=("raw piece",)),
     "asked for, no loops": Way(store="asked", force=(_ALONE, _no_loops), seen=("decoded row", "raw piece")),
     "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
     "codec pipeline, on a thread": Way(

@@ -49,7 +49,7 @@ def test_words_of_an_error_are_not_a_status(memory, layout, words, selection):
     write(memory, DATA, **LAYOUTS[layout])
     store = ScriptedStore(memory, FailAfter(ConnectionError(words)))
 
-    with explained(StoreReadError, "c/0/0", words):
+    with explained(StoreReadError, "/0", words):  # several requests fail, and any of them may be the first
         read_array(zarr.open_array(store, mode="r"), selection, device="host")
 
 
