@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from typing import Any, Self
 
@@ -76,13 +77,17 @@ class PackedByCoders:
     def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return elements encoded, shape (n,)."""
         variable = Variable("element", elements, dict(self._attrs), dict(self._encoding))
-        encoded: npt.NDArray[Any] = encoder(self._zarr_format).encode_variable(variable).values
+        encoded: npt.NDArray[Any] = _kept_encoder(self._zarr_format).encode_variable(variable).values
         return encoded
 
 
 def encoder(zarr_format: int | None) -> ZarrStore:
     """Return a store of xarray that encodes variables for a format, and to which nothing is written."""
     return get_writable_zarr_store(MemoryStore(), zarr_format=zarr_format, consolidated=False)
+
+
+_kept_encoder = cache(encoder)
+"""Every slab needs one, and to make it takes several times as long as to encode the slab."""
 
 
 @record
