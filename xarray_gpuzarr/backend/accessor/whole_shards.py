@@ -78,22 +78,29 @@ class DatasetInShards:
     def _new(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Original:
         """Prepare a variable that is not stored yet."""
         place = self._set_encoding(name, variable, layout)
-        encoding, cut, pack = dict(variable.encoding), self._cut(name, variable, place), None
-        if cut.chunks is not None and variable.chunks is None:
-            pack = PackedByCoders(variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
+        original = self._original(target, name, variable, place, dict(variable.encoding))
+        cut = original.variable
+        if original.pack is not None:
             cut.encoding = _with_dtype_of_numpy(name, variable, cut, target)
         elif cut.dtype.kind in NUMBERS:
             target.encode_variable(_sample(cut) if cut.chunks is None else cut, name)
-        return Original(name=name, variable=cut, encoding=encoding, pack=pack)
+        return original
 
     def _added(self, target: ZarrStore, name: Any, variable: Variable, append_dim: Any) -> Original:
         """Prepare a variable that is added to a stored array, with its dimensions in the order of the array's."""
-        dims = target.open_store_variable(name).dims
-        if {*dims} == {*variable.dims}:
-            variable = variable.transpose(*dims)
+        stored = target.open_store_variable(name)
+        place = None
+        if {*stored.dims} == {*variable.dims}:  # else xarray says what is wrong
+            variable = variable.transpose(*stored.dims)
+            place = self._place(target, name, stored.dims, append_dim)
         if variable.chunks is None:
             variable.load()  # as xarray does: it may be read from this store
-        encoding, place = _stored_encoding(target, name), self._place(target, name, variable, append_dim)
+        return self._original(target, name, variable, place, _encoding_of(stored))
+
+    def _original(
+        self, target: ZarrStore, name: Any, variable: Variable, place: Place | None, encoding: Mapping[str, Any]
+    ) -> Original:
+        """Cut a variable at the borders of shards; `encoding` is that by which xarray encodes it."""
         cut, pack = self._cut(name, variable, place), None
         if cut.chunks is not None and variable.chunks is None:
             pack = PackedByCoders(variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
@@ -113,19 +120,16 @@ class DatasetInShards:
             return None
         return Place(shards=tuple(shards), starts=(0,) * variable.ndim)
 
-    def _place(self, target: ZarrStore, name: Any, variable: Variable, append_dim: Any) -> Place | None:
-        """Return the place of a variable in an array that is stored already; None if their dimensions differ."""
-        array, dims = target.zarr_group[name], target.open_store_variable(name).dims
-        if {*dims} != {*variable.dims}:
-            return None  # xarray says what is wrong
-        self._say_what_is_ignored(name, dims, array.chunks, array.shards or array.chunks)
+    def _place(self, target: ZarrStore, name: Any, dims: Sequence[Any], append_dim: Any) -> Place:
+        """Return the place of a variable in a stored array with these dimensions."""
+        array: Any = target.members[name]
+        shards = array.shards or array.chunks
+        self._say_what_is_ignored(name, dims, array.chunks, shards)
         region = target._write_region or {}  # noqa: SLF001  # as slices, once xarray has found them
-        shards, starts = [], []
-        for dim in variable.dims:
-            axis = dims.index(dim)
-            shards.append((array.shards or array.chunks)[axis])
-            start, _, _ = region.get(dim, slice(None)).indices(array.shape[axis])
-            starts.append(array.shape[axis] if dim == append_dim else start)
+        starts = []
+        for dim, n in zip(dims, array.shape, strict=True):
+            start, _, _ = region.get(dim, slice(None)).indices(n)
+            starts.append(n if dim == append_dim else start)
         return Place(shards=tuple(shards), starts=tuple(starts))
 
     def _say_what_is_ignored(
@@ -172,10 +176,10 @@ def _path_of(name: Any) -> str:
     return "/".join([part for part in text.replace("\\", "/").split("/") if part])
 
 
-def _stored_encoding(target: ZarrStore, name: Any) -> dict[str, Any]:
-    """Return the encoding by which xarray encodes what is added to a stored array: that which it reads there."""
-    decoded, _, _ = conventions.decode_cf_variables({name: target.open_store_variable(name)}, {})
-    return dict(decoded[name].encoding)
+def _encoding_of(stored: Variable) -> dict[str, Any]:
+    """Return the encoding by which xarray encodes what is added to a stored variable: that which it reads there."""
+    decoded, _, _ = conventions.decode_cf_variables({"stored": stored}, {})
+    return dict(decoded["stored"].encoding)
 
 
 def _sample(variable: Variable) -> Variable:
