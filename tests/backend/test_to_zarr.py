@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ZipStore
 
+from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.backend.accessor.whole_shards import cut_at_multiples
 from xarray_gpuzarr.errors import OptionError
 
@@ -58,11 +59,13 @@ def test_what_is_written_is_packed_and_sharded_and_the_same(chunks, zarr_format,
         assert written.t2m.encoding["scale_factor"] == 0.01
 
 
-def test_the_loops_write_it_one_task_a_shard(tmp_path):
+@pytest.mark.parametrize(("small_nbytes", "n_writes"), [(0, 8 * 2 + 2 + 2), (2**24, 4)])
+def test_the_loops_write_one_task_a_shard_or_a_small_variable_at_once(small_nbytes, n_writes, tmp_path, monkeypatch):
     require_loops()
+    monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", small_nbytes)
     with writes_counted() as counts:
         weather().drop_vars(["name"]).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
-    assert counts == [8 * 2 + 2 + 2, 0]  # temperatures, mask, times and rows
+    assert counts == [n_writes, 0]  # temperatures, mask, times and rows
 
 
 def test_a_copy_of_a_store_keeps_its_packing_and_codecs(tmp_path):
@@ -208,10 +211,10 @@ def test_later(tmp_path):
 
 
 def test_a_bar_shows_how_far_it_is(tmp_path, capsys):
-    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, progress=True)
+    weather().chunk(time=4, y=20).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, progress=True)
     shown = capsys.readouterr().out
     assert "100% Completed" in shown
-    assert "18 tasks, each of at most 40.0 kB: a block of dask, and the same as it is stored" in shown
+    assert "20 tasks, each of at most 40.0 kB: one decoded block and its packed copy" in shown
 
 
 def test_a_bar_shows_how_far_workers_are(tmp_path, capsys):

@@ -126,7 +126,7 @@ class Crew:
     @property
     def n_active(self) -> int:
         """Threads that decode, or soon will."""
-        return sum(run.n_threads for run in list(self._runs)) + len(self.alone)
+        return sum([run.n_threads for run in list(self._runs)]) + len(self.alone)
 
     def begin_turn(self, most: Callable[[], int]) -> None:
         """Wait until fewer than ``most()`` callers, at least 1, have their turn.
@@ -184,7 +184,8 @@ class Crew:
         Raises the first error that `work` raised on any thread; all threads have stopped by then.
         """
         if most == 1:
-            thread_setting()  # one that is unusable fails short reads, too
+            if budget is None:
+                thread_setting()  # one that is unusable fails short reads, too
             me = object()  # whom nobody could help; it counts all the same
             try:
                 self.alone.add(me)
@@ -221,7 +222,7 @@ class Crew:
             n = run.ask(self.n_active)
         if not n:
             return
-        n_helping = sum(other.n_helpers for other in list(self._runs))
+        n_helping = sum([other.n_helpers for other in list(self._runs)])
         if n_helping > len(self.threads):
             self._hire(n_helping)
         for _ in range(n):

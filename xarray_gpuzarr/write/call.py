@@ -22,15 +22,14 @@ from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import changed
 from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct, address, address_of, int64_columns, loops
-from xarray_gpuzarr.plan.axis_pieces import AxisPieces
-from xarray_gpuzarr.plan.points import first_of_each
 from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.records import Column, record
+from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.write.encoder import Encoder
 from xarray_gpuzarr.write.refusals import file_error, naming_object, object_name
 from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_bytes, stored_file
+from xarray_gpuzarr.write.written_axis import written_axes
 
 _UNIT_NBYTES = 256 * 1024
 """Of chunks that a thread encodes one after another and hands over together."""
@@ -84,24 +83,22 @@ class WriteCall:
         self._target, self._value = target, value
         self._output = LoopOutput(encoder.array, target, value)
         self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
-        grid = self.spec.grid
-        axes = list(map(_along, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
-        piece_numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
+        axes = written_axes(target, self.spec.grid)
+        piece_numbers, at = int64_columns(piece=[axis.piece_address for axis in axes])
         self._referenced = axes, piece_numbers
         struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
-        self.objects = []
-        for numbers in product(*(range(len(coords)) for coords, _, _ in axes)):
-            coord = tuple([coords[i] for (coords, _, _), i in zip(axes, numbers, strict=True)])
-            is_whole = whole is not None and whole[coord]  # as one at the end of an array may be
-            needs_old = not is_whole and not all(axis[2][i] for axis, i in zip(axes, numbers, strict=True))
-            self.objects.append(
-                WrittenObject(key=self.spec.keys.key(coord), coord=coord, at=numbers, needs_old=needs_old)
-            )
-
-    @property
-    def object_nbytes(self) -> int:
+        self.n_threads = thread_budget()
+        """Number of threads that may encode at once."""
+        self.object_nbytes = len(encoder.order) * self.spec.chunk_nbytes
         """Decoded bytes of an object."""
-        return len(self.encoder.order) * self.spec.chunk_nbytes
+        self.objects = []
+        for numbers in product(*[range(len(axis.coords)) for axis in axes]):
+            coord = tuple([axis.coords[i] for axis, i in zip(axes, numbers, strict=True)])
+            is_whole = whole is not None and whole[coord]  # as one at the end of an array may be
+            is_complete = is_whole or False not in [axis.are_complete[i] for axis, i in zip(axes, numbers, strict=True)]
+            self.objects.append(
+                WrittenObject(key=self.spec.keys.key(coord), coord=coord, at=numbers, needs_old=not is_complete)
+            )
 
     def to_files(self, objects: Sequence[WrittenObject], source: LocalSource) -> None:
         """Write objects as files of a store; those that could not be written are as they were before.
@@ -173,7 +170,7 @@ class WriteCall:
         old: Sequence[StoredObject],
         source: LocalSource | None = None,
     ) -> None:
-        compiled, budget = loops(), thread_budget()
+        compiled, budget = loops(), self.n_threads
         assert compiled is not None
         # Of each: its numbers along the axes, the range of an unsharded chunk in its object, and the version of a file.
         rows = [(*each.at, 0, stored.nbytes or 0, *stored.version) for each, stored in zip(objects, old, strict=True)]
@@ -265,19 +262,3 @@ class WriteCall:
         per_object = self.spec.grid.chunks_per_shard
         inside = np.unravel_index(entry, per_object) if per_object else ()
         return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
-
-
-def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:
-    """Return which objects and chunks are written along an axis.
-
-    Those are the coordinates of objects that are written to; int64 of shape (len(coordinates) * per_object,), which
-    piece each of their chunks takes, -1 for none; and whether all elements of an object are written, along this axis.
-    """
-    number = pieces.chunk // per_object
-    first = first_of_each(number)
-    coords = number.take(first)
-    piece = np.full(len(coords) * per_object, -1, np.int64)
-    piece[coords.searchsorted(number) * per_object + pieces.chunk % per_object] = np.arange(len(number))
-    n = np.add.reduceat(pieces.count, first) if len(first) else first
-    complete = (n == chunk_length * per_object) & (pieces.index is None)
-    return coords.tolist(), piece, complete.tolist()

@@ -28,26 +28,29 @@ class Turns:
         self._taken: set[Hashable] = set()
 
     @asynccontextmanager
-    async def of(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[None]:
-        """Enter when nobody writes any of these objects of an array; others wait for the end of the block."""
+    async def of(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[Sequence[Hashable]]:
+        """Enter when nobody writes any of these objects of an array, and yield their names.
+
+        Others wait for the end of the block.
+        """
         objects = place.names(keys)
         while not self._take(objects):
             _advise(place.path)
             await asyncio.sleep(_LOOK_S)
         try:
-            yield
+            yield objects
         finally:
             self._give_back(objects)
 
     @contextmanager
-    def held(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[None]:
-        """As `of`, for a thread that may wait."""
+    def held(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[Sequence[Hashable]]:
+        """Enter as `of` does, for a thread that may wait; yield the names of the objects."""
         objects = place.names(keys)
         while not self._take(objects):
             _advise(place.path)
             time.sleep(_LOOK_S)
         try:
-            yield
+            yield objects
         finally:
             self._give_back(objects)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import batched
 from typing import Any
@@ -23,7 +23,6 @@ from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, is_obstore_memory
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -60,12 +59,12 @@ class ObjectWriter:
         unwritten = list(call.objects)
         try:
             for group in _groups(call):
-                async with turns.of(self._place, [each.key for each in group]):
+                async with turns.of(self._place, [each.key for each in group]) as names:
                     if isinstance(self._source, LocalSource):
                         await _run(call, partial(_to_files, call, group, self._source))
                     else:
                         await self._to_store(call, group)
-                self._forget_indexes(group)
+                self._forget_indexes(group, names)
                 del unwritten[: len(group)]
         except DamagedObjectError as err:
             await on_thread(partial(self._explain, err), read_threads(None))
@@ -78,18 +77,18 @@ class ObjectWriter:
             return not run_on_loop(self._source.name, partial(self.write, call))
         try:
             for group in _groups(call):
-                with turns.held(self._place, [each.key for each in group]):
+                with turns.held(self._place, [each.key for each in group]) as names:
                     _to_files(call, group, self._source, Stop())
-                self._forget_indexes(group)
+                self._forget_indexes(group, names)
         except DamagedObjectError as err:
             self._explain(err, Stop())
             return False
         return True
 
-    def _forget_indexes(self, group: Sequence[WrittenObject]) -> None:
-        """Let no read use the index of a shard that was there before."""
+    def _forget_indexes(self, group: Sequence[WrittenObject], names: Sequence[Hashable]) -> None:
+        """Let no read use the indexes of shards that were there before; `names` are those of the objects."""
         if self._spec.index is not None:
-            written.add(self._place.names([each.key for each in group]))
+            written.add(names)
             for each in group:
                 index_cache.cache.drop((self._source.identity, each.key, self._spec.index))
 
@@ -130,7 +129,7 @@ class ObjectWriter:
 
 def _groups(call: WriteCall) -> Iterator[Sequence[WrittenObject]]:
     """Return the objects of a call, as many at a time as are encoded together."""
-    group_nbytes = max(_GROUP_NBYTES, _THREAD_NBYTES * thread_budget())
+    group_nbytes = max(_GROUP_NBYTES, _THREAD_NBYTES * call.n_threads)
     n_at_once = group_nbytes // max(1, call.object_nbytes)
     # `batched` allocates room for as many as it may yield at once.
     return batched(call.objects, min(max(1, n_at_once), max(1, len(call.objects))))

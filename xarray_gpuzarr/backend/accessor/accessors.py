@@ -194,8 +194,8 @@ class DatasetAccessor(Accessor):
 
         Notes
         -----
-        Variables that are larger than a shard are read, packed and written by tasks of one shard each: the most memory
-        is that of a decoded and a packed shard for each thread of dask.
+        Dask arrays, and other variables of more than 16 MiB, are read, packed and written by tasks of one shard each:
+        the most memory is that of a decoded and a packed shard for each thread of dask.
 
         Examples
         --------

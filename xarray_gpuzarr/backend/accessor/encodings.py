@@ -91,7 +91,7 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     stored = np.dtype(variable.encoding.get("dtype", variable.dtype))
     if not variable.ndim or variable.dtype.kind in "OSUTV" or stored.kind in "OSUTV":
         return {}
-    if any(n != n for n in variable.shape):  # noqa: PLR0124  # NaN
+    if any(map(math.isnan, variable.shape)):
         raise OptionError(
             f"the shape of variable {name!r} is not known",
             tried=f"chunks of its shape {variable.shape}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
-"""Variables in memory of at most this size are written at once."""
+"""Variables of at most this size that are no dask arrays are written at once, which takes as long as in tasks."""
 _SHOWN = 5
 """Number of chunk lengths that an error lists."""
 
@@ -157,8 +156,8 @@ class DatasetInShards:
             return variable
         borders = list(map(cut_at_multiples, place.starts, variable.shape, place.shards))
         if variable.chunks is None:
-            is_small = variable.size <= prod(place.shards) and variable.nbytes <= _SMALL_NBYTES
-            if is_small or variable.dtype.kind not in NUMBERS:  # xarray finds the units of times in all of them
+            # xarray finds the units of times in all of them.
+            if variable.nbytes <= _SMALL_NBYTES or variable.dtype.kind not in NUMBERS:
                 return variable
         else:
             ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)

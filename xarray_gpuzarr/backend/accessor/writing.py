@@ -85,7 +85,7 @@ def _carry_out(
         return tasks
     if progress and n_tasks:
         size = decimal(block_nbytes)
-        print(f"{n_tasks} tasks, each of at most {size}: a block of dask, and the same as it is stored")  # noqa: T201  # above the bar of dask
+        print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201  # above the bar of dask
     if n_tasks:
         _compute(tasks, progress=progress)
     else:
