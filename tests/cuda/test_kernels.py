@@ -145,6 +145,14 @@ def test_arithmetic_rounds_as_numpy_does(stored: str, result: str, steps: dict[s
     assert_same_bits(place_values(values, cast), expected(values, cast))
 
 
+@pytest.mark.parametrize("steps", ARITHMETIC, ids=str)
+@pytest.mark.parametrize("stored", ["u1", "i2", "u4", "i8", "f2", "f4", "f8", ">i2"])
+def test_wide_arithmetic_is_rounded_once(stored: str, steps: dict[str, Any]) -> None:
+    values = edge_values(stored.removeprefix(">")).astype(stored)
+    cast = cast_of(stored, "f4", wide=np.dtype("f8"), **steps)
+    assert_same_bits(place_values(values, cast), expected(values, cast))
+
+
 @pytest.mark.parametrize("result", FLOATS)
 def test_nan_constant_gives_nan(result: str) -> None:
     # Of two NaNs NumPy keeps the payload of either, depending on the length of the array: none meets another here.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.stored.cf import Cast, cast_array, parse_cast
 
 pytestmark = [
@@ -132,6 +133,58 @@ def test_variable_decodes_as_in_xarray(zarr_format, variable, mask_and_scale):
         store = written(data, attrs | encoded_fill(fill), fill_value=data[1])
 
     assert_same_outcome(store, mask_and_scale=mask_and_scale)
+
+
+@given(variables())
+@example(
+    (
+        np.array([1, 2, -32768, 30_000], "<i2"),
+        {"scale_factor": 0.1, "add_offset": 273.15, "_FillValue": np.int16(-32768)},
+    )
+)
+def test_float32_is_what_xarray_gives_rounded_once(variable):
+    data, attrs = variable
+    fill = attrs.pop("_FillValue", None)
+    store = written(data, attrs | encoded_fill(fill), fill_value=data[1])
+    try:
+        expected = opened(store, "zarr").v.load()
+    except Exception:  # noqa: BLE001  # xarray's arithmetic raises many
+        assume(False)
+
+    ours = opened(store, "gpuzarr", device="host", float_dtype="float32").v
+
+    if ours.dtype != expected.dtype:
+        assert (ours.dtype, expected.dtype.newbyteorder("=")) == (np.float32, np.float64)
+    with np.errstate(all="ignore"):
+        assert_same_values(ours.values, expected.values.astype(ours.dtype))
+
+
+def test_float32_is_for_data_variables_that_are_float64_and_by_name():
+    store = MemoryStore()
+    packed = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -1}
+    values = np.arange(8.0)
+    ds = xr.Dataset(dict.fromkeys(("packed", "other", "whole"), ("x", values)), {"height": ("x", values * 2)})
+    ds["whole"] = ds.whole.astype("i4")
+    ds["small"] = ds.packed.astype("f4")
+    ds.packed.encoding, ds.height.encoding = dict(packed), dict(packed)
+    ds.to_zarr(store, consolidated=False)
+
+    for float_dtype in (np.float32, np.dtype("f4"), "float32"):
+        all_of_them = opened(store, "gpuzarr", float_dtype=float_dtype)
+        assert {name: str(v.dtype) for name, v in all_of_them.variables.items()} == {
+            "packed": "float32", "other": "float32", "small": "float32", "whole": "int32", "height": "float64",
+        }  # fmt: skip
+    by_name = opened(store, "gpuzarr", float_dtype={"other": "float32"})
+    assert (by_name.packed.dtype, by_name.other.dtype) == (np.float64, np.float32)
+    rows = {row.variable: row for row in all_of_them.gpuzarr.explain().rows}
+    assert rows["packed"].cast == "mask -1, * 0.01, rounded to float32"
+    assert rows["packed"].dtype == "float32"
+
+
+@pytest.mark.parametrize("wrong", ["float16", "f8", "single precision", 32, {"v": "float64"}])
+def test_other_float_dtypes_are_refused(wrong):
+    with pytest.raises(OptionError, match="float_dtype"):
+        opened(written(np.arange(8.0), {}), "gpuzarr", float_dtype=wrong)
 
 
 def encoded_fill(value):

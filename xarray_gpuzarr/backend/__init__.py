@@ -53,6 +53,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         engine: str | None = None,  # noqa: ARG002
         use_zarr_fill_value_as_mask: bool | None = None,
         cache_members: bool = True,
+        float_dtype: Any = None,
         device: str = "auto",
         storage: str = "auto",
         **unknown: Any,
@@ -70,6 +71,10 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         storage : "auto", "posix" or "gds"
             How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
             Storage ("gds"). "auto" is "posix". It has no effect on other stores and on reads to the host.
+        float_dtype : "float32", or mapping of variable name to "float32", optional
+            Dtype of data variables that xarray gives as float64, such as integers with a scale factor of float64. They
+            are masked and scaled in float64, and rounded to float32 once. Coordinates, and variables that xarray itself
+            decodes, are not changed.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
@@ -84,7 +89,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Raises
         ------
         OptionError, DeviceUnavailableError
-            `device` or `storage` is unknown or cannot be used here, `mode` is not "r", or `store` is not a store.
+            `device`, `storage` or `float_dtype` is unknown or cannot be used here, `mode` is not "r", or `store` is not
+            a store.
         KeywordError
             A keyword does not exist.
         NoGroupError
@@ -120,6 +126,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             decode_coords=decode_coords,
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
+            float_dtype=float_dtype,
         )
         dataset = datasets.build_datasets({"/": store}, options, drop_variables, place)["/"]
         here = currentframe()

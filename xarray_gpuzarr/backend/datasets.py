@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from xarray import Coordinates, Dataset, Variable, conventions
@@ -113,7 +113,7 @@ def _decode(
     """Decode a group by xarray, then replace lazy arrays that this engine can decode."""
     as_stored = {name: dict(variable.attrs) for name, variable in stored.items()}  # xarray may take some away
     variables, attrs, coord_names = conventions.decode_cf_variables(
-        stored, attrs, drop_variables=dropped, **{each.name: getattr(options, each.name) for each in fields(options)}
+        stored, attrs, drop_variables=dropped, **options.of_xarray
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
@@ -121,6 +121,8 @@ def _decode(
         is_coord = name in coord_names or variable.dims == (name,)
         lazy = _engine_array(name, stored[name], as_stored[name], variable, options, place)
         if lazy is not None:
+            if options.wants_float32(name) and not is_coord:
+                lazy = lazy.in_float32()
             # xarray's arithmetic of groups gives coordinates of one value to NumPy.
             lazy = LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy
             data, has_twins = indexing.LazilyIndexedArray(lazy), len({*variable.dims}) < variable.ndim

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from xarray import Variable
@@ -26,6 +27,7 @@ from xarray_gpuzarr.fetch.remote.clients import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side, threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
+from xarray_gpuzarr.stored.cf import in_float32
 
 _INDEXED = (
     indexing.LazilyIndexedArray,
@@ -56,6 +58,11 @@ class LazyArray(BackendArray):
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
+
+    def in_float32(self) -> Self:
+        """Return this array with results in float32 where they are float64."""
+        stored = replace(self.stored, cast=in_float32(self.stored.cast))
+        return type(self)(stored, self.device, or_host=self.or_host)
 
     @property
     def route(self) -> Route:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any, Self
 
+import numpy as np
 import xarray as xr
 
 from xarray_gpuzarr.decoders.choice import resolve_device, resolve_storage
 from xarray_gpuzarr.decoders.protocol import Device
-from xarray_gpuzarr.errors import KeywordError, perhaps
+from xarray_gpuzarr.errors import KeywordError, OptionError, perhaps
 from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise
+
+_FLOAT32: tuple[Any, ...] = ("float32", np.float32, np.dtype(np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """xarray's decoding keywords; each is one value or a mapping from variable name to value."""
+    """How values are decoded: xarray's keywords, and `float_dtype`.
+
+    Each is one value or a mapping from variable name to value. Raises `OptionError` for an unknown `float_dtype`.
+    """
 
     mask_and_scale: Any = True
     decode_times: Any = True
@@ -26,6 +32,34 @@ class DecodeOptions:
     decode_coords: Any = True
     use_cftime: Any = None
     decode_timedelta: Any = None
+    float_dtype: Any = None
+    """"float32": data variables that xarray gives as float64 are given as float32."""
+
+    def __post_init__(self) -> None:
+        by_name = self.float_dtype if isinstance(self.float_dtype, Mapping) else {"": self.float_dtype}
+        for dtype in by_name.values():
+            require_float32(dtype, "float_dtype")
+
+    @property
+    def of_xarray(self) -> dict[str, Any]:
+        """Keywords that xarray takes."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "float_dtype"}
+
+    def wants_float32(self, name: Hashable) -> bool:
+        """Whether a data variable is to be float32 where xarray gives it as float64."""
+        dtype = self.float_dtype.get(name) if isinstance(self.float_dtype, Mapping) else self.float_dtype
+        return dtype is not None
+
+
+def require_float32(dtype: Any, keyword: str) -> None:
+    """Raise an `OptionError` unless a dtype is float32, or None."""
+    if dtype is not None and dtype not in _FLOAT32:
+        raise OptionError(
+            f"unusable {keyword}=",
+            tried=f"{keyword}={dtype!r}"[:200],
+            found="neither 'float32' nor None",
+            do=f"give {keyword}='float32', or leave it out: values have the dtype that xarray gives them",
+        )
 
 
 def applies_to(name: Hashable, option: Any) -> bool:

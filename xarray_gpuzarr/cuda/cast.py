@@ -26,7 +26,8 @@ Defines = tuple[tuple[str, str], ...]
 class ElementCast:
     """Turn a stored element into an element of the result.
 
-    In this order, each step rounded to `result`: swap bytes, convert, replace masked values by NaN, multiply, add.
+    In this order, each step rounded to `work`: swap bytes, convert, replace masked values by NaN, multiply, add. Then
+    convert to `result`.
     """
 
     stored: np.dtype[Any]
@@ -34,14 +35,21 @@ class ElementCast:
     result: np.dtype[Any]
     """Native dtype of the output."""
     mask: tuple[complex, ...] = ()
-    """Values, compared after conversion to `result`, that become NaN."""
+    """Values, compared after conversion to `work`, that become NaN."""
     scale: complex | None = None
     offset: complex | None = None
+    wide: np.dtype[Any] | None = None
+    """Native dtype of the arithmetic where it is wider than `result`; None: the arithmetic is in `result`."""
 
     def __post_init__(self) -> None:
         why = can_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
         if why is not None:
             raise ValueError(f"no kernel turns {self.stored} into {self.result}: {why}")
+
+    @property
+    def work(self) -> np.dtype[Any]:
+        """Native dtype in which values are compared with masks, multiplied and added."""
+        return self.wide or self.result
 
     @property
     def has_arithmetic(self) -> bool:
@@ -64,16 +72,16 @@ class ElementCast:
         """Return the macros that compile a kernel for this cast; `unit_nbytes` counts for copies only."""
         if self.is_copy:
             return _copy_defines(unit_nbytes)
-        return (("STORED", dtype_name(self.stored)), ("RESULT", dtype_name(self.result)))
+        return _cast_defines(self.stored, self.result, self.wide)
 
     def mask_words(self) -> Words:
-        """Return the mask values as elements of the result, padded to whole words."""
-        return pad_words(np.array(self.mask, self.result))
+        """Return the mask values as elements of `work`, padded to whole words."""
+        return pad_words(np.array(self.mask, self.work))
 
     def words(self, mask_at: int) -> list[int]:
         """Return the fields of ``struct Cast``; `mask_at` is the place of `mask_words`."""
         scale, offset = self.scale, self.offset
-        constants = [0 if c is None else int(pad_words(np.array([c], self.result))[0]) for c in (scale, offset)]
+        constants = [0 if c is None else int(pad_words(np.array([c], self.work))[0]) for c in (scale, offset)]
         return [self.swap_nbytes, len(self.mask), mask_at, scale is not None, offset is not None, *constants]
 
 
@@ -94,9 +102,10 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
 def cast_kernels() -> list[Defines]:
     """Return the macros of every element that kernels are compiled for."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
-    pairs = [(s, r) for s in REAL_DTYPES for r in REAL_DTYPES]
-    casts = [(s, r) for s, r in pairs if r[0] == "f" or not _same_bytes(np.dtype(s), np.dtype(r))]
-    return copies + [(("STORED", s), ("RESULT", r)) for s, r in casts]
+    dtypes = [np.dtype(name) for name in REAL_DTYPES]
+    casts = [(s, r) for s in dtypes for r in dtypes if r.kind == "f" or not _same_bytes(s, r)]
+    rounding = [_cast_defines(s, np.dtype("f4"), np.dtype("f8")) for s in dtypes]
+    return copies + [_cast_defines(s, r, None) for s, r in casts] + rounding
 
 
 def usual_casts() -> list[Defines]:
@@ -121,6 +130,11 @@ def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return a dtype as the kernels name it, without its byte order."""
     return f"{dtype.kind}{dtype.itemsize}"
+
+
+def _cast_defines(stored: np.dtype[Any], result: np.dtype[Any], wide: np.dtype[Any] | None) -> Defines:
+    defines = (("STORED", dtype_name(stored)), ("RESULT", dtype_name(result)))
+    return defines if wide is None else (*defines, ("WORK", dtype_name(wide)))
 
 
 def _copy_defines(unit_nbytes: int) -> Defines:

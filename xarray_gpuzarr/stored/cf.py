@@ -12,7 +12,7 @@ CF conventions 1.12, sections 2.5.1 "Missing data" and 8.1 "Packed data"; NetCDF
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ Number = int | float | complex
 class Cast:
     """Turn stored elements into the elements of the result.
 
-    In this order: reinterpret as `view`, convert to `dtype`, replace masked values by NaN, multiply, add.
+    In this order: reinterpret as `view`, convert to `arithmetic_dtype`, replace masked values by NaN, multiply, add,
+    round to `dtype`.
     """
 
     dtype: str
@@ -33,14 +34,21 @@ class Cast:
     view: str | None = None
     """Integer dtype of the same width to reinterpret stored elements as (``_Unsigned``), in their own byte order."""
     mask: tuple[Number, ...] = ()
-    """Values, compared after conversion to `dtype`, that mean "missing"."""
+    """Values, compared after conversion to `arithmetic_dtype`, that mean "missing"."""
     scale: Number | None = None
     offset: Number | None = None
+    wide_dtype: str | None = None
+    """Dtype of the arithmetic where it is wider than `dtype`; None: the arithmetic is in `dtype`."""
     _written: str = field(init=False, repr=False)
     """Factor and summand as text: zeros of either sign are equal, but what they make of elements is not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
+
+    @property
+    def arithmetic_dtype(self) -> str:
+        """Dtype in which values are compared with masks, multiplied and added."""
+        return self.wide_dtype or self.dtype
 
     @property
     def has_arithmetic(self) -> bool:
@@ -61,6 +69,7 @@ class Cast:
         steps += ["mask " + ", ".join(f"{m:g}" for m in self.mask)] if self.mask else []
         steps += [f"* {self.scale:g}"] if self.scale is not None else []
         steps += [f"+ {self.offset:g}"] if self.offset is not None else []
+        steps += [f"rounded to {np.dtype(self.dtype).name}"] if self.wide_dtype else []
         return ", ".join(steps) or "none"
 
 
@@ -92,6 +101,17 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)
 
 
+def in_float32(cast: Cast) -> Cast:
+    """Return a cast whose results are float32 where they would be float64.
+
+    Values are masked and scaled in float64, and rounded once.
+    """
+    if np.dtype(cast.dtype).newbyteorder("=") != np.float64:
+        return cast
+    wide_dtype = np.dtype(np.float64).str if cast.has_arithmetic else None
+    return replace(cast, dtype=np.dtype(np.float32).str, wide_dtype=wide_dtype)
+
+
 @np.errstate(all="ignore")
 def _mask_values(
     attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
@@ -117,10 +137,9 @@ def _scalar(value: Any) -> Any:
 
 def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return `src`, cast: a new array, or `src` itself where there is nothing to do."""
-    dtype = np.dtype(cast.dtype)
-    if cast.is_copy and src.dtype == dtype:
+    if cast.is_copy and src.dtype == np.dtype(cast.dtype):
         return src
-    values = np.empty(src.shape, dtype)
+    values = np.empty(src.shape, cast.arithmetic_dtype)
     np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
     if cast.mask:
         hit = values == cast.mask[0]
@@ -133,4 +152,4 @@ def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
         np.multiply(values, cast.scale, out=values, casting="unsafe")
     if cast.offset is not None:
         np.add(values, cast.offset, out=values, casting="unsafe")
-    return values
+    return values.astype(cast.dtype, copy=False)

@@ -107,8 +107,9 @@ def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.in
 
 
 def expected(stored: Array, cast: ElementCast) -> Array:
-    steps = Cast(dtype=cast.result.str, mask=cast.mask, scale=cast.scale, offset=cast.offset)
-    return numpy_cast(steps, np.asarray(stored))
+    steps = Cast(dtype=cast.work.str, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    with np.errstate(all="ignore"):
+        return numpy_cast(steps, np.asarray(stored)).astype(cast.result)
 
 
 def _run(memory: Any, kernel: Scatter | Points, stored: Stored, chunk_of: dict[Chunk, Chunk]) -> None:

@@ -1,7 +1,8 @@
 // One element on its way from a decoded chunk to the result: swap bytes, convert, mask, scale, add.
 //
 // Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. With COPY, these are the
-// same unsigned type and may cover several elements; only bytes are swapped then.
+// same unsigned type and may cover several elements; only bytes are swapped then. With WORK, values are masked and
+// scaled as this type, and then rounded to RESULT once.
 //
 // Values equal NumPy's on x86-64 bit for bit, NaN payloads included.
 // NumPy: values = stored.astype(result); hit = values == mask; values *= scale; values += offset; values[hit] = nan
@@ -10,10 +11,16 @@
 #include "numbers.cuh"
 #include "order.cuh"
 
+#ifdef WORK
+typedef WORK Work;
+#else
+typedef RESULT Work;
+#endif
+
 // Fields of `cast.ElementCast.words`.
 struct Cast {
     u8 swap_nbytes, n_mask;
-    const RESULT* mask;
+    const Work* mask;
     u8 has_scale, has_offset, scale, offset;
     const STORED* missing;  // if not null, stands for every stored element
 };
@@ -101,9 +108,18 @@ template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], 
 {
     typedef typename Unsigned<sizeof(STORED)>::type Bits;
     const Order order = order_of((u4)cast.swap_nbytes);
+#ifdef WORK
+    Work value[n];
+#else
+    Work (&value)[n] = result;
+#endif
 #pragma unroll
-    for (u4 i = 0; i < n; ++i) result[i] = As<RESULT>::from(bits<STORED>(ordered(bits<Bits>(stored[i]), order)));
-    Arithmetic<RESULT>::apply(result, cast);
+    for (u4 i = 0; i < n; ++i) value[i] = As<Work>::from(bits<STORED>(ordered(bits<Bits>(stored[i]), order)));
+    Arithmetic<Work>::apply(value, cast);
+#ifdef WORK
+#pragma unroll
+    for (u4 i = 0; i < n; ++i) result[i] = As<RESULT>::from(value[i]);
+#endif
 }
 
 #endif

@@ -104,7 +104,7 @@ def _steps_of_filter(spec: ElementSpec) -> list[_Step]:
 
 def _steps_of_cast(stored: np.dtype[Any], cast: Cast) -> list[_Step]:
     """Return what a cast does to stored elements; raises `_NotKnownError`."""
-    before, after = _native(cast.seen_as(stored)), _native(np.dtype(cast.dtype))
+    before, after = _native(cast.seen_as(stored)), _native(np.dtype(cast.arithmetic_dtype))
     steps = _conversion(before, after)
     if cast.mask and after[0] not in "fc":
         raise _NotKnownError
@@ -114,7 +114,7 @@ def _steps_of_cast(stored: np.dtype[Any], cast: Cast) -> list[_Step]:
         steps.append(_arithmetic(_MULTIPLY, after, cast.scale))
     if cast.offset is not None:
         steps.append(_arithmetic(_ADD, after, cast.offset))
-    return steps
+    return steps + _conversion(after, _native(np.dtype(cast.dtype)))
 
 
 class Steps:

@@ -6,6 +6,7 @@ The latter for each pair of dtypes; the host is the oracle.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known import content
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.decoding.placing import element_cast
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import BytesSpec, PipelineSpec, TransposeSpec
 
@@ -68,16 +70,17 @@ _BYTES = BytesSpec(endian=None)
 def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
     """Return the check of the kernels that bring elements of a dtype to a result."""
     stored, result = cast.seen_as(np.dtype(dtype)).newbyteorder("="), np.dtype(cast.dtype).newbyteorder("=")
-    element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    element = element_cast(stored, replace(cast, dtype=result.str))
     what = "points" if points else "boxes"
     if element.is_copy:
         name = f"placing of {what}, {stored.itemsize}-byte elements"
         ways = [(np.dtype(copied), Cast(dtype=copied)) for copied in _COPIED[stored.itemsize]]
     else:
-        name = f"placing of {what}, {stored.name} as {result.name}"
+        name = f"placing of {what}, {stored.name} as {result.name}" + f" by {element.work.name}" * bool(cast.wide_dtype)
         converts = not ElementCast(stored=stored, result=result).is_copy  # else the kernel of copies would be checked
-        casts = [Cast(dtype=result.str)] if converts else []
-        casts += [Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0)] * (result.kind == "f")
+        casts = [Cast(dtype=result.str)] if converts and element.wide is None else []
+        scaled = Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0, wide_dtype=cast.wide_dtype)
+        casts += [scaled] * (result.kind == "f")
         ways = [(stored, one) for one in casts]
 
     def run(workspace: Workspace) -> int:

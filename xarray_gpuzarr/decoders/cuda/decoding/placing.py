@@ -158,9 +158,16 @@ def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan
     return planned
 
 
+def element_cast(stored: np.dtype[Any], cast: Cast) -> ElementCast:
+    """Return a cast as kernels carry it out on elements of the dtype `stored`, an unsigned view applied."""
+    wide = None if cast.wide_dtype is None else np.dtype(cast.wide_dtype)
+    result = np.dtype(cast.dtype)
+    return ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset, wide=wide)
+
+
 def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
-    stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
-    element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    stored = cast.seen_as(spec.numpy_dtype)
+    element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):
         within = target.groups.within @ np.array(_chunk_strides(spec), np.int64)
