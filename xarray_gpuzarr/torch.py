@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from inspect import signature
+from inspect import currentframe, signature
 from multiprocessing import current_process, parent_process
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from xarray import Dataset
+from xarray import DataArray, Dataset
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.threads import n_cores
@@ -27,22 +28,29 @@ _NUMERIC = "biufc"
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 
 
-def tensors(batch: Dataset) -> dict[str, torch.Tensor]:
+def tensors(batch: Dataset | DataArray) -> dict[str, torch.Tensor] | torch.Tensor:
     """Return the numeric data variables of a batch as tensors where they are, without a copy if possible.
 
     Parameters
     ----------
-    batch : xarray.Dataset
+    batch : xarray.Dataset or xarray.DataArray
         Of NumPy or CuPy arrays. A byte order that is not the machine's is changed, which copies.
+
+    Returns
+    -------
+    dict of str to torch.Tensor, or torch.Tensor
+        The tensor of each variable by its name, or that of a DataArray.
     """
+    if isinstance(batch, DataArray):
+        return _tensor(batch.data)
     arrays = {str(name): variable.data for name, variable in batch.data_vars.items()}
-    return {
-        name: torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
-        if isinstance(array, np.ndarray)
-        else torch.from_dlpack(array)
-        for name, array in arrays.items()
-        if array.dtype.kind in _NUMERIC
-    }
+    return {name: _tensor(array) for name, array in arrays.items() if array.dtype.kind in _NUMERIC}
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
+    return torch.from_dlpack(array)
 
 
 class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torch is not installed
@@ -63,7 +71,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     first batch of an epoch is asked for.
     """
 
-    def __init__(self, batches: Batches, convert: Callable[[Dataset], Any] = tensors) -> None:
+    def __init__(self, batches: Batches, convert: Callable[[Any], Any] = tensors) -> None:
         self._batches = batches
         self._convert = convert
         self._part: Batches | None = None
@@ -134,7 +142,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
 class BatchesOfPass(Iterator[Any]):
     """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps."""
 
-    def __init__(self, batches: Batches, convert: Callable[[Dataset], Any], passes: Passes, which: Pass) -> None:
+    def __init__(self, batches: Batches, convert: Callable[[Any], Any], passes: Passes, which: Pass) -> None:
         self._batches = batches
         self._convert = convert
         self._passes = passes
@@ -157,6 +165,8 @@ class BatchesOfPass(Iterator[Any]):
         self._reading = _converted(self._batches, epoch, batch, self._convert, refused)
 
     def __next__(self) -> Any:
+        caller = currentframe()
+        _require_no_collation(caller and caller.f_back)
         batch = next(self._reading)
         self._batch += 1
         return batch
@@ -174,12 +184,24 @@ class BatchesOfPass(Iterator[Any]):
 
 
 def _converted(
-    batches: Batches, epoch: int, batch: int, convert: Callable[[Dataset], Any], refused: OptionError | None
+    batches: Batches, epoch: int, batch: int, convert: Callable[[Any], Any], refused: OptionError | None
 ) -> Iterator[Any]:
     if refused is not None:  # PyTorch carries errors over only where it asks for a batch
         raise refused
     with batches.begin(epoch, batch, _stream_of) as iterator:
         yield from map(convert, iterator)
+
+
+def _require_no_collation(caller: FrameType | None) -> None:
+    """Raise an `OptionError` if the part of a loader that asks for batches would make batches of them."""
+    asking = caller.f_locals.get("self") if caller else None
+    if getattr(asking, "auto_collation", False):
+        raise OptionError(
+            "batches of batches",
+            tried="a DataLoader around IterableBatches that puts several of its batches into one",
+            found="batch_size=, whose default is 1; the samples are in batches already",
+            do="give the DataLoader batch_size=None, and the number of samples as batch= of xarray_gpuzarr.batches",
+        )
 
 
 def _stream_of(device: int) -> int | None:

@@ -44,6 +44,24 @@ def loader(dataset, n_workers, **keywords):
     return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=n_workers, **keywords)
 
 
+@pytest.mark.parametrize("keywords", [{}, {"batch_size": 8}, {"batch_size": 2, "num_workers": 1}], ids=str)
+def test_a_loader_that_would_nest_batches_is_refused(dataset, keywords):
+    with pytest.raises(OptionError, match="batch_size=None"):
+        next(iter(torch.utils.data.DataLoader(dataset, **keywords)))
+
+
+def test_stacked_variables_are_one_tensor(ds):
+    ds = ds[["a"]].assign(twice=ds.a * 2)
+    plain, stacked = (
+        list(loader(IterableBatches(batches(ds, {"time": 2}, 3, dtype="float32", **keywords)), 0))
+        for keywords in ({}, {"stack": "channel"})
+    )
+    assert len(plain) == len(stacked) > 1
+    for by_name, tensor in zip(plain, stacked, strict=True):
+        assert tensor.dtype == torch.float32
+        np.testing.assert_array_equal(tensor, torch.stack(list(by_name.values()), 1))
+
+
 def some(iterator, n):
     return firsts(batch for _, batch in zip(range(n), iterator, strict=False))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import batches
+from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.counters import counters
 
 pytestmark = pytest.mark.every_decoder
@@ -324,3 +325,76 @@ def test_datasets_of_other_engines_are_read_too():
 
     assert [row.why for row in loader.explain().rows if row.way == "crop by crop"] == ["it is read by xarray"] * 3
     assert_samples(ds, lattice(ds, {"time": 3, "lat": 2}, {}), loader)
+
+
+WINDS = {"sizes": {"time": 3, "x": 4}, "batch": 4}
+
+
+def winds(seed=0, n_times=10, chunks=None):
+    """Return a lazy dataset of two packed variables and one of float64, with the same dimensions."""
+    rng, store = np.random.default_rng(seed), MemoryStore()
+    ds = xr.Dataset(
+        {name: (("time", "y", "x"), rng.normal(size=(n_times, 5, 9)), {"units": "m/s"}) for name in "uvw"},
+        {"y": np.linspace(50, -50, 5), "hour": ("time", np.arange(n_times) % 4)},
+        {"title": "invented"},
+    )
+    packed = {"dtype": "i2", "scale_factor": 1e-3, "add_offset": 0.1, "_FillValue": -9999, "chunks": (2, 3, 4)}
+    ds["u"] = ds.u.where(ds.u < 1.5)
+    ds.to_zarr(store, encoding={"u": packed, "v": packed}, consolidated=False)
+    return open_ours(store, chunks=chunks, consolidated=False)[["u", "v", "w"]]
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda ds: ds,
+        lambda ds: ds.isel(time=slice(None, None, -1), y=3),
+        lambda ds: ds.assign(v=ds.v * 2),
+        lambda ds: ds.assign(w=ds.w.load()),
+        lambda ds: xr.concat([ds, ds.isel(time=slice(4))], "time"),
+    ],
+    ids=["whole", "reversed", "computed", "in memory", "concatenated"],
+)
+def test_stacked_variables_are_what_to_dataarray_gives(select, dtype, chunks):
+    ds = select(winds(chunks=chunks))
+    expected = [batch.to_dataarray("channel").transpose("sample", "channel", ...) for batch in batches(ds, **WINDS)]
+
+    found = list(batches(ds, **WINDS, dtype=dtype, stack="channel"))
+
+    assert len(found) == len(expected) > 1
+    for batch, plain in zip(found, expected, strict=True):
+        assert batch.dims == plain.dims
+        xr.testing.assert_identical(batch, plain.astype(dtype) if dtype else plain)
+        assert is_in_c_order(batch.variable)
+
+
+def test_float32_batches_are_rounded_once():
+    ds = winds()
+    for batch, wide in zip(batches(ds, **WINDS, dtype=np.float32), batches(ds, **WINDS), strict=True):
+        assert {name: str(v.dtype) for name, v in batch.data_vars.items()} == dict.fromkeys("uvw", "float32")
+        xr.testing.assert_identical(batch, wide.astype("f4"))
+    assert batches(ds, **WINDS, dtype="float32").nbytes * 2 - batches(ds, **WINDS).nbytes == batch.hour[0].nbytes * 4
+
+
+@pytest.mark.parametrize(
+    ("keywords", "found"),
+    [
+        ({"stack": "x"}, "a dimension or a variable of that name"),
+        ({"stack": "u"}, "a dimension or a variable of that name"),
+        ({"stack": "sample"}, "a dimension or a variable of that name"),
+        ({"stack": "channel", "change": {"w": ("y", np.zeros(5))}}, "dimensions \\('y',\\) of 'w'"),
+        ({"stack": "channel", "change": {"w": (("time", "y"), np.zeros((10, 5)))}}, "dimensions .* of 'w'"),
+        (
+            {"stack": "channel", "change": {"w": (("time", "y", "x"), np.zeros((10, 5, 9), "f4"))}},
+            "dtype float32 of 'w', float64 of 'u'",
+        ),
+        ({"dtype": "float16"}, "neither"),
+    ],
+)
+def test_what_does_not_fit_into_one_array_is_refused(keywords, found):
+    options = dict(keywords)
+    ds = winds().assign(options.pop("change", {}))
+    with pytest.raises(OptionError, match=found):
+        batches(ds, **WINDS, **options)

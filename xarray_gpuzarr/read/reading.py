@@ -80,14 +80,14 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
 
 
 def read_stacked(
-    stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder
+    stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder, out: Any = None
 ) -> Any:
-    """Read crops of one array, stacked, as `stack_target` takes them; dtype, device and errors are as of `read`."""
+    """Read crops of one array, stacked, as `stack_target` takes them; dtype, device, `out`, errors are as of `read`."""
     shape = (n_samples, *map(n_wanted, axes))
     try:
         if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
             _require_room(shape, stored.cast.dtype)
-        return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder)
+        return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder, out)
     except MemoryError as err:
         if isinstance(err, GpuZarrError):
             raise

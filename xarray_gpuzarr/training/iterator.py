@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from xarray import Dataset
+from xarray import DataArray, Dataset
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.host_memory import available_nbytes
@@ -56,7 +56,7 @@ class BatchIterator:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Dataset:
+    def __next__(self) -> Dataset | DataArray:
         try:
             batch = self._next()
         except BaseException:
@@ -68,7 +68,7 @@ class BatchIterator:
         self._progress.batch += 1
         return batch
 
-    def _next(self) -> Dataset | None:
+    def _next(self) -> Dataset | DataArray | None:
         """Wait for the next batch; None if there is none any more."""
         number, at = divmod(self._progress.batch, self._per_read)
         if self._progress.batch >= self._n_batches or self._reads.closed:
@@ -76,7 +76,7 @@ class BatchIterator:
         arrays = self._reads.result(number)
         if arrays is None:
             return None
-        batch = self._template.dataset(arrays, slice(at * self._batch, (at + 1) * self._batch))
+        batch = self._template.batch(arrays, slice(at * self._batch, (at + 1) * self._batch))
         if at + 1 == self._per_read or self._progress.batch + 1 == self._n_batches:
             self._reads.done_with(number)
         return batch

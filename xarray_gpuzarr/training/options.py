@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from xarray import DataArray, Dataset, DataTree
 
+from xarray_gpuzarr.backend.open_options import require_float32
 from xarray_gpuzarr.errors import ArrayTypeError, OptionError
 from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.training.channels import SAMPLE
 from xarray_gpuzarr.training.iterator import Budget
 from xarray_gpuzarr.training.loader import Batches
 from xarray_gpuzarr.training.order import Order, require_batches
 from xarray_gpuzarr.training.samples import choose_samples, require_mapping, require_whole
-from xarray_gpuzarr.training.template import SAMPLE, Template
+from xarray_gpuzarr.training.template import Template
 
 
 def batches(  # noqa: PLR0913
@@ -34,6 +36,8 @@ def batches(  # noqa: PLR0913
     drop_last: bool = False,
     rank: int | None = None,
     world_size: int | None = None,
+    dtype: Any = None,
+    stack: Hashable = None,
 ) -> Batches:
     """Cut a dataset into samples and return them in batches, for training.
 
@@ -77,6 +81,13 @@ def batches(  # noqa: PLR0913
     rank, world_size : int, optional
         Which part of the samples this process reads. By default the values of ``torch.distributed`` when an epoch
         starts, if it is initialised, otherwise 0 and 1.
+    dtype : "float32", optional
+        Dtype of data variables that are float64, such as packed integers. They are decoded straight to it: masked and
+        scaled in float64, and rounded once.
+    stack : hashable, optional
+        Name of a new dimension. All data variables, which must have the same dimensions and dtype, become one array: a
+        batch is a DataArray with the dimensions ``sample``, `stack`, and those of the variables. Their names are the
+        coordinate of the new dimension.
 
     Returns
     -------
@@ -95,11 +106,15 @@ def batches(  # noqa: PLR0913
     >>> loader = batches(ds[["t2m"]], sizes={"time": 2, "latitude": 8, "longitude": 8}, batch=4, shuffle=True)
     >>> next(iter(loader)).t2m.shape
     (4, 2, 8, 8)
+    >>> loader = batches(ds[["t2m", "u10"]], sizes={"time": 2}, batch=4, dtype="float32", stack="channel")
+    >>> next(iter(loader)).dims
+    ('sample', 'channel', 'time', 'latitude', 'longitude')
     """
     lengths = _checked_sizes(ds, sizes)
     lengths_of_sample = {dim: int(n) for dim, n in sizes.items()}
     samples = choose_samples(lengths, lengths_of_sample, stride=stride, random=random, positions=positions)
-    template = Template.of(ds, lengths_of_sample)
+    require_float32(dtype, "dtype")
+    template = Template.of(ds, lengths_of_sample, rounds=dtype is not None, stack=stack)
     batch = require_whole("batch", batch, 1)
     follows_ranks = rank is None and world_size is None
     if (rank is None or world_size is None) and not follows_ranks:

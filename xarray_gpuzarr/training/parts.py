@@ -87,6 +87,13 @@ class Parts:
         first: Part = self.grid.flat[0]
         return first.lazy
 
+    def in_float32(self) -> Self:
+        """Return the same selections with values in float32 where they are float64."""
+        grid = np.empty_like(self.grid)
+        for number, part in enumerate(self.grid.flat):
+            grid.flat[number] = Part(lazy=part.lazy.in_float32(), key=part.key)
+        return type(self)(bounds=self.bounds, grid=grid)
+
     @classmethod
     def of(cls, part: Part) -> Self:
         """Return a single part as `Parts`."""

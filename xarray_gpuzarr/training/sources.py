@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import dask.array as da
 import dask.base
 import numpy as np
+import numpy.typing as npt
 from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.explain import array_in_memory
 from xarray_gpuzarr.backend.lazy_array import data_of
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
@@ -61,10 +63,15 @@ class Stored:
             n_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(shards)
 
-    def read(self, boxes: Boxes, stop: Stop) -> Any:
-        """Read with the decoder of the device that the dataset was opened for."""
+    def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:
+        """Read with the decoder of the device that the dataset was opened for, to `out` if it is the host's."""
         parts = self.parts
-        return parts.lazy.by_decoder(lambda decoder: read_crops(parts, boxes, StoppableDecoder(decoder, stop)))
+
+        def read(decoder: Decoder) -> Any:
+            room = out if decoder.device == "host" else None
+            return read_crops(parts, boxes, StoppableDecoder(decoder, stop), room)
+
+        return parts.lazy.by_decoder(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,7 @@ class InMemory:
     way: Way = "memory"
     borders: None = None
 
-    def read(self, boxes: Boxes, stop: Stop) -> Any:  # noqa: ARG002
+    def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
         """Copy the boxes."""
         return _stacked([self.array[box] for box in boxes.slices()], self.array.dtype)
 
@@ -101,19 +108,30 @@ class ByXarray:
 
     variable: Variable
     why: str
+    rounds: bool = False
+    """Whether values are rounded to float32."""
     way: Way = "crop by crop"
     borders: None = None
 
-    def read(self, boxes: Boxes, stop: Stop) -> Any:
+    def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
         """Read box after box."""
         blocks = []
         for box in boxes.slices():
             stop.check()
             blocks.append(self.variable[box].load().data)
-        return _stacked(blocks, blocks[0].dtype)
+        return _stacked(blocks, np.dtype(np.float32) if self.rounds else blocks[0].dtype)
 
 
 Source = Stored | Computed | InMemory | ByXarray
+
+
+def in_float32(source: Source) -> Source:
+    """Return a source of float64 whose values are float32."""
+    if isinstance(source, Stored):
+        return Stored(parts=source.parts.in_float32())
+    if isinstance(source, ByXarray):
+        return replace(source, rounds=True)
+    return replace(source, array=source.array.astype(np.float32))
 
 
 def source_of(variable: Variable) -> Source:
@@ -145,14 +163,20 @@ def in_c_order(array: Any) -> Any:
     return array.copy(order="C")
 
 
-def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop) -> dict[Name, Any]:
-    """Return boxes of several variables, in C order; what dask computes, it computes in one go."""
+def read_sources[Name](
+    sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, rooms: Mapping[Name, Any] | None = None
+) -> dict[Name, Any]:
+    """Return boxes of several variables, in C order; what dask computes, it computes in one go.
+
+    Those that have an array in `rooms`, of any strides, are written there; it is what is returned for them.
+    """
     arrays: dict[Name, Any] = {}
+    rooms = rooms or {}
     # Those of slow stores at the same time, on the host: a batch waits once, not for each variable.
     stored = {name: source for name, source in sources.items() if isinstance(source, Stored)}
     slow = {n: s for n, s in stored.items() if s.parts.lazy.device == "host" and s.parts.lazy.takes_long}
     if len(slow) > 1:
-        reads = [partial(source.read, boxes[name], stop) for name, source in slow.items()]
+        reads = [partial(source.read, boxes[name], stop, rooms.get(name)) for name, source in slow.items()]
         arrays |= zip(slow, side_by_side(reads), strict=True)
     asked: dict[Name, list[Any]] = {}
     for name, source in sources.items():
@@ -162,13 +186,22 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
         if isinstance(source, Computed):
             asked[name] = [source.array[box] for box in boxes[name].slices()]
         else:
-            arrays[name] = source.read(boxes[name], stop)
+            arrays[name] = source.read(boxes[name], stop, rooms.get(name))
     if asked:
         (computed,) = dask.base.compute(asked)
         for name, blocks in computed.items():
             # The dtype that xarray gives what dask has computed: it knows few units of time.
             arrays[name] = _stacked(blocks, Variable(range(blocks[0].ndim), blocks[0]).dtype)
-    return {name: in_c_order(array) for name, array in arrays.items()}
+    for name, room in rooms.items():
+        if not (isinstance(room, np.ndarray) and _is_view_of(arrays[name], room)):
+            room[...] = arrays[name]
+        arrays[name] = room
+    return {name: array if name in rooms else in_c_order(array) for name, array in arrays.items()}
+
+
+def _is_view_of(array: Any, room: npt.NDArray[Any]) -> bool:
+    """Whether an array of the shape of another one has the same elements in memory."""
+    return isinstance(array, np.ndarray) and array.__array_interface__["data"] == room.__array_interface__["data"]
 
 
 def _stacked(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:

@@ -23,11 +23,11 @@ Back = slice | Column | None
 """What turns an axis in increasing order into the one asked for: for all samples, or a row for each."""
 
 
-def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder) -> Any:
+def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder, out: Any = None) -> Any:
     """Read boxes of one shape of a part, with first elements `start`, shape (n, ndim).
 
-    The result has shape (n, *shape), on the decoder's device. What of a box lies outside the part becomes what is next
-    to it inside: it is read anyway.
+    The result has shape (n, *shape), on the decoder's device: `out`, a view of it, or another array. What of a box lies
+    outside the part becomes what is next to it inside: it is read anyway.
     """
     selected: list[StackAxis] = [slice(0)] * len(part.key)
     undo: list[tuple[int, slice | Column]] = []
@@ -43,7 +43,9 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
         samples = [tuple(_of_sample(each, i) for each in selected) for i in range(n)]
         stack = np.stack([read(stored, sample, decoder) for sample in samples])
     else:
-        stack = read_stacked(stored, stored.spec, selected, n, decoder)
+        with_dropped = (slice(None), *[None if isinstance(along, int) else slice(None) for along in part.key])
+        room = None if out is None or undo else out[with_dropped]
+        stack = read_stacked(stored, stored.spec, selected, n, decoder, room)
     stack = stack[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
     return _restored(stack, undo, decoder) if undo else stack
 
@@ -113,8 +115,11 @@ class Boxes:
         return [tuple(slice(s, s + n) for s, n in zip(row, self.shape, strict=True)) for row in self.start.tolist()]
 
 
-def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
-    """Read boxes of a variable, at least one, all inside it: shape (n, *boxes.shape), on the decoder's device."""
+def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder, out: Any = None) -> Any:
+    """Read boxes of a variable, at least one, all inside it: shape (n, *boxes.shape), on the decoder's device.
+
+    The result is `out`, of this shape and dtype, a view of it, or another array.
+    """
     result, shape = None, (len(boxes.start), *boxes.shape)
     if 0 in shape:
         return decoder.empty(shape, parts.lazy.dtype)
@@ -127,11 +132,12 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
         if not touches.any():
             continue
         start = start[touches]
-        block = read_stack(part, start, boxes.shape, decoder)
-        if touches.all() and ((start >= 0) & (start + boxes.shape <= length)).all():
+        is_alone = bool(touches.all()) and bool(((start >= 0) & (start + boxes.shape <= length)).all())
+        block = read_stack(part, start, boxes.shape, decoder, out if is_alone else None)
+        if is_alone:
             return block
         if result is None:
-            result = decoder.empty(shape, parts.lazy.dtype)
+            result = decoder.empty(shape, parts.lazy.dtype) if out is None else out
         # Boxes of which the same elements lie in the part are copied together.
         lo, hi = np.maximum(-start, 0), np.minimum(length - start, boxes.shape)
         ends, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)

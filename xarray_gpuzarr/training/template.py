@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from xarray import Coordinates, Dataset, Variable
+from xarray import Coordinates, DataArray, Dataset, Variable
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read.stopping import Stop
-from xarray_gpuzarr.training.sources import Source, Stored, read_sources, source_of
+from xarray_gpuzarr.training.channels import SAMPLE, Channels
+from xarray_gpuzarr.training.sources import Source, Stored, in_float32, read_sources, source_of
 from xarray_gpuzarr.training.stacks import Boxes
-
-SAMPLE = "sample"
-"""The dimension that batches have before all others."""
 
 Arrays = dict[Hashable, Any]
 """By name, the samples of each variable that is cut: shape (n_samples, ...)."""
@@ -32,7 +30,7 @@ class SampleCut:
     """Shape of one sample."""
     column: tuple[int | None, ...]
     """Per axis, which column of the starts it is cut at; None if it is taken whole."""
-    itemsize: int
+    dtype: np.dtype[Any]
     attrs: dict[Any, Any]
     encoding: dict[Any, Any]
     source: Source
@@ -40,7 +38,7 @@ class SampleCut:
     @property
     def nbytes(self) -> int:
         """Bytes of one sample."""
-        return math.prod(self.shape) * self.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def boxes(self, start: Column) -> Boxes:
         """Return the boxes of samples that begin at `start`, shape (n, n_dims)."""
@@ -70,24 +68,35 @@ class Template:
     names: tuple[Hashable, ...]
     """All variables in the order of the dataset."""
     coords: frozenset[Hashable]
+    channels: Channels | None
+    """Which variables become one array; None: each has its own."""
 
     @classmethod
-    def of(cls, ds: Dataset, sizes: Mapping[Hashable, int]) -> Self:
-        """Find out how each variable of a dataset is read. No I/O."""
+    def of(cls, ds: Dataset, sizes: Mapping[Hashable, int], *, rounds: bool = False, stack: Hashable = None) -> Self:
+        """Find out how each variable of a dataset is read. No I/O.
+
+        If `rounds`, data variables of float64 become float32. With `stack`, data variables become one array with a
+        dimension of this name.
+        """
         dims, cuts = list(sizes), {}
         for name, variable in ds.variables.items():
             if not sizes.keys().isdisjoint(variable.dims):
+                is_rounded = rounds and name in ds.data_vars and variable.dtype == np.float64
+                source = source_of(variable)
                 cuts[name] = SampleCut(
                     dims=variable.dims,
                     shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
                     column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
-                    itemsize=getattr(variable.dtype, "itemsize", 8),
+                    dtype=np.dtype(np.float32) if is_rounded else _numpy_dtype(variable),
                     attrs=variable.attrs,
                     encoding=variable.encoding,
-                    source=source_of(variable),
+                    source=in_float32(source) if is_rounded else source,
                 )
         whole = ds.drop_dims(dims)
-        return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords))
+        channels = None if stack is None else Channels.of(ds, stack, {name: cut.dtype for name, cut in cuts.items()})
+        if channels is not None:
+            channels.require_one_device({name: cut.source for name, cut in cuts.items()})
+        return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords), channels=channels)
 
     @property
     def lazies(self) -> list[LazyArray]:
@@ -102,14 +111,31 @@ class Template:
     def read(self, start: Column, stop: Stop) -> Arrays:
         """Read the samples that begin at `start`, shape (n, n_dims), to the devices of their variables, in C order."""
         sources = {name: cut.source for name, cut in self.cuts.items()}
-        return read_sources(sources, {name: cut.boxes(start) for name, cut in self.cuts.items()}, stop)
+        boxes = {name: cut.boxes(start) for name, cut in self.cuts.items()}
+        channels = self.channels
+        if channels is None:
+            return read_sources(sources, boxes, stop)
+        shape = (len(start), len(channels.names), *self.cuts[channels.names[0]].shape)
+        stacked = channels.allocate(sources, shape)
+        rooms = {name: stacked[:, number] for number, name in enumerate(channels.names)}
+        return read_sources(sources, boxes, stop, rooms) | {channels.dim: stacked}
 
     def shards(self, start: Column) -> Column:
         """Return a number for the shard of the largest variable that each sample begins in, shape (n,)."""
         stored = [cut for cut in self.cuts.values() if cut.source.borders is not None]
         return max(stored, key=lambda cut: cut.nbytes).shards(start) if stored else np.zeros(len(start), np.int64)
 
-    def dataset(self, arrays: Arrays, samples: slice) -> Dataset:
+    def batch(self, arrays: Arrays, samples: slice) -> Dataset | DataArray:
+        """Return some of the samples that were read; arrays are views."""
+        if self.channels is None:
+            return self._dataset(arrays, samples)
+        channels = self.channels
+        coords = self._dataset(arrays, samples).drop_vars(channels.names).coords
+        array = DataArray(arrays[channels.dim][samples], coords, (SAMPLE, channels.dim, *channels.dims))
+        array.attrs = dict(self.whole.attrs)
+        return array.assign_coords({channels.dim: list(channels.names)})
+
+    def _dataset(self, arrays: Arrays, samples: slice) -> Dataset:
         """Return some of the samples that were read as a dataset; its arrays are views."""
         coords: dict[Hashable, Variable] = {}
         data_vars: dict[Hashable, Variable] = {}
@@ -125,3 +151,9 @@ class Template:
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
         dataset.encoding = dict(self.whole.encoding)
         return dataset
+
+
+def _numpy_dtype(variable: Variable) -> np.dtype[Any]:
+    """Return the dtype of a variable, object for one of pandas' own."""
+    dtype = variable.dtype
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(object)

@@ -1,0 +1,88 @@
+"""`Channels`: the data variables of a batch as one array, with an axis for the variables."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from xarray import Dataset
+
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.training.sources import Computed, InMemory, Source, Stored
+
+SAMPLE = "sample"
+"""The dimension that batches have before all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Which variables are stacked, and along which new dimension."""
+
+    dim: Hashable
+    names: tuple[Hashable, ...]
+    """Names of the variables, in their order along `dim`."""
+    dims: tuple[Hashable, ...]
+    """Dimensions of each of them."""
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, ds: Dataset, dim: Hashable, dtypes: Mapping[Hashable, np.dtype[Any]]) -> Self:
+        """Return all data variables of a dataset as channels, given the dtypes of those that samples have pieces of.
+
+        Raises
+        ------
+        OptionError
+            They differ in dimensions or dtype, or the dataset has a dimension or variable of the name `dim`.
+        """
+        is_taken = dim in ds.dims or dim in ds.variables or dim == SAMPLE
+        if is_taken:
+            raise OptionError(
+                "unusable stack=",
+                tried=f"stack={dim!r}",
+                found="a dimension or a variable of that name",
+                do="choose another name for the dimension of the variables",
+            )
+        names = tuple(ds.data_vars)
+        dims = ds.variables[names[0]].dims
+        for name in names:
+            if ds.variables[name].dims != dims or name not in dtypes:
+                raise _not_alike(dim, f"dimensions {ds.variables[name].dims} of {name!r}, {dims} of {names[0]!r}")
+            if dtypes[name] != dtypes[names[0]]:
+                raise _not_alike(dim, f"dtype {dtypes[name]} of {name!r}, {dtypes[names[0]]} of {names[0]!r}")
+        return cls(dim=dim, names=names, dims=dims, dtype=dtypes[names[0]])
+
+    def require_one_device(self, sources: Mapping[Hashable, Source]) -> None:
+        """Raise an `OptionError` if the variables are read to different devices, as far as that is known beforehand."""
+        devices = {name: _device_of(sources[name]) for name in self.names}
+        known = {device: name for name, device in devices.items() if device is not None}
+        if len(known) > 1:
+            raise _not_alike(self.dim, ", ".join(f"{name!r} on {device}" for device, name in known.items()))
+
+    def allocate(self, sources: Mapping[Hashable, Source], shape: tuple[int, ...]) -> Any:
+        """Return an empty array of a shape where the samples of the first variable are decoded, in C order."""
+        for name in self.names:
+            source = sources[name]
+            if isinstance(source, Stored):
+                return source.parts.lazy.by_decoder(lambda decoder: decoder.empty(shape, self.dtype))
+        return np.empty(shape, self.dtype)
+
+
+def _device_of(source: Source) -> str | None:
+    """Return where the samples of a variable are; None if dask computes them."""
+    if isinstance(source, Stored):
+        return source.parts.lazy.device
+    if isinstance(source, Computed):
+        return None
+    is_on_device = isinstance(source, InMemory) and hasattr(source.array, "__cuda_array_interface__")
+    return "cuda" if is_on_device else "host"
+
+
+def _not_alike(dim: Hashable, found: str) -> OptionError:
+    return OptionError(
+        "variables that do not fit into one array",
+        tried=f"stack={dim!r}",
+        found=found,
+        do='choose variables that do, as in ds[["t2m", "u10"]]; dtype="float32" makes float64 and float32 alike',
+    )
