@@ -65,6 +65,12 @@ DATASETS = {
         np.arange(8, dtype="i2"), {"dtype": "i4"}, scale_factor=0.01, add_offset="abc", _FillValue=-1
     ),
     "a scale in a list": lambda: one(da.linspace(0, 1, 8, chunks=4), {"scale_factor": np.array([0.5]), "dtype": "i2"}),
+    "an offset for each element": lambda: one(np.arange(8.0), {"add_offset": np.arange(8.0), "dtype": "i2"}),
+    "an offset for each element of dask": lambda: one(da.ones(8, chunks=1), {"add_offset": np.arange(8.0)}),
+    "a scale in a list, without dask": lambda: one(np.arange(8.0), {"scale_factor": np.array([0.5])}),
+    "an index that makes integers of floats": lambda: one(np.arange(8.0)).assign_coords(
+        xr.Coordinates.from_xindex(xr.indexes.RangeIndex.arange(0, 8, 1, dim="x"))
+    ),
     "float16": lambda: one(np.arange(8, dtype="f2") * 13.25, {"scale_factor": 0.01, "dtype": "i2", "_FillValue": -1}),
     "names with slashes": lambda: xr.Dataset({"v": ("x", np.arange(8.0)), "g/v": ("x", -np.arange(8.0))}),
     "text of a fixed length": lambda: one(np.array(["a", "bc"] * 4), {"dtype": str}),
@@ -76,6 +82,51 @@ DATASETS = {
 def test_datasets_that_were_stored_differently(name, zarr_format):
     ds = DATASETS[name]()
     compare_writes([Write(ds, {"zarr_format": zarr_format}, {"x": 2}, {"x": 4})])
+
+
+@pytest.mark.parametrize(
+    ("values", "change", "outcome"),
+    [
+        (np.arange(8.0), {"chunks": 4, "shards": None}, "same"),
+        (da.arange(8, chunks=3), {"chunks": 4, "shards": None}, "same"),
+        (np.arange(8.0), {"chunks": (-1,), "shards": None}, "same"),
+        (np.arange(8.0), {"chunks": (0,), "shards": None}, "error 0"),
+        (np.arange(8.0), {"shards": 8}, "same"),
+        (np.array(list("12345678")), {"dtype": "f8"}, "same"),
+        (np.arange(8).astype(object), {"scale_factor": 0.5}, "same"),
+        (np.arange(8).astype(object), {"calendar": "noleap"}, "error 0"),
+        (np.array(["a", "b"] * 4, object), {"units": "days since 2000-01-01"}, "error 0"),
+        (NOLEAP.values, {"units": "days since 1800-01-01"}, "same"),
+    ],
+    ids=str,
+)
+def test_entries_of_an_encoding_that_are_changed(values, change, outcome):
+    write = Write(one(values), {"zarr_format": 3, "encoding": {"v": change}}, {"x": 2}, {"x": 4})
+    assert compare_writes([write]) == outcome
+
+
+def test_sizes_may_name_a_dimension_of_which_a_region_writes_nothing():
+    first = xr.Dataset({"v": ("t", np.arange(4.0))}, {"x": [0, 1, 2], "t": [0, 1, 2, 3]})
+    part = -first.isel(t=slice(1, 3))
+    sizes = {"t": 2, "x": 2}, {"t": 4, "x": 4}
+    assert compare_writes([Write(first, {"zarr_format": 3}, *sizes), Write(part, {"region": "auto"}, *sizes)]) == "same"
+
+
+@pytest.mark.parametrize("options", [{"append_dim": "x"}, {"region": {"x": slice(8)}}, {"mode": "r+"}], ids=str)
+def test_chunks_of_several_lengths_are_refused_as_by_xarray(options):
+    store = MemoryStore()
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        zarr.open_group(store).create_array("v", shape=(8,), chunks=[[3, 5]], dtype="f8", dimension_names=["x"])
+        for write in (one(np.arange(8.0)).to_zarr, one(np.arange(8.0)).gpuzarr.to_zarr):
+            with pytest.raises(TypeError, match="rectilinear"):
+                write(store, **options)
+
+
+def test_names_of_one_path_are_refused():
+    ds = xr.Dataset({"v": ("x", np.arange(8)), "v/": ("x", da.arange(8.0, chunks=8))})
+    for write in (ds.to_zarr, ds.gpuzarr.to_zarr):
+        with pytest.raises(ValueError, match="v"):
+            write(MemoryStore())
 
 
 @pytest.mark.parametrize("options", [{"mode": "r+"}, {"append_dim": "t"}, {"region": {"t": slice(8)}}], ids=str)
