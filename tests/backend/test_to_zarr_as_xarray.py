@@ -10,8 +10,10 @@ import zarr
 from helpers.data.random_datasets import Write
 from helpers.every_pair import usually
 from helpers.same_writes import compare, compare_writes
+from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -71,6 +73,7 @@ DATASETS = {
     "an index that makes integers of floats": lambda: one(np.arange(8.0)).assign_coords(
         xr.Coordinates.from_xindex(xr.indexes.RangeIndex.arange(0, 8, 1, dim="x"))
     ),
+    "numbers that are stored as text": lambda: one(np.arange(8), {"dtype": str, "shards": (4,)}),
     "float16": lambda: one(np.arange(8, dtype="f2") * 13.25, {"scale_factor": 0.01, "dtype": "i2", "_FillValue": -1}),
     "names with slashes": lambda: xr.Dataset({"v": ("x", np.arange(8.0)), "g/v": ("x", -np.arange(8.0))}),
     "text of a fixed length": lambda: one(np.array(["a", "bc"] * 4), {"dtype": str}),
@@ -254,6 +257,50 @@ def test_threads_that_write_parts_of_a_shard_lose_nothing_and_change_no_setting(
 
     assert zarr.open_array(tmp_path / "v")[:].tolist() == np.repeat(np.arange(1, 9), 8).tolist()
     assert all(each == before for each in seen)
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        (np.array(list("abcdefgh"), object), {}),
+        (da.from_array(np.array(list("abcdefgh"), object), 4), {}),
+        (np.arange(8.0), {"compressors": (BZ2(level=1),)}),
+    ],
+    ids=["text", "text in dask", "an unknown codec"],
+)
+def test_what_is_left_to_zarr_python_is_written_while_its_pipeline_is_this_one(values, encoding):
+    store = MemoryStore()
+    with zarr_pipeline():
+        one(values, encoding).gpuzarr.to_zarr(store, {"x": 8}, None)
+        one(values[:3]).gpuzarr.to_zarr(store, region={"x": slice(5, 8)}, rechunk=True)
+
+    expected = [*np.asarray(values)[:5], *np.asarray(values)[:3]]
+    assert zarr.open_array(store, path="v")[:].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [str, object], ids=["text of a fixed length", "text"])
+def test_threads_that_write_parts_of_a_chunk_of_text_through_two_doors_lose_nothing(tmp_path, kind):
+    expected = np.array([f"text {number}" for number in range(64)], kind)
+    one(np.full(64, " " * 7).astype(kind), {"chunks": (64,)}).gpuzarr.to_zarr(tmp_path)
+
+    def by_accessor(part):
+        one(expected[part]).gpuzarr.to_zarr(tmp_path, region={"x": part})
+
+    def by_pipeline(part):
+        with zarr_pipeline():
+            array = zarr.open_array(tmp_path / "v")
+        array[part] = expected[part]
+
+    doors = [by_accessor, by_pipeline] * 4
+    threads = [
+        threading.Thread(target=door, args=(slice(8 * n, 8 * n + 8),), daemon=True) for n, door in enumerate(doors)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert zarr.open_array(tmp_path / "v")[:].tolist() == expected.tolist()
 
 
 def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp_path):

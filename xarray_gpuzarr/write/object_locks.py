@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from threading import Lock
 
 from xarray_gpuzarr.fetch.object_names import ArrayPlace
@@ -14,6 +15,8 @@ from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3
 """Interval at which a waiting write checks again."""
+_HELD: ContextVar[frozenset[Hashable] | set[Hashable]] = ContextVar("held", default=frozenset())
+"""Objects that the caller holds; zarr-python, which writes them for it, may do so by this package's codec pipeline."""
 
 
 class Turns:
@@ -30,7 +33,7 @@ class Turns:
     @asynccontextmanager
     async def of(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[None]:
         """Enter when nobody writes any of these objects of an array; others wait for the end of the block."""
-        objects = place.names(keys)
+        objects = frozenset(place.names(keys)) - _HELD.get()
         while not self._take(objects):
             _advise(place.path)
             await asyncio.sleep(_LOOK_S)
@@ -42,20 +45,24 @@ class Turns:
     @contextmanager
     def held(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[None]:
         """As `of`, for a thread that may wait."""
-        objects = place.names(keys)
+        objects = frozenset(place.names(keys)) - _HELD.get()
         while not self._take(objects):
             _advise(place.path)
             time.sleep(_LOOK_S)
+        own = {*_HELD.get(), *objects}
+        token = _HELD.set(own)
         try:
             yield
         finally:
+            _HELD.reset(token)
+            own.clear()  # threads that were started meanwhile may keep it
             self._give_back(objects)
 
-    def _give_back(self, objects: Sequence[Hashable]) -> None:
+    def _give_back(self, objects: frozenset[Hashable]) -> None:
         with self._lock:
             self._taken.difference_update(objects)
 
-    def _take(self, objects: Sequence[Hashable]) -> bool:
+    def _take(self, objects: frozenset[Hashable]) -> bool:
         with self._lock:
             if not self._taken.isdisjoint(objects):
                 return False
