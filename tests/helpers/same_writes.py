@@ -24,7 +24,7 @@ def by_xarray(store: MemoryStore, write: Write, zarr_format: int) -> None:
     for name, variable in ds.variables.items():
         shapes = layout.shapes(name, variable)
         encoding = dict(variable.encoding)
-        if shapes or variable.chunks is not None:
+        if shapes or (variable.chunks is not None and variable.size):
             encoding = {k: v for k, v in encoding.items() if k not in ("chunks", "shards", "preferred_chunks")}
         variable.encoding = encoding | shapes | dict(changes.get(name, {}))
         if variable.chunks is not None:  # one block of dask, so that no two tasks write to one shard

@@ -1,9 +1,9 @@
 """Random encodings and attributes of variables: the keys of xarray, zarr-python and CF, and unknown ones."""
 
 import numcodecs
-import numcodecs.zarr3
 import numpy as np
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
 
 from helpers.data.random_values import CALENDARS, NUMBERS, Values
 
@@ -73,7 +73,7 @@ class Encodings(Values):
             ]
         codecs = (ZstdCodec(level=3),), BloscCodec(cname="lz4"), (GzipCodec(level=1),), "auto", (), [ZstdCodec()]
         transpose = TransposeCodec(order=tuple(range(ndim))[::-1])
-        filters = (transpose,), (), "auto", (numcodecs.zarr3.Delta(dtype=dtype),)
+        filters = (transpose,), (), "auto", (zn.Delta(dtype=dtype),)
         return [
             *both,
             ("compressors", 0.3, self.choose(*codecs)),

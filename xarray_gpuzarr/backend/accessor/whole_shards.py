@@ -134,7 +134,7 @@ class DatasetInShards:
         zarr_format = target.zarr_group.metadata.zarr_format
         for_zarr = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
         shards = for_zarr.get("shards") or for_zarr["chunks"]
-        if not isinstance(shards, tuple):
+        if not isinstance(shards, tuple) or not isinstance(for_zarr["chunks"], tuple):  # zarr-python chooses them
             return None
         whole_axes = [max(1, n) for n in variable.shape]
         shards = tuple([n if length == -1 else length for n, length in zip(whole_axes, shards, strict=True)])
