@@ -108,6 +108,18 @@ def test_entries_of_an_encoding_that_are_changed(values, change, outcome):
     assert compare_writes([write]) == outcome
 
 
+def test_xarray_checks_the_chunks_of_dask_that_a_dataset_has_if_it_is_asked_to():
+    store, options = MemoryStore(), {"region": {"x": slice(2, 14)}, "safe_chunks": True}
+    one(np.zeros(16)).gpuzarr.to_zarr(store, {"x": 2}, {"x": 4})
+
+    one(np.ones(12)).gpuzarr.to_zarr(store, **options)
+    for write in (one(da.ones(12, chunks=4)).to_zarr, one(da.ones(12, chunks=4)).gpuzarr.to_zarr):
+        with pytest.raises(ValueError, match="chunks"):
+            write(store, **options)
+
+    assert zarr.open_array(store, path="v")[:].tolist() == [0] * 2 + [1] * 12 + [0] * 2
+
+
 def test_sizes_may_name_a_dimension_of_which_a_region_writes_nothing():
     first = xr.Dataset({"v": ("t", np.arange(4.0))}, {"x": [0, 1, 2], "t": [0, 1, 2, 3]})
     part = -first.isel(t=slice(1, 3))

@@ -38,7 +38,7 @@ class Place:
 class DatasetInShards:
     """A dataset that is to be written; see `write_dataset` for its parts."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # those of `write_dataset`
         self,
         dataset: Dataset,
         *,
@@ -47,11 +47,14 @@ class DatasetInShards:
         compressors: Any,
         changes: Mapping[Any, Mapping[str, Any]],
         rechunk: bool,
+        is_cut: bool,
     ) -> None:
         self.dataset = dataset
         self._dims = [*dataset.dims]
         self._chunks, self._shards, self._compressors = chunks, shards, compressors
         self._changes, self._rechunk = changes, rechunk
+        self._is_cut = is_cut
+        """Whether large arrays of NumPy become chunks of dask."""
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Return the dataset in chunks of whole shards of `target`, and its variables by the paths of their arrays.
@@ -180,7 +183,9 @@ class DatasetInShards:
         borders = list(map(cut_at_multiples, place.starts, variable.shape, place.shards))
         if variable.chunks is None:
             is_small = variable.size <= prod(place.shards) and variable.nbytes <= _SMALL_NBYTES
-            if is_small or variable.dtype.kind not in NUMBERS:  # xarray finds the units of times in all of them
+            if (
+                is_small or not self._is_cut or variable.dtype.kind not in NUMBERS
+            ):  # xarray finds the units of times in all of them
                 return variable
         else:
             ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)

@@ -54,7 +54,13 @@ def write_dataset(  # noqa: PLR0913  # as xarray's
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
     check_names_and_changes(dataset, changes, options.get("zarr_format"))
     in_shards = DatasetInShards(
-        dataset, chunks=chunks, shards=shards, compressors=compressors, changes=changes, rechunk=rechunk
+        dataset,
+        chunks=chunks,
+        shards=shards,
+        compressors=compressors,
+        changes=changes,
+        rechunk=rechunk,
+        is_cut=not options.get("safe_chunks"),  # xarray would look at chunks that the dataset does not have
     )
     if is_new(options):  # what cannot be written is refused before anything is erased
         prepared, originals = in_shards.prepare(encoder(options.get("zarr_format")), append_dim=None)
