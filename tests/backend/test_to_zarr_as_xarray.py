@@ -10,8 +10,10 @@ import zarr
 from helpers.data.random_datasets import Write
 from helpers.every_pair import usually
 from helpers.same_writes import compare, compare_writes
+from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -65,6 +67,13 @@ DATASETS = {
         np.arange(8, dtype="i2"), {"dtype": "i4"}, scale_factor=0.01, add_offset="abc", _FillValue=-1
     ),
     "a scale in a list": lambda: one(da.linspace(0, 1, 8, chunks=4), {"scale_factor": np.array([0.5]), "dtype": "i2"}),
+    "an offset for each element": lambda: one(np.arange(8.0), {"add_offset": np.arange(8.0), "dtype": "i2"}),
+    "an offset for each element of dask": lambda: one(da.ones(8, chunks=1), {"add_offset": np.arange(8.0)}),
+    "a scale in a list, without dask": lambda: one(np.arange(8.0), {"scale_factor": np.array([0.5])}),
+    "an index that makes integers of floats": lambda: one(np.arange(8.0)).assign_coords(
+        xr.Coordinates.from_xindex(xr.indexes.RangeIndex.arange(0, 8, 1, dim="x"))
+    ),
+    "numbers that are stored as text": lambda: one(np.arange(8), {"dtype": str, "shards": (4,)}),
     "float16": lambda: one(np.arange(8, dtype="f2") * 13.25, {"scale_factor": 0.01, "dtype": "i2", "_FillValue": -1}),
     "names with slashes": lambda: xr.Dataset({"v": ("x", np.arange(8.0)), "g/v": ("x", -np.arange(8.0))}),
     "text of a fixed length": lambda: one(np.array(["a", "bc"] * 4), {"dtype": str}),
@@ -76,6 +85,63 @@ DATASETS = {
 def test_datasets_that_were_stored_differently(name, zarr_format):
     ds = DATASETS[name]()
     compare_writes([Write(ds, {"zarr_format": zarr_format}, {"x": 2}, {"x": 4})])
+
+
+@pytest.mark.parametrize(
+    ("values", "change", "outcome"),
+    [
+        (np.arange(8.0), {"chunks": 4, "shards": None}, "same"),
+        (da.arange(8, chunks=3), {"chunks": 4, "shards": None}, "same"),
+        (np.arange(8.0), {"chunks": (-1,), "shards": None}, "same"),
+        (np.arange(8.0), {"chunks": (0,), "shards": None}, "error 0"),
+        (np.arange(8.0), {"shards": 8}, "same"),
+        (np.array(list("12345678")), {"dtype": "f8"}, "same"),
+        (np.arange(8).astype(object), {"scale_factor": 0.5}, "same"),
+        (np.arange(8).astype(object), {"calendar": "noleap"}, "error 0"),
+        (np.array(["a", "b"] * 4, object), {"units": "days since 2000-01-01"}, "error 0"),
+        (NOLEAP.values, {"units": "days since 1800-01-01"}, "same"),
+    ],
+    ids=str,
+)
+def test_entries_of_an_encoding_that_are_changed(values, change, outcome):
+    write = Write(one(values), {"zarr_format": 3, "encoding": {"v": change}}, {"x": 2}, {"x": 4})
+    assert compare_writes([write]) == outcome
+
+
+def test_xarray_checks_the_chunks_of_dask_that_a_dataset_has_if_it_is_asked_to():
+    store, options = MemoryStore(), {"region": {"x": slice(2, 14)}, "safe_chunks": True}
+    one(np.zeros(16)).gpuzarr.to_zarr(store, {"x": 2}, {"x": 4})
+
+    one(np.ones(12)).gpuzarr.to_zarr(store, **options)
+    for write in (one(da.ones(12, chunks=4)).to_zarr, one(da.ones(12, chunks=4)).gpuzarr.to_zarr):
+        with pytest.raises(ValueError, match="chunks"):
+            write(store, **options)
+
+    assert zarr.open_array(store, path="v")[:].tolist() == [0] * 2 + [1] * 12 + [0] * 2
+
+
+def test_sizes_may_name_a_dimension_of_which_a_region_writes_nothing():
+    first = xr.Dataset({"v": ("t", np.arange(4.0))}, {"x": [0, 1, 2], "t": [0, 1, 2, 3]})
+    part = -first.isel(t=slice(1, 3))
+    sizes = {"t": 2, "x": 2}, {"t": 4, "x": 4}
+    assert compare_writes([Write(first, {"zarr_format": 3}, *sizes), Write(part, {"region": "auto"}, *sizes)]) == "same"
+
+
+@pytest.mark.parametrize("options", [{"append_dim": "x"}, {"region": {"x": slice(8)}}, {"mode": "r+"}], ids=str)
+def test_chunks_of_several_lengths_are_refused_as_by_xarray(options):
+    store = MemoryStore()
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        zarr.open_group(store).create_array("v", shape=(8,), chunks=[[3, 5]], dtype="f8", dimension_names=["x"])
+        for write in (one(np.arange(8.0)).to_zarr, one(np.arange(8.0)).gpuzarr.to_zarr):
+            with pytest.raises(TypeError, match="rectilinear"):
+                write(store, **options)
+
+
+def test_names_of_one_path_are_refused():
+    ds = xr.Dataset({"v": ("x", np.arange(8)), "v/": ("x", da.arange(8.0, chunks=8))})
+    for write in (ds.to_zarr, ds.gpuzarr.to_zarr):
+        with pytest.raises(ValueError, match="v"):
+            write(MemoryStore())
 
 
 @pytest.mark.parametrize("options", [{"mode": "r+"}, {"append_dim": "t"}, {"region": {"t": slice(8)}}], ids=str)
@@ -203,6 +269,50 @@ def test_threads_that_write_parts_of_a_shard_lose_nothing_and_change_no_setting(
 
     assert zarr.open_array(tmp_path / "v")[:].tolist() == np.repeat(np.arange(1, 9), 8).tolist()
     assert all(each == before for each in seen)
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        (np.array(list("abcdefgh"), object), {}),
+        (da.from_array(np.array(list("abcdefgh"), object), 4), {}),
+        (np.arange(8.0), {"compressors": (BZ2(level=1),)}),
+    ],
+    ids=["text", "text in dask", "an unknown codec"],
+)
+def test_what_is_left_to_zarr_python_is_written_while_its_pipeline_is_this_one(values, encoding):
+    store = MemoryStore()
+    with zarr_pipeline():
+        one(values, encoding).gpuzarr.to_zarr(store, {"x": 8}, None)
+        one(values[:3]).gpuzarr.to_zarr(store, region={"x": slice(5, 8)}, rechunk=True)
+
+    expected = [*np.asarray(values)[:5], *np.asarray(values)[:3]]
+    assert zarr.open_array(store, path="v")[:].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [str, object], ids=["text of a fixed length", "text"])
+def test_threads_that_write_parts_of_a_chunk_of_text_through_two_doors_lose_nothing(tmp_path, kind):
+    expected = np.array([f"text {number}" for number in range(64)], kind)
+    one(np.full(64, " " * 7).astype(kind), {"chunks": (64,)}).gpuzarr.to_zarr(tmp_path)
+
+    def by_accessor(part):
+        one(expected[part]).gpuzarr.to_zarr(tmp_path, region={"x": part})
+
+    def by_pipeline(part):
+        with zarr_pipeline():
+            array = zarr.open_array(tmp_path / "v")
+        array[part] = expected[part]
+
+    doors = [by_accessor, by_pipeline] * 4
+    threads = [
+        threading.Thread(target=door, args=(slice(8 * n, 8 * n + 8),), daemon=True) for n, door in enumerate(doors)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert zarr.open_array(tmp_path / "v")[:].tolist() == expected.tolist()
 
 
 def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp_path):

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from threading import Lock
 
 from xarray_gpuzarr.fetch.object_names import ArrayPlace
@@ -14,6 +15,8 @@ from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3
 """Interval at which a waiting write checks again."""
+_HELD: ContextVar[frozenset[Hashable] | set[Hashable]] = ContextVar("held", default=frozenset())
+"""Objects that the caller holds; zarr-python, which writes them for it, may do so by this package's codec pipeline."""
 
 
 class Turns:
@@ -33,32 +36,38 @@ class Turns:
 
         Others wait for the end of the block.
         """
-        objects = place.names(keys)
+        names = place.names(keys)
+        objects = frozenset(names) - _HELD.get()
         while not self._take(objects):
             _advise(place.path)
             await asyncio.sleep(_LOOK_S)
         try:
-            yield objects
+            yield names
         finally:
             self._give_back(objects)
 
     @contextmanager
     def held(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[Sequence[Hashable]]:
         """Enter as `of` does, for a thread that may wait; yield the names of the objects."""
-        objects = place.names(keys)
+        names = place.names(keys)
+        objects = frozenset(names) - _HELD.get()
         while not self._take(objects):
             _advise(place.path)
             time.sleep(_LOOK_S)
+        own = {*_HELD.get(), *objects}
+        token = _HELD.set(own)
         try:
-            yield objects
+            yield names
         finally:
+            _HELD.reset(token)
+            own.clear()  # threads that were started meanwhile may keep it
             self._give_back(objects)
 
-    def _give_back(self, objects: Sequence[Hashable]) -> None:
+    def _give_back(self, objects: frozenset[Hashable]) -> None:
         with self._lock:
             self._taken.difference_update(objects)
 
-    def _take(self, objects: Sequence[Hashable]) -> bool:
+    def _take(self, objects: frozenset[Hashable]) -> bool:
         with self._lock:
             if not self._taken.isdisjoint(objects):
                 return False

@@ -1,17 +1,37 @@
 """Random datasets of every kind that xarray stores, with encodings of every kind, and random ways to write them."""
 
-import random
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import cftime
 import numpy as np
+import pandas as pd
 import xarray as xr
-from zarr.codecs import BloscCodec, ZstdCodec
+import zarr
+from zarr.abc.store import Store
+from zarr.storage import MemoryStore
+
+from helpers.data.random_encodings import Encodings
 
 DIMS = {"t": 7, "y": 5, "x": 6}
-CALENDARS = ["standard", "noleap", "360_day", "julian", "proleptic_gregorian", "all_leap"]
-NUMBERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "?", ">i2", ">f4"]
+NAMES = ["a b", "é", "g/v", "a//b", "x", "crs", "t_bnds", "v0", "__v"]
+BAD_NAMES = ["", None, 1, "/", "v0/", "..", "a\\b"]
+CHANGES = [
+    {"dtype": "f8"},
+    {"dtype": "i4", "_FillValue": -5},
+    {"_FillValue": -5},
+    {"nonsense": 1},
+    {},
+    {"chunks": 2},
+    {"shards": None},
+    {"compressors": None},
+    {"write_empty_chunks": True},
+    {"units": "days since 1900-01-01"},
+    {"scale_factor": 0.5},
+    {"fill_value": 1},
+    {"order": "F"},
+]
 
 
 @dataclass
@@ -20,179 +40,118 @@ class Write:
 
     dataset: xr.Dataset
     options: dict[str, Any] = field(default_factory=dict)
-    chunks: dict[str, int] = field(default_factory=dict)
-    shards: dict[str, int] | None = None
+    chunks: dict[str, int] | int = field(default_factory=dict)
+    shards: dict[str, int] | int | None = None
+    before: Callable[[Store], None] | None = None
+    """What another program does to the store before."""
 
     def __post_init__(self) -> None:
         """Name only dimensions that are there."""
-        self.chunks = {dim: n for dim, n in self.chunks.items() if dim in self.dataset.dims}
-        if self.shards is not None:
+        if isinstance(self.chunks, dict):
+            self.chunks = {dim: n for dim, n in self.chunks.items() if dim in self.dataset.dims}
+        if isinstance(self.shards, dict):
             self.shards = {dim: n for dim, n in self.shards.items() if dim in self.dataset.dims}
 
 
-class Draw:
+def storable(ds, zarr_format):
+    """Return a dataset without what xarray refuses to store: the encoding, or all, of its variables."""
+    ds = ds.copy()
+    for name, variable in [*ds.variables.items()]:
+        if name in ds.variables and not is_storable({name: variable}, zarr_format):
+            variable.encoding = {}
+            if not is_storable({name: variable}, zarr_format):
+                ds = ds.drop_vars({name, *ds.xindexes.get_all_coords(name, errors="ignore")})
+    return ds if is_storable({}, zarr_format, ds.attrs) else ds.drop_attrs(deep=False)
+
+
+def is_storable(variables, zarr_format, attrs=None):
+    """Whether xarray stores variables, computed ones of dask, without an error."""
+    try:
+        alone = xr.Dataset(attrs=attrs)
+        for name, variable in variables.items():
+            alone[name] = variable.copy(deep=False)
+            alone[name].encoding = {k: v for k, v in variable.encoding.items() if k not in ("chunks", "shards")}
+        alone.to_zarr(MemoryStore(), zarr_format=zarr_format, consolidated=False, safe_chunks=False)
+    except Exception:  # noqa: BLE001  # whatever xarray says
+        return False
+    return True
+
+
+def _loaded(ds):
+    try:
+        return ds.copy().load()
+    except Exception:  # noqa: BLE001  # filters may not undo what they did
+        return ds
+
+
+class Draw(Encodings):
     """A source of random datasets; the same for the same seed."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.numpy = np.random.default_rng(seed)
-
-    def choose(self, *choices):
-        return self.random.choice(choices)
-
-    def maybe(self, probability=0.5):
-        return self.random.random() < probability
-
-    # ---- values
-
-    def values(self, kind, shape):
-        """Return values of a kind, with missing ones where the kind has any."""
-        n = int(np.prod(shape))
-        if kind in self._OTHERS:
-            return self._OTHERS[kind](self, n).reshape(shape)
-        dtype = np.dtype(kind)
-        if dtype.kind == "f":
-            found = (self.numpy.random(n) * self.choose(1, 100, 30000)).astype(dtype)
-            return self._with_missing(found, np.nan).reshape(shape)
-        if dtype.kind == "c":
-            return (self.numpy.random(shape) + 1j * self.numpy.random(shape)).astype(dtype)
-        return self.numpy.integers(0, 2 if kind == "?" else 100, shape).astype(dtype)
-
-    def _times(self, n):
-        seconds = self.numpy.integers(0, 10**4, n) * self.choose(1, 60, 3600, 86400)
-        found = np.datetime64("2000-01-01", "s") + seconds.astype("m8[s]")
-        return self._with_missing(found.astype(self.choose("M8[ns]", "M8[s]")), np.datetime64("NaT"))
-
-    def _timedeltas(self, n):
-        found = (self.numpy.integers(0, 1000, n) * self.choose(1, 3600, 86400)).astype("m8[s]")
-        return self._with_missing(found.astype("m8[ns]"), np.timedelta64("NaT"))
-
-    def _cftimes(self, n):
-        dates = cftime.num2date(self.numpy.integers(0, 10000, n), "days since 1990-01-01", self.choose(*CALENDARS))
-        return np.array(dates, object)
-
-    def _text(self, n):
-        return np.array([f"text {i}" * self.random.randint(0, 2) for i in range(n)], object)
-
-    def _fixed_text(self, n):
-        return np.array([f"t{i}" for i in range(n)], self.choose("U5", "S5"))
-
-    _OTHERS: ClassVar = {
-        "times": _times,
-        "timedeltas": _timedeltas,
-        "cftimes": _cftimes,
-        "text": _text,
-        "fixed text": _fixed_text,
-    }
-
-    def _with_missing(self, values, missing):
-        if self.maybe():
-            values[self.numpy.random(values.shape) < 0.1] = missing
-        return values
-
-    # ---- encodings
-
-    def encoding(self, kind, zarr_format):
-        encoding = {}
-        if kind == "times" and self.maybe():
-            encoding["units"] = self.choose("seconds since 2000-01-01", "hours since 1999-12-31T12:00:00")
-            if self.maybe():
-                encoding |= {
-                    "dtype": self.choose("i8", "f8"),
-                    "calendar": self.choose("standard", "proleptic_gregorian"),
-                }
-        elif kind == "cftimes" and self.maybe():
-            encoding["units"] = "days since 1980-01-01"
-            if self.maybe():
-                encoding["dtype"] = self.choose("int64", "float64")
-        elif kind == "timedeltas" and self.maybe():
-            encoding["units"] = self.choose("seconds", "hours", "days")
-            if self.maybe():
-                encoding["dtype"] = self.choose("i8", "f8")
-        elif kind in NUMBERS and kind != "?" and np.dtype(kind).kind != "c":
-            encoding |= self._packing(np.dtype(kind))
-        for key, probability, value in (
-            ("compressors", 0.2, (ZstdCodec(level=3),) if zarr_format == 3 else None),
-            ("compressors", 0.05, None),
-            ("compressors", 0.1, (BloscCodec(cname="lz4"),) if zarr_format == 3 else None),
-            ("fill_value", 0.15, 3),
-            ("write_empty_chunks", 0.1, self.maybe()),
-            ("grid_mapping", 0.1, "crs"),
-            ("coordinates", 0.05, "lon lat"),
-            ("preferred_chunks", 0.1, {"t": 1}),
-            ("source", 0.1, "somewhere"),
-            ("original_shape", 0.1, (1, 2)),
-            ("zlib", 0.05, True),
-        ):
-            if self.maybe(probability):
-                encoding[key] = value
-        return encoding
-
-    def _packing(self, dtype):
-        encoding = {}
-        if self.maybe(0.4 if dtype.kind == "f" else 0.05):
-            encoding["scale_factor"] = self.choose(0.5, np.float32(0.25), np.float64(0.03), 2, np.int16(2))
-        if self.maybe(0.3 if dtype.kind == "f" else 0.05):
-            encoding["add_offset"] = self.choose(10.0, np.float32(1.5), 273.15, 1)
-        if self.maybe(0.4):
-            encoding["dtype"] = self.choose("i2", "i4", "u2", "f4", "f8", "i8", "<i2", np.dtype("int16"))
-        if self.maybe(0.4):
-            encoding["_FillValue"] = self.choose(-99, np.int16(-99), 0, np.float32(-9), np.nan, None, 250)
-        if self.maybe(0.1):
-            encoding["missing_value"] = self.choose(-99, np.int16(-99), np.nan)
-        if self.maybe(0.05):
-            encoding["_Unsigned"] = self.choose("true", "false")
-        return encoding
-
-    def attrs(self):
-        found = (
-            ("units", 0.2, self.choose("K", "m", "days since 2000-01-01")),
-            ("long_name", 0.2, "a name"),
-            ("valid_range", 0.1, np.array([0, 5], "i2")),
-            ("flag", 0.1, [1, 2]),
-            ("coordinates", 0.02, "a b"),
-            ("_FillValue", 0.02, -1),
-        )
-        return {key: value for key, probability, value in found if self.maybe(probability)}
-
-    # ---- datasets
-
     def variable(self, zarr_format, dims=None):
-        kind = self.choose(*NUMBERS, "times", "timedeltas", "cftimes", "text", "fixed text", "f4", "f8", "i2")
+        kind = self.kind()
         if dims is None:
-            dims = tuple(dim for dim in DIMS if self.maybe(0.6))
-        variable = xr.Variable(dims, self.values(kind, tuple(DIMS[dim] for dim in dims)), self.attrs())
-        variable.encoding = self.encoding(kind, zarr_format)
-        if self.maybe(0.55):
+            dims = tuple(dim for dim in self.lengths if self.maybe(0.6))
+        values = self.values(kind, tuple(self.lengths[dim] for dim in dims))
+        variable = xr.Variable(dims, values, self.attrs())
+        variable.encoding = self.encoding(kind, zarr_format, len(dims))
+        if self.maybe(0.5):
             encoding = variable.encoding
-            variable = variable.chunk({dim: self.random.randint(1, DIMS[dim]) for dim in dims})
+            variable = variable.chunk({dim: self.random.randint(1, max(1, self.lengths[dim])) for dim in dims})
             variable.encoding = encoding
         return variable
 
     def dataset(self, zarr_format):
+        """Return a dataset of up to four variables, with some of the coordinates that there can be."""
+        self.lengths = DIMS | ({"e": 0} if self.maybe(0.05) else {})
         names = [f"v{number}" for number in range(self.random.randint(1, 4))]
+        if self.maybe(0.15):
+            names.append(self.choose(*NAMES))
+        if self.maybe(0.03):
+            names.append(self.choose(*BAD_NAMES))
+        names = [name for name in names if name not in DIMS]
         ds = xr.Dataset({name: self.variable(zarr_format) for name in names}, attrs=self.attrs())
         for dim in [dim for dim in DIMS if dim in ds.dims and self.maybe(0.6)]:
-            kind = self.choose("f8", "i4", "times", "cftimes", "fixed text")
-            values = np.arange(DIMS[dim])
-            if kind == "times":
-                values = np.datetime64("2001-01-01", "ns") + np.arange(DIMS[dim]) * np.timedelta64(6, "h")
-            elif kind == "cftimes":
-                values = xr.date_range("2000-01-01", periods=DIMS[dim], calendar="noleap", use_cftime=True)
-            elif kind == "fixed text":
-                values = np.array([f"{dim}{n}" for n in range(DIMS[dim])])
-            else:
-                values = values.astype(kind)
-            ds = ds.assign_coords({dim: (dim, values)})
-            ds[dim].encoding = self.encoding(kind if kind in ("times", "cftimes") else "text", zarr_format)
-            if self.maybe(0.1):
-                ds[dim].encoding["bounds"] = f"{dim}_bnds"
+            ds = self._with_index(ds, dim, zarr_format)
         if self.maybe(0.2):
-            ds = ds.assign_coords(scalar=self.choose(1, 2.5, "text"))
+            value = self.choose(1, 2.5, "text", np.datetime64("2000", "ns"))
+            ds = ds.assign_coords({self.choose("scalar", "crs"): value})
+        if self.maybe(0.2):
+            dims = tuple(dim for dim in ds.dims if self.maybe())
+            ds = ds.assign_coords({self.choose("lon", "lon lat", "h"): self.variable(zarr_format, dims)})
+        if self.maybe(0.15):
+            ds = self._lazy(ds)
+        return ds if self.maybe(0.2) else storable(ds, zarr_format)
+
+    def _with_index(self, ds, dim, zarr_format):
+        kind = self.choose("f8", "i4", "times", "times", "cftimes", "fixed text", "text", "timedeltas", "i2")
+        labels = self.labels(kind, dim, DIMS[dim])
+        if self.maybe(0.1):
+            ds = ds.assign_coords(xr.Coordinates({dim: (dim, np.asarray(labels))}, indexes={}))
+        elif self.maybe(0.02):
+            midx = pd.MultiIndex.from_arrays([np.arange(DIMS[dim])] * 2, names=(f"{dim}1", f"{dim}2"))
+            return ds.assign_coords(xr.Coordinates.from_pandas_multiindex(midx, dim))
+        elif self.maybe(0.02):
+            return ds.assign_coords({dim: pd.Categorical(["a"] * DIMS[dim])})
+        else:
+            ds = ds.assign_coords({dim: (dim, labels)})
+        ds[dim].encoding = self.encoding(kind if kind in ("times", "cftimes", "timedeltas") else "text", zarr_format, 1)
+        ds[dim].attrs = self.attrs()
         return ds
+
+    def _lazy(self, ds):
+        """Return a dataset as it is read from a store, or itself if it cannot be stored."""
+        store = MemoryStore()
+        try:
+            ds.to_zarr(store, zarr_format=self.choose(2, 3), consolidated=False, safe_chunks=False)
+            engine, chunks = self.choose("zarr", "gpuzarr"), self.choose(None, {}, {"t": 2})
+            return xr.open_dataset(store, engine=engine, chunks=chunks, consolidated=False, cache=False)
+        except Exception:  # noqa: BLE001  # whatever xarray says
+            return ds
 
     def layout(self):
         """Return the lengths of chunks, and of shards."""
+        if self.maybe(0.1):
+            return self.choose(30, 100, "64 B"), self.choose(None, 200, 1000)
         chunks = {dim: self.random.randint(1, n) for dim, n in DIMS.items()}
         if self.maybe(0.3):
             return chunks, None
@@ -207,33 +166,91 @@ class Draw:
         if self.maybe(0.3):
             options["mode"] = self.choose("w", "w-", "a")
         if self.maybe(0.1):
-            options["write_empty_chunks"] = self.maybe()
-        if self.maybe(0.1):
-            options["encoding"] = {"v0": self.choose({"dtype": "f8"}, {"_FillValue": -5}, {"nonsense": 1}, {})}
+            options["group"] = self.choose("g", "g/h", "/g/")
+        if self.maybe(0.15):
+            options["encoding"] = {self.choose("v0", *ds.variables): self.choose(*CHANGES)}
+        self._add_options(options)
         yield Write(ds, options, chunks, shards)
         for _ in range(self.random.randint(0, 2)):
-            yield self._further(ds, chunks, shards)
+            further = self._further(ds, chunks, shards)
+            further.options |= {key: options[key] for key in ("group",) if key in options}
+            self._add_options(further.options)
+            yield further
+
+    def _add_options(self, options):
+        for key, probability, value in (
+            ("write_empty_chunks", 0.1, self.maybe()),
+            ("compute", 0.1, False),
+            ("align_chunks", 0.05, True),
+        ):
+            if self.maybe(probability):
+                options[key] = value
 
     def _further(self, ds, chunks, shards):
-        kind = self.choose("append", "region", "auto", "a", "r+")
+        kind = self.choose("append", "region", "auto", "a", "r+", "w")
         consolidated = {} if self.maybe() else {"consolidated": self.choose(True, False)}
-        if not ds.dims:
+        if self.maybe(0.2):
+            ds = self._changed(ds)
+        if not ds.dims or not all(ds.sizes.values()):
             kind = self.choose("a", "r+")
+        before = self._resized if self.maybe(0.1) else None
         if kind == "append":
             dim = self.choose(*ds.dims)
-            part = ds.isel({dim: slice(0, self.random.randint(1, ds.sizes[dim]))})
+            part = ds.isel({dim: slice(0, self.random.randint(0 if self.maybe(0.1) else 1, ds.sizes[dim]))})
             options = {"append_dim": dim, "mode": self.choose("a", None, "a-")}
-            return Write(part, options | consolidated, chunks, shards)
+            others = [each for each in ds.dims if each != dim]
+            if others and self.maybe(0.1):
+                part, options["region"] = self._part(part, others[:1])
+            return Write(part, options | consolidated, chunks, shards, before)
         if kind == "region":
-            dim = self.choose(*ds.dims)
-            start = self.random.randint(0, ds.sizes[dim] - 1)
-            stop = self.random.randint(start + 1, ds.sizes[dim])
-            part = ds.isel({dim: slice(start, stop)}).drop_vars(
-                [n for n, v in ds.variables.items() if dim not in v.dims]
-            )
-            return Write(part, {"region": {dim: slice(start, stop)}} | consolidated, chunks, shards)
+            part, region = self._part(ds, self.random.sample([*ds.dims], self.random.randint(1, len(ds.dims))))
+            options = {"region": region, "mode": self.choose(None, "r+", "a")}
+            return Write(part, options | consolidated, chunks, shards, before)
         if kind == "auto":
             dim = self.choose(*ds.dims)
             part = ds.isel({dim: slice(1, 4)}).drop_vars([n for n, v in ds.variables.items() if dim not in v.dims])
-            return Write(part, {"region": self.choose("auto", {dim: "auto"})} | consolidated, chunks, shards)
-        return Write(ds, {"mode": kind} | consolidated, chunks, shards)
+            return Write(part, {"region": self.choose("auto", {dim: "auto"})} | consolidated, chunks, shards, before)
+        return Write(ds, {"mode": kind} | consolidated, chunks, shards, before)
+
+    def _part(self, ds, dims):
+        """Return a part of a dataset, and the region that it comes from."""
+        region = {}
+        for dim in dims:
+            start = self.random.randint(0, ds.sizes[dim] - 1) if ds.sizes[dim] else 0
+            stop = self.random.randint(start + 1, max(start + 1, ds.sizes[dim]))
+            region[dim] = slice(start, stop)
+        part = ds.isel(region).drop_vars([n for n, v in ds.variables.items() if not {*dims} & {*v.dims}])
+        for dim, each in region.items():
+            if self.maybe(0.1):
+                region[dim] = slice(each.start - ds.sizes[dim], each.stop - ds.sizes[dim] or None)
+            elif each.stop == ds.sizes[dim] and self.maybe(0.2):
+                region[dim] = slice(each.start, None)
+        return part, region
+
+    def _changed(self, ds):
+        """Return a dataset that is not quite what is stored."""
+        how = self.choose("dims", "dtype", "name", "numpy", "dask", "attrs")
+        if how == "dims":
+            return ds.transpose(*self.random.sample([*ds.dims], len(ds.dims)))
+        if how == "dtype":
+            return ds.map(lambda each: each.astype("f4") if each.dtype.kind in "iu" else each)
+        if how == "name":
+            return ds.rename({name: "new" for name in ["v0"] if name in ds})
+        if how == "attrs":
+            return ds.map(lambda each: each.assign_attrs(new=1)).assign_attrs(new=2)
+        return self._chunked(ds) if how == "dask" else _loaded(ds)
+
+    def _chunked(self, ds):
+        chunked = ds.chunk({dim: self.random.randint(1, max(1, n)) for dim, n in ds.sizes.items()})
+        for name, variable in ds.variables.items():
+            chunked[name].encoding = variable.encoding
+        return chunked
+
+    @staticmethod
+    def _resized(store):
+        """Let zarr-python append a row to every array along its first axis."""
+        group = zarr.open_group(store, mode="r+", use_consolidated=False)
+        with suppress(ValueError):  # of metadata that zarr-python writes and does not read
+            for _, array in group.arrays():
+                if array.ndim:
+                    array.resize((array.shape[0] + 1, *array.shape[1:]))

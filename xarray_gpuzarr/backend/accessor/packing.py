@@ -46,8 +46,9 @@ class PackedByGraph:
         below = original.dask.layers.keys()
         tasks = {key: task for key, task in graph.items() if _layer(key) not in below}
         needed = {key: {*get_dependencies(graph, key)} for key in tasks}
-        self.is_complete = {each for keys in needed.values() for each in keys} - tasks.keys() == {self._source}
-        """Whether the operations need a block of `original`, and nothing else."""
+        sources = {key for keys in needed.values() for key in keys} - tasks.keys()
+        self.is_complete = sources == {self._source} and all(needed.values())
+        """Whether the operations need a block of `original`, and nothing else, such as an offset for each column."""
         order = TopologicalSorter({key: keys & tasks.keys() for key, keys in needed.items()}).static_order()
         self._steps = [(key, tasks[key]) for key in order]
         self.__name__ = f"packed-{encoded.name}"

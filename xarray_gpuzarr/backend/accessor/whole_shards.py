@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from xarray import Coordinates, Dataset, Variable, conventions
 from xarray.backends import ZarrStore
+from xarray.backends.zarr import extract_zarr_variable_encoding
 
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.encodings import REPLACED, Layout, Size, layout_of
@@ -36,7 +37,7 @@ class Place:
 class DatasetInShards:
     """A dataset that is to be written; see `write_dataset` for its parts."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # those of `write_dataset`
         self,
         dataset: Dataset,
         *,
@@ -45,10 +46,14 @@ class DatasetInShards:
         compressors: Any,
         changes: Mapping[Any, Mapping[str, Any]],
         rechunk: bool,
+        is_cut: bool,
     ) -> None:
         self.dataset = dataset
+        self._dims = [*dataset.dims]
         self._chunks, self._shards, self._compressors = chunks, shards, compressors
         self._changes, self._rechunk = changes, rechunk
+        self._is_cut = is_cut
+        """Whether large arrays of NumPy become chunks of dask."""
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Return the dataset in chunks of whole shards of `target`, and its variables by the paths of their arrays.
@@ -57,18 +62,21 @@ class DatasetInShards:
         encode.
         """
         existing = {*target.array_keys()}
-        layout = layout_of(self.dataset.dims, self._chunks, self._shards, target.zarr_group.metadata.zarr_format)
-        originals: dict[str, Original] = {}
+        layout = layout_of(self._dims, self._chunks, self._shards, target.zarr_group.metadata.zarr_format)
+        originals, variables = dict[str, Original](), dict[Any, Variable]()
         for name, each in self.dataset.variables.items():
             variable = each.copy(deep=False)
-            if variable.size == 0:
+            if variable.size == 0 or name in self.dataset.xindexes:  # some indexes make other dtypes than they say
                 variable.load()
             if name in existing:
                 original = self._added(target, name, variable, append_dim)
             else:
                 original = self._new(target, name, variable, layout)
-            originals[_path_of(name)] = original
-        variables = {original.name: original.variable for original in originals.values()}
+            path = _path_of(name)
+            if path in originals:
+                raise _two_of_one_path(originals[path].name, name, path)
+            originals[path] = original
+            variables[name] = original.variable
         data = {name: variables[name] for name in self.dataset.data_vars}
         # Without indexes: of dimensions that have none, xarray would make some.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})
@@ -76,13 +84,11 @@ class DatasetInShards:
 
     def _new(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Original:
         """Prepare a variable that is not stored yet."""
-        place = self._set_encoding(name, variable, layout)
+        place = self._set_encoding(target, name, variable, layout)
         original = self._original(target, name, variable, place, dict(variable.encoding))
         cut = original.variable
-        if original.pack is not None:
-            cut.encoding = _with_dtype_of_numpy(name, variable, cut, target)
-        elif cut.dtype.kind in NUMBERS:
-            target.encode_variable(_sample(cut) if cut.chunks is None else cut, name)
+        if original.pack is None and cut.dtype.kind in NUMBERS:
+            _check_encoding(target, name, cut)
         return original
 
     def _added(self, target: ZarrStore, name: Any, variable: Variable, append_dim: Any) -> Original:
@@ -91,7 +97,7 @@ class DatasetInShards:
         place = None
         if {*stored.dims} == {*variable.dims}:  # else xarray says what is wrong
             variable = variable.transpose(*stored.dims)
-            place = self._place(target, name, stored.dims, append_dim)
+            place = self._place(target, name, stored, append_dim)
         if variable.chunks is None:
             variable.load()  # as xarray does: it may be read from this store
         return self._original(target, name, variable, place, _encoding_of(stored))
@@ -99,13 +105,23 @@ class DatasetInShards:
     def _original(
         self, target: ZarrStore, name: Any, variable: Variable, place: Place | None, encoding: Mapping[str, Any]
     ) -> Original:
-        """Cut a variable at the borders of shards; `encoding` is that by which xarray encodes it."""
+        """Cut a variable at the borders of shards; `encoding` is that by which xarray encodes it.
+
+        One of NumPy is left whole if xarray does not encode its blocks as it encodes all of it, such as with an offset
+        for each column.
+        """
         cut, pack = self._cut(name, variable, place), None
         if cut.chunks is not None and variable.chunks is None:
+            whole = _encoded(target, name, _sample(variable, encoding))
+            in_blocks = _encoded(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
+            if whole is None or in_blocks is None:
+                return Original(name=name, variable=variable, encoding=encoding, pack=None)
+            if whole.dtype != in_blocks.dtype:
+                cut.encoding = {**cut.encoding, "dtype": whole.dtype}
             pack = PackedByCoders(variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
         return Original(name=name, variable=cut, encoding=encoding, pack=pack)
 
-    def _set_encoding(self, name: Any, variable: Variable, layout: Layout) -> Place | None:
+    def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Place | None:
         """Give a new variable its chunks and shards; return its place, None if xarray or zarr-python choose them."""
         shapes: dict[str, Any] = layout.shapes(name, variable)
         encoding = dict(variable.encoding)
@@ -114,19 +130,28 @@ class DatasetInShards:
         if self._compressors is not None:
             encoding["compressors"] = self._compressors
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
-        shards = variable.encoding.get("shards") or variable.encoding.get("chunks")
-        if shards is None or variable.dtype.kind not in NUMBERS + TIMES:
+        if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
-        return Place(shards=tuple(shards), starts=(0,) * variable.ndim)
+        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses.
+        zarr_format = target.zarr_group.metadata.zarr_format
+        for_zarr = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
+        shards = for_zarr.get("shards") or for_zarr["chunks"]
+        if not isinstance(shards, tuple) or not isinstance(for_zarr["chunks"], tuple):  # zarr-python chooses them
+            return None
+        whole_axes = [max(1, n) for n in variable.shape]
+        shards = tuple([n if length == -1 else length for n, length in zip(whole_axes, shards, strict=True)])
+        return Place(shards=shards, starts=(0,) * variable.ndim) if all(n > 0 for n in shards) else None
 
-    def _place(self, target: ZarrStore, name: Any, dims: Sequence[Any], append_dim: Any) -> Place:
-        """Return the place of a variable in a stored array with these dimensions."""
-        array: Any = target.members[name]
-        shards = array.shards or array.chunks
-        self._say_what_is_ignored(name, dims, array.chunks, shards)
+    def _place(self, target: ZarrStore, name: Any, stored: Variable, append_dim: Any) -> Place | None:
+        """Return the place of a variable in a stored one; None if xarray will refuse its chunks of several lengths."""
+        chunks = stored.encoding["chunks"]
+        shards = stored.encoding["shards"] or chunks
+        if not all(isinstance(n, int) for n in (*chunks, *shards)):
+            return None
+        self._say_what_is_ignored(name, stored.dims, chunks, shards)
         region = target._write_region or {}  # noqa: SLF001  # as slices, once xarray has found them
         starts = []
-        for dim, n in zip(dims, array.shape, strict=True):
+        for dim, n in stored.sizes.items():
             start, _, _ = region.get(dim, slice(None)).indices(n)
             starts.append(n if dim == append_dim else start)
         return Place(shards=tuple(shards), starts=tuple(starts))
@@ -156,8 +181,9 @@ class DatasetInShards:
             return variable
         borders = list(map(cut_at_multiples, place.starts, variable.shape, place.shards))
         if variable.chunks is None:
+            is_small = variable.nbytes <= _SMALL_NBYTES
             # xarray finds the units of times in all of them.
-            if variable.nbytes <= _SMALL_NBYTES or variable.dtype.kind not in NUMBERS:
+            if is_small or not self._is_cut or variable.dtype.kind not in NUMBERS:
                 return variable
         else:
             ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)
@@ -175,23 +201,41 @@ def _path_of(name: Any) -> str:
     return "/".join([part for part in text.replace("\\", "/").split("/") if part])
 
 
+def _two_of_one_path(name: Any, other: Any, path: str) -> OptionError:
+    return OptionError(
+        f"variables {name!r} and {other!r} are stored in one array",
+        tried=f"to write both to {path!r}",
+        found="names that Zarr takes for one path",
+        do="rename one of them",
+    )
+
+
 def _encoding_of(stored: Variable) -> dict[str, Any]:
     """Return the encoding by which xarray encodes what is added to a stored variable: that which it reads there."""
     decoded, _, _ = conventions.decode_cf_variables({"stored": stored}, {})
     return dict(decoded["stored"].encoding)
 
 
-def _sample(variable: Variable) -> Variable:
-    """Return a variable of one element, of NumPy, with the attributes and the encoding of another."""
+def _sample(variable: Variable, encoding: Mapping[str, Any]) -> Variable:
+    """Return a variable of one element, of NumPy, with the attributes of another."""
     zeros = np.zeros((1,) * variable.ndim, variable.dtype)
-    return Variable(variable.dims, zeros, variable.attrs, variable.encoding)
+    return Variable(variable.dims, zeros, variable.attrs, dict(encoding))
 
 
-def _with_dtype_of_numpy(name: Any, variable: Variable, cut: Variable, target: ZarrStore) -> dict[str, Any]:
-    """Return an encoding that stores a variable as it is stored without dask, where xarray chooses another dtype."""
-    encoded = target.encode_variable(_sample(variable), name)
-    with_dask = target.encode_variable(Variable(cut.dims, cut.data, cut.attrs, {**cut.encoding}), name)
-    return {**cut.encoding} if encoded.dtype == with_dask.dtype else {**cut.encoding, "dtype": encoded.dtype}
+def _encoded(target: ZarrStore, name: Any, variable: Variable) -> Variable | None:
+    """Return a variable as xarray encodes it; None if it cannot."""
+    try:
+        encoded: Variable = target.encode_variable(variable, name)
+    except Exception:  # noqa: BLE001  # of any kind: it is xarray's to say, of all of the variable
+        return None
+    return encoded
+
+
+def _check_encoding(target: ZarrStore, name: Any, variable: Variable) -> None:
+    """Let xarray refuse what it cannot encode: arrays of NumPy by one element, or by all if it cannot encode one."""
+    if variable.chunks is None and _encoded(target, name, _sample(variable, variable.encoding)) is not None:
+        return
+    target.encode_variable(variable, name)
 
 
 def cut_at_multiples(start: int, n: int, length: int) -> tuple[int, ...]:

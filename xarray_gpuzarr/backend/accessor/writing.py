@@ -54,7 +54,13 @@ def write_dataset(  # noqa: PLR0913  # as xarray's
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
     check_names_and_changes(dataset, changes, options.get("zarr_format"))
     in_shards = DatasetInShards(
-        dataset, chunks=chunks, shards=shards, compressors=compressors, changes=changes, rechunk=rechunk
+        dataset,
+        chunks=chunks,
+        shards=shards,
+        compressors=compressors,
+        changes=changes,
+        rechunk=rechunk,
+        is_cut=not options.get("safe_chunks"),  # xarray would look at chunks that the dataset does not have
     )
     if is_new(options):  # what cannot be written is refused before anything is erased
         prepared, originals = in_shards.prepare(encoder(options.get("zarr_format")), append_dim=None)
@@ -121,13 +127,16 @@ def check_names_and_changes(
 
 
 def _elements(variable: Variable) -> list[Variable]:
-    """Return variables of one element that may be of the kind of another one, which is not computed."""
-    if variable.dtype.kind != "O":
-        values = [np.zeros((), variable.dtype)]
-    else:  # dates of a calendar, or text
-        values = [np.array(np.datetime64("2000-01-01", "ns")), np.array("text")]
+    """Return variables of one element and of none that are of the kind of another one."""
+    if variable.dtype.kind == "O":  # dates of a calendar, text, numbers: the first one says
+        first = variable.isel(dict.fromkeys(variable.dims, slice(1))).values
+    else:
+        first = np.zeros((1,) * variable.ndim, variable.dtype)
     dims = [f"dim_{axis}" for axis in range(variable.ndim)]
-    return [Variable(dims, value.reshape((1,) * variable.ndim)) for value in values]
+    arrays = [first]
+    if variable.ndim:  # an element may be no number where others are
+        arrays.append(np.zeros((0,) * variable.ndim, variable.dtype))
+    return [Variable(dims, array) for array in arrays]
 
 
 def _compute(tasks: Any, *, progress: bool) -> None:
