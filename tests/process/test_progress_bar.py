@@ -16,7 +16,8 @@ from rich.console import Console
 import xarray_gpuzarr
 from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, read_array
 from xarray_gpuzarr.process import advice, progress_bar
-from xarray_gpuzarr.process.progress_bar import Bars, ReadProgress, progress
+from xarray_gpuzarr.process.progress_bar import Bars, progress
+from xarray_gpuzarr.process.read_progress import ReadProgress
 
 FIELD = np.arange(48 * 20 * 30, dtype="f4").reshape(48, 20, 30)
 

@@ -74,6 +74,42 @@ xarray.backends.plugins.entry_points = lambda **which: [e for e in listed(**whic
     assert full - bare == LIGHT
 
 
+HEAVY = {"dask.array", "distributed", "cupy", "rmm", "nvidia.nvcomp", "rich", "fsspec", "obstore", "torch"}
+"""Modules that take long to import, and are of no use to who opens and reads local files without chunks."""
+OPENING = "dataset = xarray.open_dataset(sys.argv[1], engine=sys.argv[2]"
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A store of numbers, packed numbers, text and times, with an index."""
+    numbers = ("x", np.arange(6.0))
+    variables = {"a": numbers, "packed": numbers, "text": ("x", list("abcdef")), "scalar": 3}
+    coords = {"x": np.arange(6), "time": ("x", np.arange(6).astype("M8[D]").astype("M8[ns]"))}
+    packing = {"packed": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1}}
+    xr.Dataset(variables, coords=coords).to_zarr(tmp_path / "a.zarr", zarr_format=2, encoding=packing)
+    return tmp_path / "a.zarr"
+
+
+def heavy_modules(then, path, engine="gpuzarr"):
+    """Return the heavy modules that a statement imports, given a store and an engine."""
+    return HEAVY & brought("import sys, xarray; xarray.backends.list_engines()", then, path, engine)
+
+
+def test_an_opening_without_chunks_brings_nothing_heavy(stored):
+    assert not heavy_modules(f"{OPENING})", stored)
+
+
+@pytest.mark.parametrize("how", ["load()", "isel(x=slice(1, 3)).load()", "a.to_numpy()"])
+def test_a_read_without_chunks_brings_nothing_heavy_that_it_does_not_bring_without_this_engine(how, stored):
+    reading = f"{OPENING}); dataset.{how}"
+
+    assert heavy_modules(reading, stored) <= heavy_modules(reading, stored, "zarr")
+
+
+def test_dask_comes_with_chunks(stored):
+    assert "dask.array" in heavy_modules(f"{OPENING}, chunks={{}})", stored)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["doctor", "--help"]])
 def test_help_brings_nothing(arguments):
     command = f"""

@@ -98,7 +98,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         MetadataError
             The stored metadata of an array is malformed.
         """
-        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr
         from xarray_gpuzarr.backend.open_options import (  # noqa: PLC0415
             DecodeOptions,
             Place,
@@ -162,7 +162,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
         ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
-        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
         known = keywords_of(self.open_groups_as_dict)

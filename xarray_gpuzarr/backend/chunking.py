@@ -1,15 +1,15 @@
 """One dask task per shard, with blocks of the decoder's own array library.
 
 xarray's own dask manager declares every lazily opened array to be NumPy, which silently turns device arrays into host
-arrays. `ShardVariable` is a `Variable` that `ShardManager` chunks instead, with the meta of the decoder. It works with
-plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
+arrays. `ShardManager`, which chunks each `ShardVariable`, gives them the meta of the decoder. This module imports dask:
+it is imported where something is chunked, or looked for in a graph.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import dask
 import dask.array as da
@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from dask.array.core import normalize_chunks
 from dask.base import normalize_token
-from xarray import Variable
 from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_unread
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
@@ -33,7 +32,6 @@ from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 
 Chunks = tuple[tuple[int, ...], ...]
 """Lengths of blocks along every axis."""
-LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 
 MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
 """Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""
@@ -127,8 +125,9 @@ class ShardManager(DaskManager):
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Build a dask array whose tasks read `data`: xarray's adapter around one lazy array of a `ShardVariable`."""
-        reader = _block_reader(data.array)
-        assert reader is not None
+        unread = find_unread(data.array)
+        assert unread is not None
+        reader = BlockReader(unread)
         whole = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
         name, meta = kwargs.get("name"), reader.lazy.meta()
         if name is not False:  # False: dask chooses a random name. True: no name was chosen
@@ -148,51 +147,11 @@ class ShardManager(DaskManager):
         return compute_into_one_output(array, reader) if is_plain and of_host and not kwargs.get("lock") else array
 
 
-class ShardVariable(Variable):
-    """A lazily read variable that becomes one dask task per shard when it is chunked."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as xarray's own class once it is read or chunked, so that it is loaded without this package."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        if find_lazy_array(data_of(self)) is not None:
-            return reduced
-        return object.__new__, (Variable,), *reduced[2:]  # the function in `reduced` accepts no other class
-
-    def to_base_variable(self) -> Self:
-        """Return a copy of this class; xarray makes one of every coordinate."""
-        return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
-
-    to_variable = to_base_variable
-
-    def chunk(  # type: ignore[override]  # as xarray itself has it
-        self,
-        chunks: Any = {},  # noqa: B006
-        name: str | None = None,
-        lock: bool | None = None,  # noqa: FBT001
-        inline_array: bool | None = None,  # noqa: FBT001
-        chunked_array_type: str | ChunkManagerEntrypoint[Any] | None = None,
-        from_array_kwargs: Any = None,
-        **chunks_kwargs: Any,
-    ) -> Self:
-        """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
-        is_dask = chunked_array_type in (None, "dask") or isinstance(chunked_array_type, DaskManager)
-        if is_dask and _block_reader(data_of(self)) is not None:
-            chunked_array_type = ShardManager()
-        chunked: Self = super().chunk(
-            chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
-        )
-        return chunked
-
-
-def _block_reader(data: object) -> BlockReader | None:
-    """Return a reader of an unread lazy array below xarray's caching and copy-on-write layers; None for other data."""
-    while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
-        data = data.array
-    if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
-        return BlockReader(data)
-    return None
+def shard_manager_for(chunk_manager: str | ChunkManagerEntrypoint[Any] | None) -> str | ChunkManagerEntrypoint[Any]:
+    """Return the `ShardManager` in place of dask's chunk manager, or of none; another one as it is."""
+    if chunk_manager is None or chunk_manager == "dask" or isinstance(chunk_manager, DaskManager):
+        return ShardManager()
+    return chunk_manager
 
 
 def find_block_reader(data: object) -> BlockReader | None:

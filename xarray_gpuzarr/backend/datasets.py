@@ -24,11 +24,11 @@ from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.checked_array import CheckedArray
-from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
+from xarray_gpuzarr.backend.shard_variable import ShardVariable
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 from xarray_gpuzarr.process.advice import advise

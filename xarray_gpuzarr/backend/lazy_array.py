@@ -38,6 +38,10 @@ _INDEXED = (
 )
 
 
+LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
+"""A selection of an array that has not been read."""
+
+
 class LazyArray(BackendArray):
     """A stored array and the device on which selections of it are decoded.
 
@@ -128,6 +132,15 @@ def find_lazy_array(data: object) -> LazyArray | None:
     while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, LazyArray) else None
+
+
+def find_unread(data: object) -> LazilyIndexed | None:
+    """Return the selection of a `LazyArray` below xarray's caching and copy-on-write layers; None for other data."""
+    while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
+        data = data.array
+    if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
+        return data
+    return None
 
 
 def as_caller_of(

@@ -5,7 +5,8 @@ plan: once a shard, or once in 1024 chunks that are objects of their own. It kno
 workers of a cluster have dask's own bars.
 
 A thread of its own draws, so that no signal interrupts a drawing, no read waits for the terminal, and a process is
-never forked off in the middle of one. Reads and tasks only add up numbers.
+never forked off in the middle of one. Reads and tasks only add up numbers (`read_progress`), so that a process that
+shows no bar imports neither this module nor rich.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from xarray_gpuzarr.process.advice import advise
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
+from xarray_gpuzarr.process.dask_client import client_of_dask
+from xarray_gpuzarr.process.read_progress import ShownBars, shown_bars
 
 
 def can_draw(console: Console) -> bool:
@@ -58,16 +59,6 @@ def advise_of_workers() -> None:
             )
 
 
-def client_of_dask() -> Any:
-    """Return the `distributed.Client` with which dask computes; None if it computes in this process."""
-    if "distributed" not in sys.modules:  # dask would import it to look for a client
-        return None
-    from dask.base import get_scheduler  # noqa: PLC0415  # takes long
-
-    client = getattr(get_scheduler(), "__self__", None)
-    return client if hasattr(client, "scheduler_info") else None
-
-
 DELAY_S = 0.5
 """Nothing is drawn for what takes less."""
 PERIOD_S = 0.1
@@ -95,8 +86,7 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     >>> with xarray_gpuzarr.progress():
     ...     temperature = dataset.t2m.load()
     """
-    from dask.callbacks import Callback  # noqa: PLC0415  # most programs show no bar, and some have no use for dask
-    from rich.console import Console  # noqa: PLC0415
+    from dask.callbacks import Callback  # noqa: PLC0415  # some programs have no use for dask
 
     console = console or Console(stderr=True)
     if shown_bars or not can_draw(console):
@@ -129,8 +119,6 @@ class Bars:
     """Two bars that appear once there is something to wait for: bytes that are read, and tasks of dask."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # likewise
-
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, auto_refresh=False)
         self._start = time.monotonic()
@@ -236,38 +224,7 @@ class Bars:
         self._progress.update(row, completed=done, total=expected, amount=amount, visible=shown)
 
 
-shown_bars: list[Bars] = []
-"""The bars of this process, one pair at most."""
-
-
-class ReadProgress:
-    """How much of one read is done, told to a bar.
-
-    The read has `n_chunks` chunks in all its tables, and a result of `nbytes`. A table counts as done when the next one
-    is drawn, the last one at `end`.
-    """
-
-    def __init__(self, bars: Bars, n_chunks: int, nbytes: int) -> None:
-        self._bars, self._n_chunks, self._nbytes = bars, n_chunks, nbytes
-        self._told = self._drawn = 0
-        bars.add_bytes(expected=nbytes)
-
-    def draw(self, n_chunks: int) -> None:
-        """Note that the next table, of so many chunks, is drawn."""
-        self._bars.add_bytes(done=self._drawn)
-        self._told += self._drawn
-        self._drawn = self._nbytes * n_chunks // max(1, self._n_chunks)
-
-    def end(self) -> None:
-        """Note that the read has ended well."""
-        self._bars.add_bytes(done=self._nbytes - self._told)
-
-    def take_back(self) -> None:
-        """Count the read for nothing: it has failed, and perhaps is tried once more."""
-        self._bars.add_bytes(done=-self._told, expected=-self._nbytes)
-
-
-_paused: list[Bars] = []
+_paused: list[ShownBars] = []
 """Those that draw nothing while a process is forked off."""
 
 

@@ -28,7 +28,7 @@ from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import StackAxis, n_wanted, stack_target
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.progress_bar import ReadProgress, shown_bars
+from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
 from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array

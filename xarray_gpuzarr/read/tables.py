@@ -10,7 +10,7 @@ from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.progress_bar import ReadProgress
+from xarray_gpuzarr.process.read_progress import ReadProgress
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _MOST_ROWS = 1024

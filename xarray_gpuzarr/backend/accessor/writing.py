@@ -25,7 +25,7 @@ from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter
 from xarray_gpuzarr.backend.accessor.encodings import Size
 from xarray_gpuzarr.backend.accessor.packing import encoder
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
-from xarray_gpuzarr.process.progress_bar import client_of_dask
+from xarray_gpuzarr.process.dask_client import client_of_dask
 
 _OPTIONS = signature(get_writable_zarr_store).parameters
 

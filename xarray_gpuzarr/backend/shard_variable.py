@@ -1,0 +1,53 @@
+"""`ShardVariable`: a variable that becomes one dask task per shard when it is chunked.
+
+It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named. `chunking` is imported when a
+variable is chunked, because dask takes four times as long to import as a store takes to open.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from xarray import Variable
+from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
+
+from xarray_gpuzarr.backend.lazy_array import data_of, find_lazy_array, find_unread
+
+
+class ShardVariable(Variable):
+    """A lazily read variable that becomes one dask task per shard when it is chunked."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as xarray's own class once it is read or chunked, so that it is loaded without this package."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        if find_lazy_array(data_of(self)) is not None:
+            return reduced
+        return object.__new__, (Variable,), *reduced[2:]  # the function in `reduced` accepts no other class
+
+    def to_base_variable(self) -> Self:
+        """Return a copy of this class; xarray makes one of every coordinate."""
+        return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
+
+    to_variable = to_base_variable
+
+    def chunk(  # type: ignore[override]  # as xarray itself has it
+        self,
+        chunks: Any = {},  # noqa: B006
+        name: str | None = None,
+        lock: bool | None = None,  # noqa: FBT001
+        inline_array: bool | None = None,  # noqa: FBT001
+        chunked_array_type: str | ChunkManagerEntrypoint[Any] | None = None,
+        from_array_kwargs: Any = None,
+        **chunks_kwargs: Any,
+    ) -> Self:
+        """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
+        if find_unread(data_of(self)) is not None:
+            from xarray_gpuzarr.backend.chunking import shard_manager_for  # noqa: PLC0415  # which imports dask
+
+            chunked_array_type = shard_manager_for(chunked_array_type)
+        chunked: Self = super().chunk(
+            chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
+        )
+        return chunked
