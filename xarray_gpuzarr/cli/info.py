@@ -18,7 +18,7 @@ import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.backend.accessor import Explanation
-from xarray_gpuzarr.backend.accessor.accessors import device_of, explanation
+from xarray_gpuzarr.backend.accessor.base import device_of, explanation
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray

@@ -1,6 +1,7 @@
 """The accessor ``.gpuzarr`` of datasets, arrays and trees; `registration` imports this when one is first used."""
 
-from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DatasetAccessor, DataTreeAccessor
+from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DataTreeAccessor
+from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 

@@ -31,23 +31,29 @@ class Original:
 class BlockWriter(ArrayWriter):
     """Collects blocks of dask, packed in slabs, and writes arrays in memory at once.
 
-    `originals` are the variables by the paths of their arrays in the group `group_path`. Blocks of those that were no
-    arrays of dask are collected apart, for `write_in_memory` or `join`.
+    `expect` tells it the variables that will come. Blocks of those that were no arrays of dask are collected apart, for
+    `write_in_memory` or `join`.
     """
 
-    __slots__ = ("_group_path", "_originals", "block_nbytes", "in_memory")
+    __slots__ = ("_originals", "block_nbytes", "in_memory")
 
-    def __init__(self, originals: Mapping[str, Original], group_path: str) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._originals, self._group_path = originals, group_path.strip("/")
+        self._originals: dict[str, Original] = {}
+        """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
         """Most bytes of one block, as it is decoded and as it is stored."""
         self.in_memory = ArrayWriter()
         """Collects the blocks of variables that were no arrays of dask."""
 
+    def expect(self, originals: Mapping[str, Original], group_path: str) -> None:
+        """Note the variables of a group, by the paths of their arrays in it."""
+        for path, original in originals.items():
+            self._originals[f"{group_path}/{path}".strip("/")] = original
+
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write an encoded array to a region of a zarr array, now or as tasks of dask."""
-        original = self._originals[target.path[len(self._group_path) :].strip("/")]
+        original = self._originals[target.path.strip("/")]
         variable = original.variable
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
         check = ValueCheck.of(original.name, target.dtype, original.encoding) if is_packed else None

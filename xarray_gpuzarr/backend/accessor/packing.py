@@ -70,15 +70,16 @@ def _layer(key: Any) -> Any:
 
 
 class PackedByCoders:
-    """xarray's coders for elements of NumPy, given the attributes and the encoding of a variable."""
+    """xarray's coders for elements of NumPy, given the name, the attributes and the encoding of a variable."""
 
-    def __init__(self, attrs: Mapping[str, Any], encoding: Mapping[str, Any], zarr_format: int) -> None:
-        self._attrs, self._encoding, self._zarr_format = dict(attrs), dict(encoding), zarr_format
+    def __init__(self, name: Any, attrs: Mapping[str, Any], encoding: Mapping[str, Any], zarr_format: int) -> None:
+        self._name, self._zarr_format = name, zarr_format
+        self._attrs, self._encoding = dict(attrs), dict(encoding)
 
     def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return elements encoded, shape (n,)."""
         variable = Variable("element", elements, dict(self._attrs), dict(self._encoding))
-        encoded: npt.NDArray[Any] = _kept_encoder(self._zarr_format).encode_variable(variable).values
+        encoded: npt.NDArray[Any] = _kept_encoder(self._zarr_format).encode_variable(variable, self._name).values
         return encoded
 
 

@@ -34,26 +34,44 @@ class Place:
     """First element along each dimension."""
 
 
-class DatasetInShards:
-    """A dataset that is to be written; see `write_dataset` for its parts."""
+@record
+class Sizes:
+    """What `to_zarr` is asked for: see `DatasetAccessor.to_zarr`."""
 
-    def __init__(  # noqa: PLR0913  # those of `write_dataset`
+    chunks: Size
+    shards: Size | None
+    compressors: Any
+    rechunk: bool
+
+
+class DatasetInShards:
+    """A dataset that is to be written.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        Its arrays are on the host.
+    sizes : Sizes
+        Chunks, shards and codecs of new variables.
+    dims : sequence of hashable
+        Dimensions that `sizes` may name: those of the dataset, and of others that are written with it.
+    changes : mapping of variable name to mapping
+        Entries of the encoding of variables that are to be different.
+    is_cut : bool
+        Whether large arrays of NumPy become chunks of dask.
+    """
+
+    def __init__(
         self,
         dataset: Dataset,
+        sizes: Sizes,
         *,
-        chunks: Size,
-        shards: Size | None,
-        compressors: Any,
+        dims: Sequence[Any],
         changes: Mapping[Any, Mapping[str, Any]],
-        rechunk: bool,
         is_cut: bool,
     ) -> None:
         self.dataset = dataset
-        self._dims = [*dataset.dims]
-        self._chunks, self._shards, self._compressors = chunks, shards, compressors
-        self._changes, self._rechunk = changes, rechunk
-        self._is_cut = is_cut
-        """Whether large arrays of NumPy become chunks of dask."""
+        self._sizes, self._dims, self._changes, self._is_cut = sizes, dims, changes, is_cut
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Return the dataset in chunks of whole shards of `target`, and its variables by the paths of their arrays.
@@ -62,7 +80,7 @@ class DatasetInShards:
         encode.
         """
         existing = {*target.array_keys()}
-        layout = layout_of(self._dims, self._chunks, self._shards, target.zarr_group.metadata.zarr_format)
+        layout = layout_of(self._dims, self._sizes.chunks, self._sizes.shards, target.zarr_group.metadata.zarr_format)
         originals, variables = dict[str, Original](), dict[Any, Variable]()
         for name, each in self.dataset.variables.items():
             variable = each.copy(deep=False)
@@ -118,7 +136,7 @@ class DatasetInShards:
                 return Original(name=name, variable=variable, encoding=encoding, pack=None)
             if whole.dtype != in_blocks.dtype:
                 cut.encoding = {**cut.encoding, "dtype": whole.dtype}
-            pack = PackedByCoders(variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
+            pack = PackedByCoders(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
         return Original(name=name, variable=cut, encoding=encoding, pack=pack)
 
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Place | None:
@@ -127,8 +145,8 @@ class DatasetInShards:
         encoding = dict(variable.encoding)
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in REPLACED}
-        if self._compressors is not None:
-            encoding["compressors"] = self._compressors
+        if self._sizes.compressors is not None:
+            encoding["compressors"] = self._sizes.compressors
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
@@ -160,7 +178,7 @@ class DatasetInShards:
         self, name: Any, dims: Sequence[Any], chunks: Sequence[int], shards: Sequence[int]
     ) -> None:
         """Warn if other lengths are given than the stored array has."""
-        for what, given, stored in (("chunks", self._chunks, chunks), ("shards", self._shards, shards)):
+        for what, given, stored in (("chunks", self._sizes.chunks, chunks), ("shards", self._sizes.shards, shards)):
             lengths = given if isinstance(given, Mapping) else {}
             for dim, n in zip(dims, stored, strict=True):
                 if lengths.get(dim, -1) not in (-1, n):
@@ -174,7 +192,7 @@ class DatasetInShards:
     def _cut(self, name: Any, variable: Variable, place: Place | None) -> Variable:
         """Return a variable in chunks that end where shards end; as it is if it has such chunks, or is small."""
         if place is None:  # such as text: chunks of one length are all that is asked for
-            if not self._rechunk or variable.chunks is None:
+            if not self._sizes.rechunk or variable.chunks is None:
                 return variable
             return variable.chunk(dict(zip(variable.dims, map(max, variable.chunks), strict=True)))
         if not variable.ndim or not all(variable.shape):
@@ -190,7 +208,7 @@ class DatasetInShards:
             within = [axis for axis, (of_chunks, of_shards) in enumerate(ends) if not of_chunks <= of_shards]
             if not within:
                 return variable
-            if not self._rechunk:
+            if not self._sizes.rechunk:
                 raise _chunks_within_shards(name, variable, within[0], place.shards, borders)
         return variable.chunk(dict(zip(variable.dims, borders, strict=True)))
 

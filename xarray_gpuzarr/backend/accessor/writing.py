@@ -1,4 +1,4 @@
-"""Write a dataset as xarray does, in dask chunks of whole shards, so that no two tasks write to one shard.
+"""Write datasets as xarray does, in dask chunks of whole shards, so that no two tasks write to one shard.
 
 xarray's own `ZarrStore` decides everything that is stored: what encoding is kept, how values are packed, which arrays
 are created or resized, and what is refused. This module decides how long chunks and shards are, how the chunks of dask
@@ -22,58 +22,68 @@ from xarray.backends.writers import get_writable_zarr_store
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter
-from xarray_gpuzarr.backend.accessor.encodings import Size
 from xarray_gpuzarr.backend.accessor.packing import encoder
-from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
+from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 _OPTIONS = signature(get_writable_zarr_store).parameters
 
 
-def write_dataset(  # noqa: PLR0913  # as xarray's
-    dataset: Dataset,
+def write_groups(  # noqa: PLR0913  # as xarray's
+    datasets: Mapping[str, Dataset],
     store: Any,
-    chunks: Size,
-    shards: Size | None,
+    sizes: Sizes,
     *,
-    compressors: Any,
-    changes: Mapping[Any, Mapping[str, Any]],
-    rechunk: bool,
+    changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     progress: bool,
     compute: bool = True,
     chunkmanager_store_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Write a dataset, all of whose arrays are on the host; see `DatasetAccessor.to_zarr`.
+    """Write datasets, all of whose arrays are on the host, to groups of a store; see `DatasetAccessor.to_zarr`.
 
-    New variables get `chunks`, `shards` and `compressors`; `changes` are entries of their encoding that are to be
-    different, and the options are those of `xarray.Dataset.to_zarr`.
+    Parameters
+    ----------
+    datasets : mapping of str to xarray.Dataset
+        Datasets by the paths of their groups, relative to that of the first one, whose path is ".".
+    store
+        What `xarray.Dataset.to_zarr` takes.
+    sizes : Sizes
+        Chunks, shards and codecs of new variables.
+    changes : mapping of str to mapping
+        Entries of the encoding of variables that are to be different, by the paths of the groups.
+    progress, compute, chunkmanager_store_kwargs, **options
+        As of `DatasetAccessor.to_zarr` and `xarray.Dataset.to_zarr`.
     """
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
-    check_names_and_changes(dataset, changes, options.get("zarr_format"))
-    in_shards = DatasetInShards(
-        dataset,
-        chunks=chunks,
-        shards=shards,
-        compressors=compressors,
-        changes=changes,
-        rechunk=rechunk,
-        is_cut=not options.get("safe_chunks"),  # xarray would look at chunks that the dataset does not have
-    )
+    for path, dataset in datasets.items():
+        check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
+    dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
+    is_cut = not options.get("safe_chunks")  # xarray would look at chunks that the dataset does not have
+    groups = {
+        path: DatasetInShards(dataset, sizes, dims=dims, changes=changes.get(path, {}), is_cut=is_cut)
+        for path, dataset in datasets.items()
+    }
     if is_new(options):  # what cannot be written is refused before anything is erased
-        prepared, originals = in_shards.prepare(encoder(options.get("zarr_format")), append_dim=None)
+        no_store = encoder(options.get("zarr_format"))
+        prepared = {path: group.prepare(no_store, append_dim=None) for path, group in groups.items()}
     # The chunks of dask are whole shards, so xarray need not look at them.
-    target = get_writable_zarr_store(store, **{"safe_chunks": False, **options})
-    if not is_new(options):
-        # xarray has no public name for what its own `to_zarr` does next.
-        in_shards.dataset = target._validate_and_autodetect_region(dataset)  # noqa: SLF001
-        target._validate_encoding(changes)  # noqa: SLF001
-        prepared, originals = in_shards.prepare(target, append_dim=options.get("append_dim"))
-    writer = BlockWriter(originals, target.zarr_group.path)
-    prepared.dump_to_store(target, writer=writer)
-    return _carry_out(writer, target, compute=compute, progress=progress, keywords=chunkmanager_store_kwargs)
+    root = get_writable_zarr_store(store, **{"safe_chunks": False, **options})
+    writer = BlockWriter()
+    for path, group in groups.items():
+        target = root if path == "." else root.get_child_store(path)
+        if is_new(options):
+            dataset, originals = prepared[path]
+        else:
+            # xarray has no public name for what its own `to_zarr` does next.
+            group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
+            target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
+            dataset, originals = group.prepare(target, append_dim=options.get("append_dim"))
+        writer.expect(originals, target.zarr_group.path)
+        dataset.dump_to_store(target, writer=writer)
+    return _carry_out(writer, root, compute=compute, progress=progress, keywords=chunkmanager_store_kwargs)
 
 
 def _carry_out(

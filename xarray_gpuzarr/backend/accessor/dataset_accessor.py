@@ -1,0 +1,206 @@
+"""``.gpuzarr`` on datasets: `explain`, `device`, `to_host`, `load`, `encoding` and `to_zarr`.
+
+Nothing is read except by `load` and `to_zarr`, and by what `to_host` returns when that is computed or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from xarray import Dataset
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation
+from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
+from xarray_gpuzarr.backend.accessor.explanation import Explanation
+from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
+from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
+from xarray_gpuzarr.backend.accessor.writing import write_groups
+from xarray_gpuzarr.backend.lazy_array import load_together
+from xarray_gpuzarr.decoders.protocol import Device
+
+
+class DatasetAccessor(Accessor):
+    """The accessor of a Dataset.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        Opened with any engine, changed in any way.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> dataset = xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={}, device="host")
+    >>> dataset.gpuzarr
+    <gpuzarr: 8 variables, 1.05 MB; this engine's are read to the host, as NumPy arrays>
+      host             lsm, sst, t2m, u10, v10
+      host, by xarray  latitude, longitude, time
+    >>> dataset.gpuzarr.explain().rows[2].codecs
+    'bytes(little) > zstd'
+    >>> field = dataset.t2m.isel(time=0).gpuzarr.to_host().to_pandas()
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def device(self) -> Device | None:
+        """Where this engine's variables live, or will once they are read; None if none came from it.
+
+        "cuda" if any variable does, or "cuda:1" if all that do were opened with it. A loaded variable counts if it is
+        on the GPU.
+        """
+        return device_of(self._dataset.variables)
+
+    def explain(self) -> Explanation:
+        """Return a table of how each variable is stored, where it is decoded, and why. No I/O.
+
+        Returns
+        -------
+        Explanation
+            Prints as a table in a terminal and in Jupyter; `Explanation.rows` holds the same as data.
+        """
+        return explanation(dataset_rows(self._dataset), self.device)
+
+    def to_host(self) -> Dataset:
+        """Return the dataset with NumPy arrays: arrays on the GPU are copied, everything else is unchanged.
+
+        Arrays in memory are copied now, dask arrays and lazy variables when they are computed or loaded.
+        """
+        copied = self._dataset.copy()
+        bring_to_host(copied.variables.values())
+        return copied
+
+    def encoding(
+        self, chunks: Size = "1 MiB", shards: Size | None = "128 MiB", *, compressors: Any = None, zarr_format: int = 3
+    ) -> dict[Any, dict[str, Any]]:
+        """Return an `encoding` for `xarray.Dataset.to_zarr`: chunks and shards by size, packed as the source is.
+
+        Parameters
+        ----------
+        chunks : int, str or mapping of dimension to int
+            Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
+            last dimensions first and cut evenly. Or its lengths along dimensions, however long these are now; -1 and
+            dimensions left out for all.
+        shards : int, str, mapping of dimension to int, or None
+            As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
+            are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
+            format 2.
+        compressors : codec, sequence of codecs, or None
+            Of all variables. None keeps those of each variable's encoding that `zarr_format` knows; zarr-python chooses
+            for variables without any.
+        zarr_format : 2 or 3
+            Of the store to be written.
+
+        Returns
+        -------
+        dict of variable name to dict
+            Only `chunks`, `shards`, codecs, and what CF packing, times and missing values need. Text and objects get no
+            chunks.
+
+        Raises
+        ------
+        OptionError
+            A size, a dimension or a format that is unusable, or shards that are no whole number of chunks.
+
+        Notes
+        -----
+        ``to_zarr(encoding=...)`` replaces the encoding of a variable, its packing included; this keeps it. dask chunks
+        must be whole shards: ``dataset.chunk(time=...)``.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr
+        >>> t2m = xr.DataArray(np.zeros((48, 721, 1440), "f4"), dims=("time", "latitude", "longitude"))
+        >>> t2m.encoding = {"dtype": "int16", "scale_factor": 0.01, "_FillValue": -32768}
+        >>> encoding = t2m.to_dataset(name="t2m").gpuzarr.encoding("1 MiB", {"time": 24})
+        >>> encoding["t2m"]["chunks"], encoding["t2m"]["shards"], encoding["t2m"]["dtype"]
+        ((1, 361, 1440), (24, 722, 1440), 'int16')
+        """
+        return encodings(self._dataset, chunks, shards, compressors, zarr_format)
+
+    def to_zarr(  # noqa: PLR0913  # as xarray's
+        self,
+        store: Any,
+        chunks: Size = "1 MiB",
+        shards: Size | None = "128 MiB",
+        *,
+        compressors: Any = None,
+        encoding: Mapping[Any, Mapping[str, Any]] | None = None,
+        zarr_format: int | None = None,
+        rechunk: bool = False,
+        progress: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Write the dataset, shard by shard, with the compiled loops: `xarray.Dataset.to_zarr` for sharded stores.
+
+        xarray decides what is stored, by the encoding of each variable. Chunks and shards have a size in bytes or
+        lengths, and no two tasks write to one shard. Arrays on a GPU are copied to the host.
+
+        Parameters
+        ----------
+        store : str, path, zarr store, or None
+            None is memory, to which what is returned leads.
+        chunks, shards, compressors, zarr_format
+            As for `encoding`, of variables that are not in the store yet. The format is that of the store, or 3.
+        encoding : mapping of variable name to mapping, optional
+            What is to be different for some variables.
+        rechunk : bool
+            Whether chunks of dask that end inside of shards are changed. If not, they are an error.
+        progress : bool
+            Whether a bar shows how many tasks are done, with the schedulers of this machine.
+        **options
+            `mode`, `group`, `region`, `append_dim`, `compute`, `consolidated`, `storage_options` and others of
+            `xarray.Dataset.to_zarr`. With `region` or `append_dim`, tasks end where shards of the store do.
+
+        Returns
+        -------
+        xarray.backends.ZarrStore or dask.delayed.Delayed
+            What xarray returns.
+
+        Raises
+        ------
+        OptionError
+            An unusable size, chunks of dask that end inside of shards, or values that do not fit the stored dtype.
+        StoreWriteError
+            A shard could not be written; it is as it was before.
+
+        Notes
+        -----
+        Dask arrays, and other variables of more than 16 MiB, are read, packed and written by tasks of one shard each:
+        the most memory is that of a decoded and a packed shard for each thread of dask.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr
+        >>> t2m = xr.DataArray(np.zeros((48, 90, 180), "f4"), dims=("time", "latitude", "longitude"))
+        >>> store = {}
+        >>> _ = t2m.to_dataset(name="t2m").gpuzarr.to_zarr(store, {"time": 1}, {"time": 24})
+        >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
+        ((24, 24), (90,), (180,))
+        """
+        return write_groups(
+            {".": self.to_host()},
+            MemoryStore() if store is None else store,
+            Sizes(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
+            changes={".": encoding or {}},
+            zarr_format=zarr_format,
+            progress=progress,
+            **options,
+        )
+
+    def load(self) -> Dataset:
+        """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.
+
+        xarray reads lazy variables one after another. This method reads those in object stores concurrently, up to 32
+        at a time, so that many small variables take hardly longer than one. xarray loads local files and dask arrays.
+
+        Raises
+        ------
+        Exception
+            A read failed. Variables that were read before it stay loaded.
+        """
+        load_together(self._dataset.variables.values())
+        return self._dataset.load()
