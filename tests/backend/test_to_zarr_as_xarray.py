@@ -14,6 +14,7 @@ from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import zarr_pipeline
+from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -22,9 +23,16 @@ N_SEEDS = 25
 NOLEAP = xr.date_range("1850-01-01", periods=8, freq="MS", calendar="noleap", use_cftime=True)
 
 
+@pytest.fixture(autouse=True)
+def _in_tasks(monkeypatch):
+    """Let arrays in memory that are larger than a shard be written in tasks, as those of more than 16 MiB are."""
+    monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", 0)
+
+
 @pytest.mark.parametrize("first", range(0, usually(200, full=3000), N_SEEDS))
-def test_random_datasets(first):
+def test_random_datasets(first, monkeypatch):
     for seed in range(first, first + N_SEEDS):
+        monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", seed % 2 * 2**24)
         compare(seed)
 
 

@@ -210,7 +210,8 @@ class DatasetInShards:
                 return variable
             if not self._sizes.rechunk:
                 raise _chunks_within_shards(name, variable, within[0], place.shards, borders)
-        return variable.chunk(dict(zip(variable.dims, borders, strict=True)))
+        # False: a name at random, since nothing is computed again; dask would hash all values for another one.
+        return variable.chunk(dict(zip(variable.dims, borders, strict=True)), name=False)  # type: ignore[arg-type]
 
 
 def _path_of(name: Any) -> str:
