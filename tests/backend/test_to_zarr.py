@@ -5,6 +5,7 @@ import math
 import dask
 import dask.array as da
 import numpy as np
+import obstore
 import pytest
 import xarray as xr
 import zarr
@@ -14,7 +15,7 @@ from helpers.writes import writes_counted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore, ZipStore
+from zarr.storage import MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.backend.accessor.whole_shards import cut_at_multiples
@@ -210,19 +211,92 @@ def test_later(tmp_path):
     np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)
 
 
-def test_a_bar_shows_how_far_it_is(tmp_path, capsys):
+@pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
+def is_terminal(request, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR" if request.param else "TTY_COMPATIBLE", "1" if request.param else "0")
+    return request.param
+
+
+def test_a_bar_or_a_line_shows_how_far_it_is(tmp_path, capsys, is_terminal):
     weather().chunk(time=4, y=20).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, progress=True)
     shown = capsys.readouterr().out
-    assert "100% Completed" in shown
     assert "20 tasks, each of at most 40.0 kB: one decoded block and its packed copy" in shown
+    assert ("100% Completed" in shown) == is_terminal
+    if not is_terminal:
+        n_done, n_steps = shown.splitlines()[-1].removesuffix(" steps done").split(" of ")
+        assert n_done == n_steps
+        assert int(n_steps) > 20
 
 
-def test_a_bar_shows_how_far_workers_are(tmp_path, capsys):
+def test_a_bar_or_a_line_shows_how_far_workers_are(tmp_path, capsys, is_terminal):
     with local_cluster(n_workers=1):
         there = weather().chunk(time=4).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, rechunk=True, progress=True)
-    assert "100% Completed" in capsys.readouterr().out
+    assert ("100% Completed" if is_terminal else "all tasks done\n") in capsys.readouterr().out
     assert isinstance(there, xr.backends.ZarrStore)
     np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)
+
+
+def test_what_is_in_memory_is_written_by_this_process_on_a_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", 0)
+    store = MemoryStore()  # to which no worker could write
+    with local_cluster(n_workers=1):
+        weather().gpuzarr.to_zarr(store, CHUNKS, SHARDS)
+    np.testing.assert_allclose(opened(store).t2m, weather().t2m, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["dict", "memory", "obstore", "Icechunk"])
+def test_stores_that_workers_cannot_write_to_are_refused(kind, tmp_path):
+    def icechunk_store():
+        icechunk = pytest.importorskip("icechunk")
+        return icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main").store
+
+    store = {
+        "dict": dict,
+        "memory": MemoryStore,
+        "obstore": lambda: ObjectStore(obstore.store.MemoryStore()),
+        "Icechunk": icechunk_store,
+    }[kind]()
+    chunked = weather().chunk(time=4)
+    with local_cluster(n_workers=1):
+        with pytest.raises(OptionError, match=r"workers of the cluster cannot write to the store.*[\s\S]*to_icechunk"):
+            chunked.gpuzarr.to_zarr(store, CHUNKS, SHARDS, rechunk=True)
+        chunked.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, rechunk=True)
+    np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)
+
+
+@pytest.mark.parametrize("small_nbytes", [0, 2**24])
+@pytest.mark.parametrize("chunks", [None, {"time": 4, "y": 20}], ids=["NumPy", "dask"])
+def test_values_that_do_not_fit_are_named_with_their_place_unless_asked_not_to(chunks, small_nbytes, monkeypatch):
+    monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", small_nbytes)
+    ds, store = weather()[["t2m"]], MemoryStore()
+    ds.t2m[9, 25, 7] = 1e6
+    ds = ds if chunks is None else ds.chunk(chunks)
+    with pytest.raises(OptionError, match=r"the value 1000000.0, which is stored as .*, at \(9, 25, 7\)"):
+        ds.gpuzarr.to_zarr(store, CHUNKS, SHARDS, mode="w")
+    ds.gpuzarr.to_zarr(store, CHUNKS, SHARDS, mode="w", check_values=False)
+    stock = MemoryStore()
+    ds.to_zarr(stock, encoding=ds.gpuzarr.encoding(CHUNKS, SHARDS), safe_chunks=False)
+    np.testing.assert_array_equal(opened(store).t2m, opened(stock).t2m)
+
+
+def test_a_region_outside_and_an_unknown_variable_are_named():
+    store = MemoryStore()
+    weather().gpuzarr.to_zarr(store, CHUNKS, SHARDS)
+    part = weather(4)[["t2m"]].drop_vars(["time", "y", "name"])
+    with pytest.raises(OptionError, match=r"slice\(28, 32\)[\s\S]*30 elements along 'time'"):
+        part.gpuzarr.to_zarr(store, region={"time": slice(28, 32)}, rechunk=True)
+    with pytest.raises(OptionError, match=r"unknown variable 't2n'[\s\S]*perhaps 't2m'"):
+        weather().gpuzarr.to_zarr(store, CHUNKS, SHARDS, mode="w", encoding={"t2n": {"dtype": "f4"}})
+
+
+def test_a_store_that_may_not_be_written_to_says_what_was_tried(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("xarray_gpuzarr.backend.accessor.writing.get_writable_zarr_store", refuse)
+    with pytest.raises(PermissionError) as caught:
+        weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    assert "check that you may write there" in caught.value.__notes__[0]
 
 
 def test_each_task_has_one_shard_in_memory(tmp_path):

@@ -113,13 +113,14 @@ class DataTreeAccessor(Accessor):
         write_inherited_coords: bool = False,
         rechunk: bool = False,
         progress: bool = False,
+        check_values: bool = True,
         **options: Any,
     ) -> Any:
         """Write all groups as `xarray.DataTree.to_zarr` does, in shards; see `DatasetAccessor.to_zarr`.
 
         Parameters
         ----------
-        store, chunks, shards, compressors, rechunk, progress
+        store, chunks, shards, compressors, rechunk, progress, check_values
             As for `DatasetAccessor.to_zarr`. Lengths are those of each group that has the dimension.
         encoding : mapping of group path to mapping of variable name to mapping, optional
             Entries that are to be different for some variables, such as ``{"/": {"t2m": {"dtype": "int16"}}}``.
@@ -166,6 +167,7 @@ class DataTreeAccessor(Accessor):
             changes=changes,
             mode=mode,
             progress=progress,
+            checks_values=check_values,
             **options,
         )
 

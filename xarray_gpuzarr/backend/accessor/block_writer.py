@@ -35,10 +35,11 @@ class BlockWriter(ArrayWriter):
     `write_in_memory` or `join`.
     """
 
-    __slots__ = ("_originals", "block_nbytes", "in_memory")
+    __slots__ = ("_checks_values", "_originals", "block_nbytes", "in_memory")
 
-    def __init__(self) -> None:
+    def __init__(self, *, checks_values: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._checks_values = checks_values
         self._originals: dict[str, Original] = {}
         """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
@@ -56,11 +57,16 @@ class BlockWriter(ArrayWriter):
         original = self._originals[target.path.strip("/")]
         variable = original.variable
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
-        check = ValueCheck.of(original.name, target.dtype, original.encoding) if is_packed else None
+        check = None
+        if is_packed and self._checks_values:
+            check = ValueCheck.of(original.name, target.dtype, original.encoding)
         region, to = _positive(region, target.shape), BlockTarget(target)
         if not isinstance(source, da.Array):
             if check is not None and isinstance(source, np.ndarray):
-                check(np.asarray(variable.data), source)
+                values = np.asarray(variable.data)
+                misfit = check.misfit(values, source)
+                if misfit is not None:
+                    raise check.error(misfit, values, (0,) * values.ndim)
             super().add(source, to, region)  # type: ignore[no-untyped-call]
             return
         nbytes = variable.dtype.itemsize + target.dtype.itemsize
@@ -73,8 +79,8 @@ class BlockWriter(ArrayWriter):
             super().add(source, to, region)  # type: ignore[no-untyped-call]
 
     def write_in_memory(self) -> None:
-        """Write what was no array of dask, as xarray does before it returns."""
-        self.in_memory.sync()
+        """Write what was no array of dask on threads of this process, as xarray does before it returns."""
+        self.in_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
 
     def join(self) -> None:
         """Let what was no array of dask be written with the others."""

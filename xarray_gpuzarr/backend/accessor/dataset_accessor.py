@@ -132,6 +132,7 @@ class DatasetAccessor(Accessor):
         zarr_format: int | None = None,
         rechunk: bool = False,
         progress: bool = False,
+        check_values: bool = True,
         **options: Any,
     ) -> Any:
         """Write the dataset, shard by shard, with the compiled loops: `xarray.Dataset.to_zarr` for sharded stores.
@@ -142,7 +143,7 @@ class DatasetAccessor(Accessor):
         Parameters
         ----------
         store : str, path, zarr store, or None
-            None is memory, to which what is returned leads.
+            None writes to memory; the return value gives access.
         chunks, shards, compressors, zarr_format
             As for `encoding`, of variables that are not in the store yet. The format is that of the store, or 3.
         encoding : mapping of variable name to mapping, optional
@@ -150,7 +151,10 @@ class DatasetAccessor(Accessor):
         rechunk : bool
             Whether chunks of dask that end inside of shards are changed. If not, they are an error.
         progress : bool
-            Whether a bar shows how many tasks are done, with the schedulers of this machine.
+            Whether a bar shows how many tasks are done, on this machine or on a cluster. Where the output is no
+            terminal, a line now and then does.
+        check_values : bool
+            Whether values that do not fit the stored dtype are an error. If not, xarray stores other numbers for them.
         **options
             `mode`, `group`, `region`, `append_dim`, `compute`, `consolidated`, `storage_options` and others of
             `xarray.Dataset.to_zarr`. With `region` or `append_dim`, tasks end where shards of the store do.
@@ -188,6 +192,7 @@ class DatasetAccessor(Accessor):
             changes={".": encoding or {}},
             zarr_format=zarr_format,
             progress=progress,
+            checks_values=check_values,
             **options,
         )
 

@@ -7,9 +7,10 @@ through the same operations: those of the dask graph that xarray has built, or x
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
+from itertools import accumulate
 from typing import Any, Self
 
 import dask.array as da
@@ -93,6 +94,15 @@ _kept_encoder = cache(encoder)
 
 
 @record
+class Misfit:
+    """A number that the stored dtype has no place for."""
+
+    value: float
+    found: str
+    """What it is stored as, in words."""
+
+
+@record
 class ValueCheck:
     """What tells whether values fit the dtype in which a variable is stored."""
 
@@ -116,18 +126,18 @@ class ValueCheck:
         has_fill_value = any(encoding.get(key) is not None for key in ("_FillValue", "missing_value"))
         return cls(name=name, dtype=dtype, scale=scale, offset=offset, has_fill_value=has_fill_value)
 
-    def __call__(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> None:
-        """Raise `OptionError` unless the smallest and the largest of some numbers are stored as what they are.
+    def misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
+        """Return a number that is stored as another one: the smallest or the largest of some, or NaN; None if none is.
 
         Both arrays have one shape, and elements in one order.
         """
         if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
-            return
+            return None
         flat, flat_stored = values.reshape(-1), stored.reshape(-1)
         is_nan = np.isnan(flat)
         if is_nan.any():
             if self.dtype.kind != "f" and not self.has_fill_value:
-                raise self._error("NaN, and no _FillValue to store it as")
+                return Misfit(value=math.nan, found="NaN, and no _FillValue to store it as")
             flat, flat_stored = flat[~is_nan], flat_stored[~is_nan]
         precision = max(1e-6, 8 * float(np.finfo(values.dtype).eps)) if values.dtype.kind == "f" else 1e-6
         for position in (int(flat.argmin()), int(flat.argmax())) if flat.size else ():
@@ -138,14 +148,21 @@ class ValueCheck:
                 tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
                 is_kept = math.isfinite(value) and abs(found * self.scale + self.offset - value) <= tolerance
             if not is_kept:
-                raise self._error(f"the value {value}, which is stored as {found}")
+                return Misfit(value=value, found=f"the value {value}, which is stored as {found}")
+        return None
 
-    def _error(self, found: str) -> OptionError:
+    def error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
+        """Return the error of a number of a block, whose first element has the indices `first`."""
+        is_it = np.isnan(block) if math.isnan(misfit.value) else block == misfit.value
+        inside = np.unravel_index(int(is_it.argmax()), block.shape)
+        place = tuple([start + int(i) for start, i in zip(first, inside, strict=True)])
+        found = f"{misfit.found}, at {place}"
         return OptionError(
             f"values of variable {self.name!r} do not fit the dtype in which they are stored",
             tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
             found=found,
-            do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values",
+            do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values; "
+            "check_values=False lets xarray store other numbers",
         )
 
 
@@ -157,8 +174,10 @@ class SlabPacker:
     dtype: np.dtype[Any]
     """Stored dtype."""
     check: ValueCheck | None
+    starts: tuple[tuple[int, ...], ...]
+    """First index of each block along each axis."""
 
-    def __call__(self, block: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def __call__(self, block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
         """Return a block encoded, of the same shape, in C order."""
         slabs = np.nditer(
             [block, None],
@@ -170,8 +189,10 @@ class SlabPacker:
         with slabs:
             for values, out in slabs:
                 out[...] = self.pack(values)
-                if self.check is not None:
-                    self.check(values, out)
+                misfit = None if self.check is None else self.check.misfit(values, out)
+                if misfit is not None and self.check is not None:
+                    first = [starts[number] for starts, number in zip(self.starts, block_id, strict=True)]
+                    raise self.check.error(misfit, block, first)
             return slabs.operands[1]
 
 
@@ -190,7 +211,8 @@ def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: Va
     sample = pack(np.zeros(1, original.dtype))
     if sample.shape != (1,) or sample.dtype != encoded.dtype:  # text, of which elements become several
         return encoded
-    packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check)
+    starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
+    packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check, starts=starts)
     meta = np.empty((0,) * encoded.ndim, encoded.dtype)
     packed: da.Array = da.map_blocks(packer, original, dtype=encoded.dtype, meta=meta, name=f"packed-{encoded.name}")
     return packed

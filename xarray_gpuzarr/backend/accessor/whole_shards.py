@@ -170,6 +170,9 @@ class DatasetInShards:
         region = target._write_region or {}  # noqa: SLF001  # as slices, once xarray has found them
         starts = []
         for dim, n in stored.sizes.items():
+            end = region.get(dim, slice(None)).stop
+            if end is not None and end > n:
+                raise _outside(name, dim, region[dim], n)
             start, _, _ = region.get(dim, slice(None)).indices(n)
             starts.append(n if dim == append_dim else start)
         return Place(shards=tuple(shards), starts=tuple(starts))
@@ -274,6 +277,15 @@ def _chunks_within_shards(
         tried=f"chunks of {_few(variable.chunks[axis])} along {dim!r}",
         found=f"shards of {length}, so {_few(borders[axis])} are whole ones",
         do=f"give rechunk=True, or chunk before, such as ds.chunk({{{dim!r}: {length}}}), or other shards",
+    )
+
+
+def _outside(name: Any, dim: Any, region: slice, n: int) -> OptionError:
+    return OptionError(
+        f"a region that lies outside of variable {name!r} in the store",
+        tried=f"region={{{dim!r}: slice({region.start}, {region.stop})}}",
+        found=f"{n} elements along {dim!r}",
+        do=f"write to a region inside, or make the variable longer with append_dim={dim!r}",
     )
 
 

@@ -7,14 +7,14 @@ are brought to them, and how much memory a block takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from dask.delayed import delayed
-from dask.diagnostics.progress import ProgressBar
 from rich.filesize import decimal
 from xarray import Dataset, Variable
 from xarray.backends import ZarrStore
@@ -22,8 +22,11 @@ from xarray.backends.writers import get_writable_zarr_store
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter
+from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
 from xarray_gpuzarr.backend.accessor.packing import encoder
+from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
+from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 _OPTIONS = signature(get_writable_zarr_store).parameters
@@ -36,6 +39,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     *,
     changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     progress: bool,
+    checks_values: bool,
     compute: bool = True,
     chunkmanager_store_kwargs: dict[str, Any] | None = None,
     **options: Any,
@@ -52,12 +56,13 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         Chunks, shards and codecs of new variables.
     changes : mapping of str to mapping
         Entries of the encoding of variables that are to be different, by the paths of the groups.
-    progress, compute, chunkmanager_store_kwargs, **options
+    progress, checks_values, compute, chunkmanager_store_kwargs, **options
         As of `DatasetAccessor.to_zarr` and `xarray.Dataset.to_zarr`.
     """
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
+    require_store_of_workers(store, datasets.values(), compute=compute)
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
     dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
@@ -70,8 +75,9 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         no_store = encoder(options.get("zarr_format"))
         prepared = {path: group.prepare(no_store, append_dim=None) for path, group in groups.items()}
     # The chunks of dask are whole shards, so xarray need not look at them.
-    root = get_writable_zarr_store(store, **{"safe_chunks": False, **options})
-    writer = BlockWriter()
+    with _explaining_permissions(store):
+        root = get_writable_zarr_store(store, **{"safe_chunks": False, **options})
+    writer = BlockWriter(checks_values=checks_values)
     for path, group in groups.items():
         target = root if path == "." else root.get_child_store(path)
         if is_new(options):
@@ -86,13 +92,25 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     return _carry_out(writer, root, compute=compute, progress=progress, keywords=chunkmanager_store_kwargs)
 
 
+@contextmanager
+def _explaining_permissions(store: Any) -> Iterator[None]:
+    """Add to a `PermissionError` what was tried and what to do."""
+    try:
+        yield
+    except PermissionError as err:
+        err.add_note(
+            f"tried: to write groups and arrays to {masked(str(store))}\ndo:    check that you may write there"
+        )
+        raise
+
+
 def _carry_out(
     writer: BlockWriter, target: ZarrStore, *, compute: bool, progress: bool, keywords: dict[str, Any] | None
 ) -> Any:
     """Write the blocks that are left, and close the store; return it, or a task of dask if not `compute`."""
-    if compute:
+    if compute and client_of_dask() is None:
         writer.join()
-    else:
+    else:  # what this process has in memory is not sent to workers
         writer.write_in_memory()
     n_tasks, block_nbytes = writer.n_tasks, writer.block_nbytes
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
@@ -102,8 +120,10 @@ def _carry_out(
     if progress and n_tasks:
         size = decimal(block_nbytes)
         print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201  # above the bar of dask
-    if n_tasks:
-        _compute(tasks, progress=progress)
+    if n_tasks and progress:
+        compute_with_progress(tasks)
+    elif n_tasks:
+        tasks.compute()
     else:
         target.close()
     return target
@@ -123,6 +143,14 @@ def check_names_and_changes(
     names = [name for name in dataset.variables if not isinstance(name, str) or not name]
     if not names and not changes:
         return
+    for name in changes:
+        if name not in dataset.variables:
+            raise OptionError(
+                f"unknown variable {name!r}",
+                tried=f"encoding= of variable {name!r}",
+                found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],
+                do=f"name one of these{perhaps(str(name), dataset.variables)}",
+            )
     for name in [*names, *changes]:
         encoding = {name: dict(changes[name])} if name in changes else {}
         elements = _elements(dataset.variables[name])
@@ -147,21 +175,6 @@ def _elements(variable: Variable) -> list[Variable]:
     if variable.ndim:  # an element may be no number where others are
         arrays.append(np.zeros((0,) * variable.ndim, variable.dtype))
     return [Variable(dims, array) for array in arrays]
-
-
-def _compute(tasks: Any, *, progress: bool) -> None:
-    """Run tasks, with a bar if `progress`."""
-    if not progress:
-        tasks.compute()
-    elif client_of_dask() is None:
-        with ProgressBar():
-            tasks.compute()
-    else:
-        from distributed import progress as show  # noqa: PLC0415  # takes long
-
-        tasks = tasks.persist()
-        show(tasks, notebook=False)  # type: ignore[no-untyped-call]
-        tasks.compute()
 
 
 def _close(_: Any, target: ZarrStore) -> None:

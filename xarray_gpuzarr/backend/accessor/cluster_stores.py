@@ -1,0 +1,54 @@
+"""Which stores tasks on a cluster can write to."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xarray import Dataset
+from zarr.abc.store import Store
+from zarr.storage import MemoryStore, ObjectStore, StorePath
+
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.process.dask_client import client_of_dask
+
+
+def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute: bool) -> None:
+    """Raise an `OptionError` if workers of a cluster are to write to a store that only this process has.
+
+    Parameters
+    ----------
+    store
+        What `xarray.Dataset.to_zarr` takes.
+    datasets : iterable of xarray.Dataset
+        What is written. Nothing is sent to workers of datasets without dask.
+    compute : bool
+        Whether dask computes now.
+    """
+    has_tasks = any(variable.chunks is not None for dataset in datasets for variable in dataset.variables.values())
+    if not compute or not has_tasks or client_of_dask() is None:
+        return
+    found = _why_not_of_workers(store.store if isinstance(store, StorePath) else store)
+    if found is not None:
+        raise OptionError(
+            "workers of the cluster cannot write to the store",
+            tried=f"to send it to them: {type(store).__name__}",
+            found=found,
+            do="write to files or to an object store, or compute in this process, with scheduler='threads'. "
+            "For Icechunk: icechunk.xarray.to_icechunk(ds, session, encoding=ds.gpuzarr.encoding(...))",
+        )
+
+
+def _why_not_of_workers(store: Any) -> str | None:
+    """Return why other processes cannot write to a store; None if they can."""
+    is_memory = isinstance(store, MemoryStore | Mapping)
+    if is_memory or (isinstance(store, ObjectStore) and is_obstore_memory(store.store)):
+        return "a store in the memory of this process, of which workers would write to copies"
+    if isinstance(store, Store):
+        try:
+            pickle.dumps(store)
+        except Exception as err:  # noqa: BLE001  # of any kind: it is named
+            return f"it cannot be pickled: {err}"
+    return None
