@@ -426,3 +426,25 @@ def test_chunks_of_a_size_divide_shards_of_a_length(length, chunks, expected):
     assert encoding["time"]["chunks"] == (expected,)
     assert encoding["time"].get("shards", (expected,)) == (length,)
     assert length % encoding["t2m"]["chunks"][0] == 0
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("name", ["zstd", "blosc", "gzip", "none"])
+def test_codecs_have_short_names(name, zarr_format):
+    store, ds = MemoryStore(), weather()
+    ds.gpuzarr.to_zarr(store, CHUNKS, SHARDS, compressors=name, zarr_format=zarr_format)
+    found = zarr.open_group(store, mode="r")["t2m"].compressors
+    by_name = {"zstd": "Zstd", "blosc": "Blosc", "gzip": "G", "none": ""}
+    assert len(found) == (name != "none")
+    assert all(type(codec).__name__.startswith(by_name[name]) for codec in found)
+    if name == "blosc":
+        text = str(found[0]).lower()
+        assert "zstd" in text
+        assert "bitshuffle" not in text
+    np.testing.assert_allclose(opened(store).t2m, ds.t2m, atol=1e-9)
+    assert ds.gpuzarr.encoding(CHUNKS, compressors=name, zarr_format=zarr_format)["t2m"].keys() >= {"compressors"}
+
+
+def test_an_unknown_name_of_a_codec_is_refused():
+    with pytest.raises(OptionError, match=r"names: zstd, blosc, gzip, none[\s\S]*perhaps 'blosc'"):
+        weather().gpuzarr.to_zarr(MemoryStore(), CHUNKS, SHARDS, compressors="blosk")

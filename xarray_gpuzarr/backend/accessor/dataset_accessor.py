@@ -88,9 +88,9 @@ class DatasetAccessor(Accessor):
             As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
             are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
             format 2.
-        compressors : codec, sequence of codecs, or None
-            Of all variables. None keeps those of each variable's encoding that `zarr_format` knows; zarr-python chooses
-            for variables without any.
+        compressors : "zstd", "blosc", "gzip", "none", codec, sequence of codecs, or None
+            Codecs of all variables. "blosc" is zstd in Blosc, with a byte shuffle. None keeps those of each variable's
+            encoding that `zarr_format` knows; zarr-python chooses for variables without any.
         zarr_format : 2 or 3
             Of the store to be written.
 
@@ -181,7 +181,8 @@ class DatasetAccessor(Accessor):
         >>> import numpy as np, xarray as xr
         >>> t2m = xr.DataArray(np.zeros((48, 90, 180), "f4"), dims=("time", "latitude", "longitude"))
         >>> store = {}
-        >>> _ = t2m.to_dataset(name="t2m").gpuzarr.to_zarr(store, {"time": 1}, {"time": 24})
+        >>> t2m.to_dataset(name="t2m").gpuzarr.to_zarr(store, {"time": 1}, {"time": 24})  # doctest: +ELLIPSIS
+        <xarray.backends.zarr.ZarrStore object at ...>
         >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
         ((24, 24), (90,), (180,))
         """

@@ -11,6 +11,7 @@ import numpy as np
 import zarr.abc.codec
 from xarray import Dataset, Variable
 
+from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.settings import parse_nbytes
@@ -81,7 +82,7 @@ def encodings(
             if isinstance(codecs, tuple | list) and all(isinstance(codec, kind) for codec in codecs):
                 encoding[key] = codecs
         if compressors is not None:
-            encoding["compressors"] = compressors
+            encoding["compressors"] = named_codecs(compressors, zarr_format)
         by_name[name] = encoding | layout.shapes(name, variable)
     return by_name
 

@@ -12,6 +12,7 @@ from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
 from xarray_gpuzarr.backend.accessor.block_writer import Original
+from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import REPLACED, Layout, Size, layout_of
 from xarray_gpuzarr.backend.accessor.packing import NUMBERS, TIMES, PackedByCoders
 from xarray_gpuzarr.errors import OptionError
@@ -146,7 +147,8 @@ class DatasetInShards:
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in REPLACED}
         if self._sizes.compressors is not None:
-            encoding["compressors"] = self._sizes.compressors
+            zarr_format = target.zarr_group.metadata.zarr_format
+            encoding["compressors"] = named_codecs(self._sizes.compressors, zarr_format)
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
