@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xarray_gpuzarr.cli import bench, main
 
 ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
-READERS = ["zarr, no dask", "gpuzarr, no dask", "zarr, chunks={}", "gpuzarr, chunks={}"]
+READERS = ["zarr, no dask", "gpuzarr, no dask", "zarr, chunks={}", "zarr, chunks=shards", "gpuzarr, chunks={}"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
@@ -38,7 +38,9 @@ def run(path, monkeypatch):
 
 def rows(printed):
     """Return the cells of the table's rows, by reader."""
-    found = (re.fullmatch(r"((?:gpu)?zarr, (?:no dask|chunks=\{\})) +(.*)", line) for line in printed.splitlines())
+    found = (
+        re.fullmatch(r"((?:gpu)?zarr, (?:no dask|chunks=(?:\{\}|shards))) +(.*)", line) for line in printed.splitlines()
+    )
     return {row[1]: row[2].split() for row in found if row}
 
 
@@ -121,7 +123,7 @@ def test_progress_is_shown_in_a_terminal_alone(run, capsys, monkeypatch):
     assert run() == 0
     told = [line.split("\x1b[K")[-1] for line in capsys.readouterr().err.split("\r")]
     assert told[1:3] == ["first read: zarr, no dask ...", "first read: gpuzarr, no dask ..."]
-    assert told[5] == "round 1 of 1: gpuzarr, chunks={} ..."  # the order is turned round
+    assert told[6] == "round 1 of 1: gpuzarr, chunks={} ..."  # the order is turned round
 
 
 @given(

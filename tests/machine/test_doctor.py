@@ -87,7 +87,7 @@ def test_a_host_is_measured_and_told_what_is_missing(host, capsys):
 
     out = capsys.readouterr().out
     assert "for device='cuda': the NVIDIA driver (libcuda), CuPy" in out
-    assert "pip install 'xarray-gpuzarr[cuda" in out
+    assert "the NVIDIA driver first, on a machine with a GPU; then pip install 'xarray-gpuzarr[cuda" in out
     assert "decode at once" in out
     assert all(codec in out for codec in CODECS)
     assert out.endswith("All is well.\n")

@@ -50,10 +50,18 @@ def machine_section(api: DeviceApi | None) -> Section:
         "driver": driver,
         "gpu": None if api is None else _gpu(api),
         "missing_for_cuda": missing,
-        "install": f"pip install 'xarray-gpuzarr[{extra}]'" if missing else None,
+        "install": _install(extra) if missing else None,
         "device": "host" if api is None else "cuda",
     }
     return Section(name="machine", title="What is here", rows=list(_rows(facts)), facts=facts)
+
+
+def _install(extra: str) -> str:
+    """Return what is to be installed, on a machine with a driver or without one."""
+    command = f"pip install 'xarray-gpuzarr[{extra}]'"
+    return (
+        command if cuda_version() is not None else f"the NVIDIA driver first, on a machine with a GPU; then {command}"
+    )
 
 
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
