@@ -107,8 +107,8 @@ def reads_of(
 ) -> dict[str, _Read]:
     """Return reads of a variable by both engines, decoded, by name; the first one is xarray's.
 
-    `shards` is the shape of a shard. With ``chunks={}``, xarray's engine makes a task of each inner chunk, so it is also
-    asked for whole shards.
+    `shards` is the shape of a shard. With ``chunks={}``, xarray's engine makes a task of each inner chunk, so there is
+    also a read by whole shards.
     """
     engines = {"zarr": {"engine": "zarr"}, **{name: {"engine": "gpuzarr", "device": d} for name, d in _devices()}}
 
