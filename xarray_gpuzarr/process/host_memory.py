@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Buffer
+from collections.abc import Buffer, Callable
 from ctypes import addressof, c_char
 from math import prod
 from pathlib import Path
@@ -78,6 +78,8 @@ class ResultMemory:
             return self._empty(shape, dtype)
         except MemoryError:
             self._free.clear()
+            for let_go in when_short:
+                let_go()
             return self._empty(shape, dtype)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -118,6 +120,8 @@ class _Lent:
 
 
 result_memory = ResultMemory()
+when_short: list[Callable[[], object]] = []
+"""What lets go of memory that may be had again, called where memory lacks."""
 
 
 def _after_fork() -> None:

@@ -23,6 +23,7 @@ from xarray_gpuzarr.backend.accessor.writing import write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array, load_together
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
 from xarray_gpuzarr.decoders.protocol import Device, Route
 from xarray_gpuzarr.native.library import why_absent
 
@@ -311,8 +312,9 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     notes = [
         *([f"CUDA cannot be used here; missing: {', '.join(missing)}."] if missing else []),
         *([f"Compiled loops are not in use: {why}."] if why else []),
+        kept_chunks() if device == "host" else "",
     ]
-    return Explanation(rows=rows, note=" ".join(notes))
+    return Explanation(rows=rows, note=" ".join(filter(None, notes)))
 
 
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:

@@ -1,0 +1,286 @@
+"""Decoded chunks of which reads took a part, so that the next part of one needs no decoding.
+
+One cache in a process, of bounded size. A chunk belongs to one version of its object, as indexes do: what is found is
+used only if the object is known to be of that version, see `ChunkVersions`. Kept are the elements as the
+loops place them, before CF decoding. `decoder` asks for the chunks of each plan, and hands over those that it has
+decoded.
+
+Threads that want one chunk at the same time decode it once: the first one claims it, the others wait for the end of
+that claim. A read that has claims waits for none, so reads never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.host_array import HostArray
+from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, Request, Version
+from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.plan.partial_chunks import PartialChunks
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.process import host_memory
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.fetch_options import fetch_options
+from xarray_gpuzarr.process.limited_cache import LimitedCache
+from xarray_gpuzarr.process.records import record
+
+Memory = npt.NDArray[np.uint8]
+ChunkKey = tuple[Hashable, ...]
+"""What the object is read from, its store key, the array's metadata, the form of the elements, and the first byte."""
+
+_MIB = 1024**2
+_ENTRY_NBYTES = 512
+"""What a chunk takes besides its elements."""
+_MOST_CHUNKS = 4096
+"""Of a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
+_MOST_SEEN = 16_384
+"""Chunks that are remembered to have been read once, some 5 MB."""
+_LOOK_S = 0.5
+"""How often a thread that waits for a chunk looks whether it is still being decoded."""
+
+
+@record
+class CachedChunk:
+    """The elements of a chunk and the version of the object that it comes from."""
+
+    memory: Memory
+    version: Version
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.memory.nbytes + _ENTRY_NBYTES
+
+
+class Claim:
+    """Chunks that one read decodes; it ends in one step, which no signal can interrupt."""
+
+    __slots__ = ("_under_way", "end")
+
+    def __init__(self) -> None:
+        self._under_way = Lock()
+        self._under_way.acquire()
+        self.end = self._under_way.release
+        """Let others decode what is not in the cache by now."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the chunks are in the cache, or will not be."""
+        return not self._under_way.locked()
+
+    def wait(self) -> None:
+        """Return soon after it has ended."""
+        if self._under_way.acquire(timeout=_LOOK_S):
+            self._under_way.release()
+
+
+class ChunkCache:
+    """Decoded chunks, and those that are being decoded. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.entries: LimitedCache[ChunkKey, CachedChunk] = LimitedCache()
+        self._claims: dict[ChunkKey, Claim] = {}
+        self._seen: dict[ChunkKey, None] = {}
+
+    def find(
+        self, keys: Sequence[tuple[ChunkKey, Version]], claim: Claim, *, at_once: bool, may_wait: bool
+    ) -> tuple[list[CachedChunk | None], list[bool], Claim | None]:
+        """Look for chunks of a version, and claim those that are to be kept.
+
+        Without `at_once`, a chunk is to be kept from the second time on that it is looked for. Returns those that were
+        found, which of the others are claimed now, and the claim of another read to wait for before all is looked for
+        again: only if it `may_wait`, and nothing is claimed then.
+        """
+        with self._lock:
+            found = [self.entries.get(key) for key, _ in keys]
+            chunks = [
+                chunk if chunk is not None and chunk.version == version else None
+                for chunk, (_, version) in zip(found, keys, strict=True)
+            ]
+            missing = [key for chunk, (key, _) in zip(chunks, keys, strict=True) if chunk is None]
+            claimed = {key: other for key in missing if (other := self._claims.get(key)) and not other.has_ended}
+            if claimed and may_wait:
+                return chunks, [], next(iter(claimed.values()))
+            is_ours = [
+                chunk is None and key not in claimed and (at_once or key in self._seen)
+                for chunk, (key, _) in zip(chunks, keys, strict=True)
+            ]
+            self._claims.update({key: claim for (key, _), ours in zip(keys, is_ours, strict=True) if ours})
+            if not at_once:
+                self._see(missing)
+        return chunks, is_ours, None
+
+    def put(self, key: ChunkKey, chunk: CachedChunk) -> None:
+        """Keep a chunk."""
+        self.entries.put(key, chunk, fetch_options().cache_nbytes)
+
+    def forget(self, keys: Sequence[ChunkKey], claim: Claim) -> None:
+        """Forget a claim that has ended."""
+        with self._lock:
+            for key in keys:
+                if self._claims.get(key) is claim:
+                    del self._claims[key]
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        self.entries.clear()
+
+    def _see(self, keys: Sequence[ChunkKey]) -> None:
+        """Remember chunks, and forget those that were read longest ago."""
+        self._seen.update(dict.fromkeys(keys))
+        while len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+
+
+cache = ChunkCache()
+
+
+def _after_fork() -> None:
+    global cache  # noqa: PLW0603  # a lock that another thread held does not come free in a fork
+    cache = ChunkCache()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork has another one
+
+
+@record
+class PlanChunks:
+    """What the cache has of the chunks of one plan, and what it is to get."""
+
+    found: dict[int, CachedChunk]
+    """By row."""
+    kept: dict[int, tuple[ChunkKey, CachedChunk]]
+    """By row: chunks that are to be decoded as a whole, to this memory."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plan is carried out as if there were no cache."""
+        return not self.found and not self.kept
+
+    def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
+        """Return the plan of the chunks that were found and that of all others, each with what the cache has of it."""
+        found = np.array(sorted(self.found), np.int64)
+        others = np.delete(np.arange(plan.n_stored), found)
+        here = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
+        rest = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
+        first = plan.take(found, plan.missing_row[:0]), here
+        return first, (plan.take(others, plan.missing_row), PlanChunks(found={}, kept=rest))
+
+
+class CachedRead:
+    """The cache as one read uses it; `end` it, whatever happens."""
+
+    def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
+        self._array, self._partial, self._versions = array, partial, versions
+        self._claim = Claim()
+        self._keys: list[ChunkKey] = []
+        """Of the chunks that are claimed."""
+        self._known: dict[str, Version] = {}
+        reaches_all = array.decodes == "up to" and partial.reach_most
+        self._at_once = is_remote or array.decodes == "all" or reaches_all
+        """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
+
+    def look_up(self, plan: ReadPlan) -> PlanChunks | None:
+        """Return what there is of a plan's chunks, and what is to be kept; None if it is nothing.
+
+        Raises `ObjectChangedError` if a shard of which chunks were found is of another version by now.
+        """
+        rows = self._partial.rows(plan)
+        keys, rows = self._versioned_keys(plan, rows)
+        if not keys:
+            return None
+        while True:
+            found, is_ours, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._keys)
+            if other is None:
+                break
+            crew.lend(other.wait)
+        chunks = PlanChunks(found={}, kept={})
+        for row, (key, version), chunk, ours in zip(rows, keys, found, is_ours, strict=True):
+            if chunk is not None:
+                chunks.found[row] = chunk
+            elif ours:
+                self._keys.append(key)
+                self._keep(chunks, row, key, version)
+        self._check(plan, chunks)
+        n_hits = len(chunks.found)
+        hit_nbytes = n_hits * self._array.spec.chunk_nbytes
+        counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
+        return None if chunks.is_empty else chunks
+
+    def put(self, chunks: PlanChunks, rows: Sequence[int]) -> None:
+        """Keep chunks of a plan that have been decoded, unless their objects have been changed meanwhile."""
+        for row in rows:
+            key, chunk = chunks.kept[row]
+            object_key = str(key[1])
+            if self._array.spec.index is not None or self._versions.settled_version(object_key) == chunk.version:
+                cache.put(key, chunk)
+
+    def end(self) -> None:
+        """Let others decode what has not been kept."""
+        self._claim.end()
+        if self._keys:
+            cache.forget(self._keys, self._claim)
+
+    def _versioned_keys(self, plan: ReadPlan, rows: Sequence[int]) -> tuple[list[tuple[ChunkKey, Version]], list[int]]:
+        """Return the keys of chunks and the versions of their objects, and the rows; without those of no version."""
+        spec, form, identity = self._array.spec, self._array.kept_form, self._versions.identity
+        objects, offsets = plan.object.tolist(), plan.offset.tolist()
+        keys: list[tuple[ChunkKey, Version]] = []
+        versioned: list[int] = []
+        for row in rows:
+            object_key = plan.keys[objects[row]]
+            if object_key not in self._known:
+                self._known[object_key] = self._versions.settled_version(object_key)
+            version = self._known[object_key]
+            if version is not None:
+                keys.append(((identity, object_key, spec.metadata, form, offsets[row]), version))
+                versioned.append(row)
+        return keys, versioned
+
+    def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
+        """Take memory for a chunk; where it lacks, the chunk is not kept."""
+        try:
+            memory = host_memory.result_memory.empty((self._array.kept_nbytes,), np.dtype(np.uint8))
+        except MemoryError:
+            cache.clear()
+            return
+        chunks.kept[row] = key, CachedChunk(memory=memory, version=version)
+
+    def _check(self, plan: ReadPlan, chunks: PlanChunks) -> None:
+        """Let the source check the versions of shards of which chunks were found."""
+        if self._array.spec.index is None or not chunks.found:
+            return
+        requests: dict[str, Request] = {}
+        for row in chunks.found:
+            key = plan.key_of(row)
+            requests[key] = key, ByteRange(offset=int(plan.offset[row]), nbytes=int(plan.nbytes[row]))
+        self._versions.check_versions(list(requests.values()))
+
+
+def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
+    """Return the cache as a read uses it; None if it takes whole chunks only, or too much, or may keep none."""
+    limit, nbytes, versions = fetch_options().cache_nbytes, array.kept_nbytes, source.chunk_versions
+    if versions is None or array.is_copied or not 0 < nbytes <= limit // 2:
+        return None
+    if target.n_chunks > _MOST_CHUNKS or target.n_chunks * (nbytes + _ENTRY_NBYTES) > limit:
+        return None
+    partial = PartialChunks(target, array.spec.grid)
+    return None if partial.are_none else CachedRead(array, partial, versions, is_remote=source.is_remote)
+
+
+def kept_chunks() -> str:
+    """Return a sentence about what the cache holds and has been good for; empty if no read has made use of it."""
+    counts, entries, limit = counters.snapshot(), cache.entries, fetch_options().cache_nbytes
+    n_sought = counts.n_cache_hits + counts.n_cache_misses
+    if not n_sought:
+        return ""
+    held = f"{len(entries)} chunks, {entries.nbytes / _MIB:.3g} of {limit / _MIB:.3g} MiB"
+    return f"Kept of chunks that were read in part: {held}; {counts.n_cache_hits} of {n_sought} were found decoded."

@@ -1,0 +1,90 @@
+"""Which chunks a read takes only a part of: another read may want another part of them soon."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
+from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.records import Column
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+
+_Flags = npt.NDArray[np.bool_]
+
+
+class PartialChunks:
+    """The chunks of a target of which a part is taken: less than what lies inside of the array."""
+
+    def __init__(self, target: Target, grid: ChunkGrid) -> None:
+        self.are_all = isinstance(target, PointTarget)
+        """Whether a part is taken of every chunk."""
+        self._axes: list[_Flags | None] = []
+        """Per axis, whether pieces are less than their chunks; None if none is."""
+        if isinstance(target, BoxTarget):
+            lengths = [length for _, length, _ in target.axes]
+            if target.spans is None:
+                self._axes = list(map(_partial_pieces, target.pieces, grid.chunk_shape, lengths))
+            else:
+                self._axes = list(map(_partial_ends, target.spans, lengths))
+        elif isinstance(target, StackTarget):
+            axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
+            self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
+        self.are_all = self.are_all or any(flags is not None and bool(flags.all()) for flags in self._axes)
+        self._reach = _reach(target)
+        self.are_none = not self.are_all and all(flags is None for flags in self._axes)
+        """Whether all chunks are taken whole."""
+
+    @property
+    def reach_most(self) -> bool:
+        """Whether decoding chunks up to their last wanted elements is decoding most of them.
+
+        It is looked at along the first axis, of chunks in C order.
+        """
+        return self._reach > _MOST
+
+    def rows(self, plan: ReadPlan) -> list[int]:
+        """Return the rows of a plan's stored chunks of which a part is taken."""
+        if self.are_all or self.are_none:
+            return list(range(plan.n_stored if self.are_all else 0))
+        is_partial = np.zeros(plan.n_stored, np.bool_)
+        for axis, flags in enumerate(self._axes):
+            if flags is not None:
+                is_partial |= flags.take(plan.row[:, axis])
+        rows: list[int] = is_partial.nonzero()[0].tolist()
+        return rows
+
+
+_MOST = 7 / 8
+"""Of a chunk: the rest is decoded in a seventh of the time."""
+
+
+def _reach(target: Target) -> float:
+    """Return up to where chunks are wanted along the first axis, as a share; 0 if several are, or it is unknown."""
+    spans = target.spans if isinstance(target, BoxTarget) else None
+    if not spans or spans[0].n_pieces != 1:
+        return 0
+    first = spans[0]
+    return (first.first % first.chunk_length + (first.n_elements - 1) * first.step + 1) / first.chunk_length
+
+
+@lru_cache(maxsize=512)
+def _partial_ends(along: Span, length: int) -> _Flags | None:
+    """Say which pieces of a span, along an axis of a length, are less than their chunks; None if none is."""
+    chunk_length = along.chunk_length
+    end = along.first + (along.n_elements - 1) * along.step + 1
+    is_thinned = along.step != 1 and chunk_length > 1
+    flags = np.full(along.n_pieces, is_thinned)
+    flags[0] |= along.first % chunk_length != 0
+    flags[-1] |= end % chunk_length != 0 and end < length
+    return flags if flags.any() else None
+
+
+def _partial_pieces(pieces: AxisPieces, chunk_length: int, length: int) -> _Flags | None:
+    """Say which pieces of any kind are less than their chunks; None if none is."""
+    inside: Column = np.minimum(chunk_length, length - pieces.chunk * chunk_length)
+    flags: _Flags = pieces.count < inside
+    return flags if flags.any() else None
