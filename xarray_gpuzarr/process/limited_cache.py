@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 
@@ -36,14 +36,19 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
 
     def get(self, key: Key) -> Entry | None:
         """Return an entry, None if it is not there."""
+        return self.get_all([key])[0]
+
+    def get_all(self, keys: Sequence[Key]) -> list[Entry | None]:
+        """Return entries, None for each that is not there."""
         with self._lock:
             if self._is_torn:
                 self._begin()
                 self._is_torn = False
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-            return entry
+            entries = [*map(self._entries.get, keys)]
+            for key, entry in zip(keys, entries, strict=True):
+                if entry is not None:
+                    self._entries.move_to_end(key)
+            return entries
 
     def put(self, key: Key, entry: Entry, most_nbytes: int) -> None:
         """Keep an entry, unless it alone is too large; drop others until all take `most_nbytes` at most."""

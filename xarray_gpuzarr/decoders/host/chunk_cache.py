@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.host_array import HostArray
-from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, Request, Version
-from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, Version
+from xarray_gpuzarr.native.library import address
 from xarray_gpuzarr.plan.partial_chunks import PartialChunks
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory
@@ -31,8 +31,8 @@ from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.process.records import record
 
 Memory = npt.NDArray[np.uint8]
-ChunkKey = tuple[Hashable, ...]
-"""What the object is read from, its store key, the array's metadata, the form of the elements, and the first byte."""
+ChunkKey = tuple[tuple[Hashable, ...], int]
+"""What the object is read from, the array's metadata, the form of the elements, the store key; and the first byte."""
 
 _MIB = 1024**2
 _ENTRY_NBYTES = 512
@@ -50,12 +50,11 @@ class CachedChunk:
     """The elements of a chunk and the version of the object that it comes from."""
 
     memory: Memory
+    address: int
+    """Address of `memory`."""
     version: Version
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.memory.nbytes + _ENTRY_NBYTES
+    nbytes: int
+    """Memory that it takes."""
 
 
 class Claim:
@@ -90,32 +89,29 @@ class ChunkCache:
         self._seen: dict[ChunkKey, None] = {}
 
     def find(
-        self, keys: Sequence[tuple[ChunkKey, Version]], claim: Claim, *, at_once: bool, may_wait: bool
-    ) -> tuple[list[CachedChunk | None], list[bool], Claim | None]:
-        """Look for chunks of a version, and claim those that are to be kept.
+        self, keys: Sequence[ChunkKey], claim: Claim, *, at_once: bool, may_wait: bool
+    ) -> tuple[list[CachedChunk | None], list[int], Claim | None]:
+        """Look for chunks, and claim those that are to be kept.
 
-        Without `at_once`, a chunk is to be kept from the second time on that it is looked for. Returns those that were
-        found, which of the others are claimed now, and the claim of another read to wait for before all is looked for
-        again: only if it `may_wait`, and nothing is claimed then.
+        Without `at_once`, a chunk is to be kept from the second time on that it is looked for. Returns those that are
+        there, of any version; the positions of the others that are claimed now; and the claim of another read to wait
+        for before all is looked for again: only if it `may_wait`, and nothing is claimed then.
         """
         with self._lock:
-            found = [self.entries.get(key) for key, _ in keys]
-            chunks = [
-                chunk if chunk is not None and chunk.version == version else None
-                for chunk, (_, version) in zip(found, keys, strict=True)
-            ]
-            missing = [key for chunk, (key, _) in zip(chunks, keys, strict=True) if chunk is None]
-            claimed = {key: other for key in missing if (other := self._claims.get(key)) and not other.has_ended}
-            if claimed and may_wait:
-                return chunks, [], next(iter(claimed.values()))
-            is_ours = [
-                chunk is None and key not in claimed and (at_once or key in self._seen)
-                for chunk, (key, _) in zip(chunks, keys, strict=True)
-            ]
-            self._claims.update({key: claim for (key, _), ours in zip(keys, is_ours, strict=True) if ours})
+            chunks = self.entries.get_all(keys)
+            missing = [i for i, chunk in enumerate(chunks) if chunk is None]
+            if not missing:
+                return chunks, [], None
+            of_others = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
+            under_way = {i: other for i, other in of_others.items() if not other.has_ended}
+            if under_way and may_wait:
+                return chunks, [], next(iter(under_way.values()))
+            seen = self._seen
+            claimed = [i for i in missing if i not in under_way and (at_once or keys[i] in seen)]
+            self._claims.update({keys[i]: claim for i in claimed})
             if not at_once:
-                self._see(missing)
-        return chunks, is_ours, None
+                self._see([keys[i] for i in missing])
+        return chunks, claimed, None
 
     def put(self, key: ChunkKey, chunk: CachedChunk) -> None:
         """Keep a chunk."""
@@ -181,9 +177,9 @@ class CachedRead:
     def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
         self._array, self._partial, self._versions = array, partial, versions
         self._claim = Claim()
-        self._keys: list[ChunkKey] = []
-        """Of the chunks that are claimed."""
-        self._known: dict[str, Version] = {}
+        self._claimed: list[ChunkKey] = []
+        """Keys of the chunks that this read has claimed."""
+        self._array_key = versions.identity, array.spec.metadata, array.kept_form
         reaches_all = array.decodes == "up to" and partial.reach_most
         self._at_once = is_remote or array.decodes == "all" or reaches_all
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
@@ -194,22 +190,27 @@ class CachedRead:
         Raises `ObjectChangedError` if a shard of which chunks were found is of another version by now.
         """
         rows = self._partial.rows(plan)
-        keys, rows = self._versioned_keys(plan, rows)
-        if not keys:
+        if not rows:
             return None
+        number, offset = plan.object.tolist(), plan.offset.tolist()
+        objects = [(*self._array_key, key) for key in plan.keys]
+        keys = [(objects[number[row]], offset[row]) for row in rows]
         while True:
-            found, is_ours, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._keys)
+            found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
             if other is None:
                 break
             crew.lend(other.wait)
-        chunks = PlanChunks(found={}, kept={})
-        for row, (key, version), chunk, ours in zip(rows, keys, found, is_ours, strict=True):
-            if chunk is not None:
-                chunks.found[row] = chunk
-            elif ours:
-                self._keys.append(key)
-                self._keep(chunks, row, key, version)
-        self._check(plan, chunks)
+        self._claimed += [keys[i] for i in claimed]
+        hits = {rows[i]: chunk for i, chunk in enumerate(found) if chunk is not None}
+        # Few objects are asked for their version: those of chunks that are there, or to be kept.
+        there = {number[row] for row in hits}
+        versions = {n: self._versions.settled_version(plan.keys[n]) for n in there | {number[rows[i]] for i in claimed}}
+        chunks = PlanChunks(
+            found={row: hit for row, hit in hits.items() if hit.version == versions[number[row]]}, kept={}
+        )
+        for i in claimed:
+            self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
+        self._check(plan, chunks, number)
         n_hits = len(chunks.found)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
@@ -219,50 +220,37 @@ class CachedRead:
         """Keep chunks of a plan that have been decoded, unless their objects have been changed meanwhile."""
         for row in rows:
             key, chunk = chunks.kept[row]
-            object_key = str(key[1])
+            object_key = str(key[0][-1])
             if self._array.spec.index is not None or self._versions.settled_version(object_key) == chunk.version:
                 cache.put(key, chunk)
 
     def end(self) -> None:
         """Let others decode what has not been kept."""
         self._claim.end()
-        if self._keys:
-            cache.forget(self._keys, self._claim)
-
-    def _versioned_keys(self, plan: ReadPlan, rows: Sequence[int]) -> tuple[list[tuple[ChunkKey, Version]], list[int]]:
-        """Return the keys of chunks and the versions of their objects, and the rows; without those of no version."""
-        spec, form, identity = self._array.spec, self._array.kept_form, self._versions.identity
-        objects, offsets = plan.object.tolist(), plan.offset.tolist()
-        keys: list[tuple[ChunkKey, Version]] = []
-        versioned: list[int] = []
-        for row in rows:
-            object_key = plan.keys[objects[row]]
-            if object_key not in self._known:
-                self._known[object_key] = self._versions.settled_version(object_key)
-            version = self._known[object_key]
-            if version is not None:
-                keys.append(((identity, object_key, spec.metadata, form, offsets[row]), version))
-                versioned.append(row)
-        return keys, versioned
+        if self._claimed:
+            cache.forget(self._claimed, self._claim)
 
     def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Take memory for a chunk; where it lacks, the chunk is not kept."""
+        """Take memory for a chunk; where it lacks, or the object bears no version, the chunk is not kept."""
+        if version is None:
+            return
+        nbytes = self._array.kept_nbytes
         try:
-            memory = host_memory.result_memory.empty((self._array.kept_nbytes,), np.dtype(np.uint8))
+            memory = host_memory.result_memory.empty((nbytes,), np.dtype(np.uint8))
         except MemoryError:
             cache.clear()
             return
-        chunks.kept[row] = key, CachedChunk(memory=memory, version=version)
+        chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
+        chunks.kept[row] = key, chunk
 
-    def _check(self, plan: ReadPlan, chunks: PlanChunks) -> None:
+    def _check(self, plan: ReadPlan, chunks: PlanChunks, number: Sequence[int]) -> None:
         """Let the source check the versions of shards of which chunks were found."""
         if self._array.spec.index is None or not chunks.found:
             return
-        requests: dict[str, Request] = {}
-        for row in chunks.found:
-            key = plan.key_of(row)
-            requests[key] = key, ByteRange(offset=int(plan.offset[row]), nbytes=int(plan.nbytes[row]))
-        self._versions.check_versions(list(requests.values()))
+        of_object = {number[row]: row for row in chunks.found}
+        self._versions.check_versions(
+            [request for row in of_object.values() for request in plan.requests(row, row + 1)]
+        )
 
 
 def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:

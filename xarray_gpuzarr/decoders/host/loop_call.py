@@ -234,12 +234,13 @@ class LoopCall:
 
     def _give_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
         """Note which chunks are decoded already, and where others are decoded as a whole; return what has them."""
+        src, nbytes = self._numbers[: self._n], self.nbytes
         for row, chunk in chunks.found.items():
-            self._numbers[row], self.nbytes[row] = address(chunk.memory), _DECODED
+            src[row], nbytes[row] = chunk.address, _DECODED
         if chunks.kept:
             whole = np.zeros(self._n, np.int64)
             for row, (_, chunk) in chunks.kept.items():
-                whole[row] = address(chunk.memory)
+                whole[row] = chunk.address
             struct.whole = address(whole)
             return chunks, whole
         return chunks
