@@ -189,18 +189,17 @@ class Snapshot:
             return self._source.settled_version(key)
         return self._versions[key] if key in self._settled else None
 
-    def check_versions(self, requests: Sequence[Request]) -> None:
+    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
         """Raise `ObjectChangedError` unless shards are of the versions that their indexes were read from.
 
         Files are asked for their times; other stores for a byte of each shard, all at once.
         """
         asked = []
-        for key, byte_range in requests:
+        for key, offset in places:
             version = self._versions[key]
             if self._source.settled_version(key) == version:
                 continue
-            one = ByteRange(offset=byte_range.offset, nbytes=min(1, byte_range.nbytes))
-            asked.append((key, version, self._source.start([(key, one)], version)))
+            asked.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
         for key, version, pending in asked:
             (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:

@@ -150,10 +150,10 @@ class ChunkVersions(Protocol):
         Makes no request: of a shard it is the one that its index was read from, see `check_versions`.
         """
 
-    def check_versions(self, requests: Sequence[Request]) -> None:
+    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
         """Raise `ObjectChangedError` unless shards are still of the versions that their indexes were read from.
 
-        `requests` has a byte range of each, which may be asked for.
+        `places` are the keys of some, each with the offset of a byte that it has.
         """
 
 

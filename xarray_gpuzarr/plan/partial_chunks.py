@@ -25,15 +25,16 @@ class PartialChunks:
         self._axes: list[_Flags | None] = []
         """Per axis, whether pieces are less than their chunks; None if none is."""
         if isinstance(target, BoxTarget):
-            lengths = [length for _, length, _ in target.axes]
-            if target.spans is None:
-                self._axes = list(map(_partial_pieces, target.pieces, grid.chunk_shape, lengths))
-            else:
-                self._axes = list(map(_partial_ends, target.spans, lengths))
+            for axis, (_, length, _) in enumerate(target.axes):
+                if target.spans is None:
+                    flags, are_all = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
+                else:
+                    flags, are_all = _partial_ends(target.spans[axis], length)
+                self._axes.append(flags)
+                self.are_all = self.are_all or are_all
         elif isinstance(target, StackTarget):
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
-        self.are_all = self.are_all or any(flags is not None and bool(flags.all()) for flags in self._axes)
         self._reach = _reach(target)
         self.are_none = not self.are_all and all(flags is None for flags in self._axes)
         """Whether all chunks are taken whole."""
@@ -72,19 +73,25 @@ def _reach(target: Target) -> float:
 
 
 @lru_cache(maxsize=512)
-def _partial_ends(along: Span, length: int) -> _Flags | None:
-    """Say which pieces of a span, along an axis of a length, are less than their chunks; None if none is."""
+def _partial_ends(along: Span, length: int) -> tuple[_Flags | None, bool]:
+    """Say which pieces of a span, along an axis of a length, are less than their chunks, and whether all are.
+
+    None if none is. It is kept for the next read: most of an array are alike.
+    """
     chunk_length = along.chunk_length
     end = along.first + (along.n_elements - 1) * along.step + 1
     is_thinned = along.step != 1 and chunk_length > 1
     flags = np.full(along.n_pieces, is_thinned)
     flags[0] |= along.first % chunk_length != 0
     flags[-1] |= end % chunk_length != 0 and end < length
-    return flags if flags.any() else None
+    return _flags(flags)
 
 
-def _partial_pieces(pieces: AxisPieces, chunk_length: int, length: int) -> _Flags | None:
-    """Say which pieces of any kind are less than their chunks; None if none is."""
+def _partial_pieces(pieces: AxisPieces, chunk_length: int, length: int) -> tuple[_Flags | None, bool]:
+    """Say of pieces of any kind what `_partial_ends` says of a span."""
     inside: Column = np.minimum(chunk_length, length - pieces.chunk * chunk_length)
-    flags: _Flags = pieces.count < inside
-    return flags if flags.any() else None
+    return _flags(pieces.count < inside)
+
+
+def _flags(flags: _Flags) -> tuple[_Flags | None, bool]:
+    return (flags, bool(flags.all())) if flags.any() else (None, False)

@@ -77,10 +77,12 @@ class ResultMemory:
         try:
             return self._empty(shape, dtype)
         except MemoryError:
-            self._free.clear()
-            for let_go in when_short:
-                let_go()
+            let_go()
             return self._empty(shape, dtype)
+
+    def clear(self) -> None:
+        """Let go of all that waits for a result."""
+        self._free.clear()
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
@@ -120,8 +122,14 @@ class _Lent:
 
 
 result_memory = ResultMemory()
-when_short: list[Callable[[], object]] = []
+when_short: list[Callable[[], object]] = [lambda: result_memory.clear()]  # noqa: PLW0108  # a fork has another one
 """What lets go of memory that may be had again, called where memory lacks."""
+
+
+def let_go() -> None:
+    """Let go of what is kept for later reads."""
+    for each in when_short:
+        each()
 
 
 def _after_fork() -> None:

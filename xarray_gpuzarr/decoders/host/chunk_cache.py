@@ -171,6 +171,18 @@ class PlanChunks:
         return first, (plan.take(others, plan.missing_row), PlanChunks(found={}, kept=rest))
 
 
+class _Versions(dict[int, Version]):
+    """Versions of a plan's objects, by number; only those that are looked at are asked for."""
+
+    def __init__(self, keys: Sequence[str], versions: ChunkVersions) -> None:
+        super().__init__()
+        self._keys, self._of = keys, versions
+
+    def __missing__(self, number: int) -> Version:
+        version = self[number] = self._of.settled_version(self._keys[number])
+        return version
+
+
 class CachedRead:
     """The cache as one read uses it; `end` it, whatever happens."""
 
@@ -201,16 +213,17 @@ class CachedRead:
                 break
             crew.lend(other.wait)
         self._claimed += [keys[i] for i in claimed]
-        hits = {rows[i]: chunk for i, chunk in enumerate(found) if chunk is not None}
-        # Few objects are asked for their version: those of chunks that are there, or to be kept.
-        there = {number[row] for row in hits}
-        versions = {n: self._versions.settled_version(plan.keys[n]) for n in there | {number[rows[i]] for i in claimed}}
-        chunks = PlanChunks(
-            found={row: hit for row, hit in hits.items() if hit.version == versions[number[row]]}, kept={}
-        )
+        chunks = PlanChunks(found={}, kept={})
+        versions = _Versions(plan.keys, self._versions)
+        for i, chunk in enumerate(found):
+            row = rows[i]
+            if chunk is not None and chunk.version == versions[number[row]]:
+                chunks.found[row] = chunk
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
-        self._check(plan, chunks, number)
+        if chunks.found and self._array.spec.index is not None:
+            of_object = {number[row]: row for row in chunks.found}
+            self._versions.check_versions([(plan.keys[n], offset[row]) for n, row in of_object.items()])
         n_hits = len(chunks.found)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
@@ -242,15 +255,6 @@ class CachedRead:
             return
         chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
         chunks.kept[row] = key, chunk
-
-    def _check(self, plan: ReadPlan, chunks: PlanChunks, number: Sequence[int]) -> None:
-        """Let the source check the versions of shards of which chunks were found."""
-        if self._array.spec.index is None or not chunks.found:
-            return
-        of_object = {number[row]: row for row in chunks.found}
-        self._versions.check_versions(
-            [request for row in of_object.values() for request in plan.requests(row, row + 1)]
-        )
 
 
 def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
