@@ -449,3 +449,34 @@ def test_a_shard_of_another_version_is_found_out_before_its_chunks_are_used(tmp_
         patch.setattr(xarray_gpuzarr.fetch.snapshot.Snapshot, "check_versions", noting)
         assert_same_bits(read_array(array, 3, device="host"), DATA[3] + 7)
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("shards", [SHARDS, None])
+def test_readers_never_see_less_than_was_written_before_they_began(tmp_path, shards):
+    """A writer replaces all objects again and again: a plane is of one version of each, and of none from before."""
+    array, done, stop, wrong = written(tmp_path, shards=shards, compressors=GzipCodec()), [0], threading.Event(), []
+
+    def write():
+        for number in range(1, 25):
+            with zarr_pipeline():
+                zarr.open_array(tmp_path, path="v", mode="r+")[...] = DATA + number * 1000
+            done[0] = number
+            stop.wait(0.01)  # two versions of a file have different times
+        stop.set()
+
+    def read():
+        i = 0
+        while not stop.is_set():
+            i, before = (i + 1) % 48, done[0]
+            versions = (read_array(array, i, device="host") - DATA[i]) // 1000
+            ends = [(int(chunk.min()), int(chunk.max())) for chunk in (versions[:20], versions[20:])]
+            wrong.extend((i, before, *end) for end in ends if not before <= end[0] == end[1] <= done[0] + 1)
+
+    threads = [threading.Thread(target=work) for work in (write, read, read)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    assert_same_bits(read_array(array, 3, device="host"), DATA[3] + 24 * 1000)

@@ -118,7 +118,7 @@ class ChunkCache:
         self.entries.put(key, chunk, fetch_options().cache_nbytes)
 
     def forget(self, keys: Sequence[ChunkKey], claim: Claim) -> None:
-        """Forget a claim that has ended."""
+        """Forget a claim that is about to end; one that was interrupted goes with the next claim of its chunks."""
         with self._lock:
             for key in keys:
                 if self._claims.get(key) is claim:
@@ -184,16 +184,18 @@ class _Versions(dict[int, Version]):
 
 
 class CachedRead:
-    """The cache as one read uses it; `end` it, whatever happens."""
+    """The cache as one read uses it; call `end_claim`, whatever happens."""
 
     def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
         self._array, self._partial, self._versions = array, partial, versions
         self._claim = Claim()
+        self.end_claim = self._claim.end
+        """Lets others decode what has not been kept: one call of C."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
         self._array_key = versions.identity, array.spec.metadata, array.kept_form
-        reaches_all = array.decodes == "up to" and partial.reach_most
-        self._at_once = is_remote or array.decodes == "all" or reaches_all
+        decodes_most = array.decodes == "all" or (array.decodes == "up to" and partial.reach_most)
+        self._at_once = is_remote or (decodes_most and partial.are_much)
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
@@ -212,6 +214,9 @@ class CachedRead:
             if other is None:
                 break
             crew.lend(other.wait)
+        if not claimed and found.count(None) == len(found):  # as of most single elements
+            counters.add(n_cache_misses=len(found))
+            return None
         self._claimed += [keys[i] for i in claimed]
         chunks = PlanChunks(found={}, kept={})
         versions = _Versions(plan.keys, self._versions)
@@ -237,9 +242,8 @@ class CachedRead:
             if self._array.spec.index is not None or self._versions.settled_version(object_key) == chunk.version:
                 cache.put(key, chunk)
 
-    def end(self) -> None:
-        """Let others decode what has not been kept."""
-        self._claim.end()
+    def forget_claim(self) -> None:
+        """Let others claim the chunks, which have been kept if they could be."""
         if self._claimed:
             cache.forget(self._claimed, self._claim)
 

@@ -97,14 +97,16 @@ class HostDecoder:
             return out
         finally:
             try:
-                if cached is not None:
-                    cached.end()
                 crew.alone.discard(me)
             finally:  # one call of C each, see `process.waiting`
-                if takes_turn:
-                    crew.turns.pop(thread, None)
-                    if crew.over.waiting:
-                        crew.over.ring()
+                try:
+                    if cached is not None:
+                        cached.end_claim()
+                finally:
+                    if takes_turn:
+                        crew.turns.pop(thread, None)
+                        if crew.over.waiting:
+                            crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""
@@ -143,6 +145,7 @@ def run_plans(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
     tasks = CachedTasks(read, cached)
     run_tasks(tasks.tasks(plans), read)
     tasks.put()
+    cached.forget_claim()
 
 
 def call_loops(
@@ -166,6 +169,8 @@ def call_loops(
                 remaining.append((plan, call, rows))
         if cached is not None and chunks is not None:
             cached.put(chunks, call.decoded(chunks.kept))
+    if cached is not None:
+        cached.forget_claim()
     return remaining
 
 
