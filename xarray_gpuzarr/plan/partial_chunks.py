@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +26,9 @@ class PartialChunks:
         """Whether a part is taken of every chunk."""
         self._axes: list[_Flags | None] = []
         """Per axis, whether pieces are less than their chunks; None if none is."""
-        if isinstance(target, BoxTarget):
+        if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
+            self.are_all = _is_part(target.spans, target.axes)
+        elif isinstance(target, BoxTarget):
             self._cut(target, grid)
         elif isinstance(target, StackTarget):
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
@@ -38,8 +41,6 @@ class PartialChunks:
         for axis, (_, length, _) in enumerate(target.axes):
             if target.spans is None:
                 flags, are_all = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
-            elif target.spans[axis].n_pieces == 1:  # of which each read has others
-                flags, are_all = None, _is_part(target.spans[axis], length)
             else:
                 flags, are_all = _partial_ends(target.spans[axis], length)
             self._axes.append(flags)
@@ -86,11 +87,13 @@ def _reach(target: Target) -> float:
     return (first.first % first.chunk_length + (first.n_elements - 1) * first.step + 1) / first.chunk_length
 
 
-def _is_part(along: Span, length: int) -> bool:
-    """Whether a span in a single chunk, along an axis of a length, is less than what the array has of that chunk."""
-    first, n_elements, step, _, chunk_length = along
-    end = first + (n_elements - 1) * step + 1
-    return first % chunk_length != 0 or step != 1 or (end % chunk_length != 0 and end < length)
+def _is_part(spans: Sequence[Span], axes: Sequence[tuple[object, int, int]]) -> bool:
+    """Whether a box in a single chunk is less than what the array has of that chunk."""
+    for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(spans, axes, strict=True):
+        end = first + (n_elements - 1) * step + 1
+        if first % chunk_length or step != 1 or (end % chunk_length and end < length):
+            return True
+    return False
 
 
 @lru_cache(maxsize=512)

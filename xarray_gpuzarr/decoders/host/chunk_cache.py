@@ -103,7 +103,7 @@ class ChunkCache:
             if not missing:
                 return chunks, [], None
             of_others = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
-            under_way = {i: other for i, other in of_others.items() if not other.has_ended}
+            under_way = {i: other for i, other in of_others.items() if other is not claim and not other.has_ended}
             if under_way and may_wait:
                 return chunks, [], next(iter(under_way.values()))
             seen = self._seen
@@ -156,11 +156,6 @@ class PlanChunks:
     kept: dict[int, tuple[ChunkKey, CachedChunk]]
     """By row: chunks that are to be decoded as a whole, to this memory."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the plan is carried out as if there were no cache."""
-        return not self.found and not self.kept
-
     def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
         """Return the plan of the chunks that were found and that of all others, each with what the cache has of it."""
         found = np.array(sorted(self.found), np.int64)
@@ -209,21 +204,12 @@ class CachedRead:
         number, offset = plan.object.tolist(), plan.offset.tolist()
         objects = [(*self._array_key, key) for key in plan.keys]
         keys = [(objects[number[row]], offset[row]) for row in rows]
-        while True:
-            found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
-            if other is None:
-                break
-            crew.lend(other.wait)
+        versions = _Versions(plan.keys, self._versions)
+        found, claimed = self._find(keys, [number[row] for row in rows], versions)
         if not claimed and found.count(None) == len(found):  # as of most single elements
             counters.add(n_cache_misses=len(found))
             return None
-        self._claimed += [keys[i] for i in claimed]
-        chunks = PlanChunks(found={}, kept={})
-        versions = _Versions(plan.keys, self._versions)
-        for i, chunk in enumerate(found):
-            row = rows[i]
-            if chunk is not None and chunk.version == versions[number[row]]:
-                chunks.found[row] = chunk
+        chunks = PlanChunks(found={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, kept={})
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
         if chunks.found and self._array.spec.index is not None:
@@ -232,7 +218,26 @@ class CachedRead:
         n_hits = len(chunks.found)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
-        return None if chunks.is_empty else chunks
+        return chunks if chunks.found or chunks.kept else None
+
+    def _find(
+        self, keys: Sequence[ChunkKey], number: Sequence[int], versions: _Versions
+    ) -> tuple[list[CachedChunk | None], list[int]]:
+        """Return the chunks that are there, and the positions of those that are claimed; `number` is of their objects.
+
+        What is there of a version that is no more is dropped: it would keep the next one out.
+        """
+        while True:
+            found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
+            self._claimed += [keys[i] for i in claimed]
+            if other is not None:
+                crew.lend(other.wait)
+                continue
+            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[number[i]]]
+            if not stale:
+                return found, claimed
+            for i in stale:
+                cache.entries.drop(keys[i])
 
     def put(self, chunks: PlanChunks, rows: Sequence[int]) -> None:
         """Keep chunks of a plan that have been decoded, unless their objects have been changed meanwhile."""

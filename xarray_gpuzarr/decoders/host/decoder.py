@@ -79,21 +79,10 @@ class HostDecoder:
                 crew.begin_turn(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
-            budget = threads.thread_budget()
-            kind = {"is_remote": source.is_remote, "is_local": source.is_local}
-            shared = schedule(array, target.n_chunks, out.nbytes, **kind, budget=budget, costs=self.costs)
+            kind = {"is_remote": source.is_remote, "is_local": source.is_local, "budget": threads.thread_budget()}
+            shared = schedule(array, target.n_chunks, out.nbytes, costs=self.costs, **kind)
             output = None if array.program is None else LoopOutput(array, target, out)
-            read = HostRead(array, target, out, source, shared, output)
-            if output is None or shared.rows_a_call is None:
-                run_plans(plans, read, cached)
-                return out
-            crew.alone.add(me)
-            rest = call_loops(plans, read, output, shared.rows_a_call, cached)
-            if rest:
-                crew.alone.discard(me)
-                # There are many tasks, so each of their calls of the loops takes one thread.
-                read = replace(read, schedule=replace(shared, n_loop_threads=1))
-                run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
+            carry_out(plans, HostRead(array, target, out, source, shared, output), cached, me)
             return out
         finally:
             try:
@@ -123,6 +112,21 @@ class HostDecoder:
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""
         return cast_array(cast, block)
+
+
+def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, me: object) -> None:
+    """Carry out plans by calls of the loops, or by tasks; `me` stands for the calling thread while it is alone."""
+    output, rows_a_call = read.output, read.schedule.rows_a_call
+    if output is None or rows_a_call is None:
+        run_plans(plans, read, cached)
+        return
+    crew.alone.add(me)
+    rest = call_loops(plans, read, output, rows_a_call, cached)
+    if rest:
+        crew.alone.discard(me)
+        # There are many tasks, so each of their calls of the loops takes one thread.
+        read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
+        run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
 
 
 def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
