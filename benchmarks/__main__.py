@@ -25,6 +25,7 @@ from benchmarks.report import print_case, print_summary
 from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Case, Session
+from benchmarks.small import cases as small
 from benchmarks.training import cases as training
 from benchmarks.writes import cases as writes
 from benchmarks.writes import copies as written_copies
@@ -41,6 +42,7 @@ MORE_CASES: tuple[CaseBuilder, ...] = (
     copies.cases,
     many_threads.cases,
     host_cost.cases,
+    small.cases,
     writes.cases,
     written_copies.cases,
 )

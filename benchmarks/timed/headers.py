@@ -40,7 +40,7 @@ class HeaderStore:
     lookahead = 4
     is_remote = is_local = cuts_objects = False
     storage = "posix"
-    identity = None
+    identity = chunk_versions = None
 
     def __init__(self, nbytes: npt.NDArray[np.int64], chunk_nbytes: int, codec: str, on_read: OnRead) -> None:
         self._on_read = on_read

@@ -30,7 +30,8 @@ import xarray_gpuzarr
 from helpers.simulated.reads import SMALL, CudaReads
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host import HostDecoder, chunk_cache
+from xarray_gpuzarr.fetch import source
 from xarray_gpuzarr.process import progress_bar, threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
@@ -173,6 +174,22 @@ def memory(n_threads: int, **layout: Any) -> Subject:
     return Subject(host_read(array), [check_threads, check_requests])
 
 
+def parts(path: str, n_threads: int) -> Subject:
+    """Reads of parts of chunks, which are kept decoded, and of which no read may be taken for the one that decodes."""
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
+    source.SETTLED_S = -1e9
+    array = zarr.create_array(LocalStore(path), data=DATA, **LAYOUT)
+
+    def check() -> None:
+        cache = chunk_cache.cache
+        assert all(claim.has_ended for claim in cache._claims.values())
+        cache.entries.drop(next(iter(cache.entries._entries), None))  # and is decoded anew
+
+    return Subject(
+        lambda: np.concatenate([read_array(array, slice(i, i + 8)) for i in range(0, 40, 8)]), [check_threads, check]
+    )
+
+
 def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
     """A read on the simulated device: nothing of its memory may be held, and no turn taken."""
     os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
@@ -233,6 +250,7 @@ def shown(path: str) -> Subject:
 
 SUBJECTS: dict[str, Callable[[str, int], Subject]] = {
     "shards": lambda path, n: local(path, n, **LAYOUT),
+    "parts": parts,
     "files": lambda path, n: local(path, n, chunks=(10, 32, 32), compressors=None),
     "store": lambda _, n: memory(n, **LAYOUT),
     "objects": lambda _, n: memory(n, chunks=(10, 32, 32)),

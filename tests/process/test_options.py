@@ -21,7 +21,7 @@ from xarray_gpuzarr.process.settings import parse_nbytes
 
 NO_SIZE = "not a size such as 67108864, 64 MiB or 2GB"
 SETTINGS = [
-    *("max_gap_nbytes", "max_request_nbytes", "index_cache_nbytes"),
+    *("max_gap_nbytes", "max_request_nbytes", "index_cache_nbytes", "cache_nbytes"),
     *("slot_nbytes", "batch_nbytes", "scratch_nbytes"),
 ]
 
@@ -39,6 +39,7 @@ OF_THE_ENVIRONMENT = {
         "max_request_nbytes": ("1 MiB", 1_048_576),
         "max_requests": ("5", 5),
         "index_cache_nbytes": ("2MB", 2_000_000),
+        "cache_nbytes": ("3 GiB", 3 * 1024**3),
     },
     ResourceOptions: {
         "slot_nbytes": ("1 MiB", 1_048_576),
@@ -71,7 +72,10 @@ def test_plain_is_the_most_cautious_value_of_each():
 
 
 UNUSABLE = {
-    "at least 0": [("max_gap_nbytes", -1), ("index_cache_nbytes", -1), ("index_cache_nbytes", None)],
+    "at least 0": [
+        *(("max_gap_nbytes", -1), ("index_cache_nbytes", -1), ("index_cache_nbytes", None)),
+        *(("cache_nbytes", -1), ("cache_nbytes", 1.5)),
+    ],
     "at least 1": [
         *(("max_requests", value) for value in (0, None, True)),
         *(("max_request_nbytes", 0), ("max_request_nbytes", 1.5), ("batch_nbytes", True), ("batch_nbytes", 0)),

@@ -34,6 +34,7 @@ DATA = np.arange(200_000, dtype="i4")
     [
         ("shards", 1, 13),
         ("shards", 2, 11),
+        ("parts", 1, 61),
         ("files", 2, 13),
         ("store", 1, 13),
         ("store", 2, 17),
@@ -52,7 +53,7 @@ def test_an_interrupt_at_any_point_leaves_nothing_behind(kind, n_threads, step):
     assert in_fresh_process(interrupt_reads, kind, n_threads, "points", amount, seconds=100) >= usually(5, full=10)
 
 
-@pytest.mark.parametrize(("kind", "n_threads"), [("shards", 2), ("store", 2), ("progress", 1)])
+@pytest.mark.parametrize(("kind", "n_threads"), [("shards", 2), ("parts", 2), ("store", 2), ("progress", 1)])
 def test_signals_at_any_time_leave_nothing_behind(kind, n_threads):
     assert in_fresh_process(interrupt_reads, kind, n_threads, "timer", 1, seconds=100) >= 5
 

@@ -27,6 +27,7 @@ from xarray_gpuzarr.cli.contents import Contents, groups_below, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.settings import parse_nbytes
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     _print(times, wrong, nbytes)
+    say("", kept_chunks() or "Only whole chunks were read: none was kept decoded for the next read.")
     if contents.why_apart:
         say("", f"{contents.why_apart}. So zarr-python and this package read the array itself.")
     return int(bool(wrong))

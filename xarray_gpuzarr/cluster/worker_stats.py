@@ -95,16 +95,18 @@ class Stats:
         stages = [stage for stage in STAGES if stage in self.total.seconds]
         both = ["verified", "different"] if self.total.n_verified else []
         shared = ["by the host"] if self.total.n_by_host else []
+        cached = ["found", "not found"] if self.total.n_cache_hits + self.total.n_cache_misses else []
         columns = ["worker", "reads", "shards", "read", "decoded", "to the GPU"]
-        yield [*columns, *shared, *both, *(f"{stage} s" for stage in stages)]
+        yield [*columns, *cached, *shared, *both, *(f"{stage} s" for stage in stages)]
         named = [(row.label, row.counts) for row in self.rows]
         for label, counts in named if len(named) == 1 else [*named, ("all", self.total)]:
             nbytes = (counts.read_nbytes, counts.decoded_nbytes, counts.copied_nbytes)
             seconds = (f"{counts.seconds.get(stage, 0.0):.2f}" for stage in stages)
             verified = map(str, (counts.n_verified, counts.n_different) if both else ())
             by_host = [str(counts.n_by_host)][: len(shared)]
-            sums = [str(counts.n_reads), str(counts.n_shards), *map(format_nbytes, nbytes), *by_host]
-            yield [label, *sums, *verified, *seconds]
+            sums = [str(counts.n_reads), str(counts.n_shards), *map(format_nbytes, nbytes)]
+            sums += map(str, (counts.n_cache_hits, counts.n_cache_misses) if cached else ())
+            yield [label, *sums, *by_host, *verified, *seconds]
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:

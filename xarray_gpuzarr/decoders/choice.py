@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _CUDA_NEEDS = {"cupy": "CuPy", "rmm": "RMM", "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)"}
 _DEVICES = ("auto", "cuda", "host", "workers")
+_AS_EVER = frozenset({"auto", "posix"})
+"""Ways of local files to a device that every device has."""
 _ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
 """What other packages call a device -> what it is called here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
@@ -70,6 +72,8 @@ def resolve_storage(storage: str, device: str) -> Storage:
     DeviceUnavailableError
         ``"gds"`` was asked for, and this machine lacks something for it.
     """
+    if storage in _AS_EVER:
+        return cast("Storage", storage)
     if storage not in get_args(Storage):
         raise OptionError(
             "unknown storage",
@@ -77,7 +81,7 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
-    resolved = resolve_device(device) if storage == "gds" else None
+    resolved = resolve_device(device)
     if resolved == "host":
         raise OptionError(
             'storage="gds" cannot be used here',
@@ -86,7 +90,7 @@ def resolve_storage(storage: str, device: str) -> Storage:
             do="leave storage out"
             + (": this machine has no usable GPU" if resolve_device("auto") == "host" else ', or say device="cuda"'),
         )
-    decoder = None if resolved in (None, "workers") else decoder_for(resolved)
+    decoder = None if resolved == "workers" else decoder_for(resolved)
     why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
     if why is not None:
         raise no_direct_files(why)

@@ -21,6 +21,7 @@ from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
     AtHand,
+    ChunkVersions,
     Edge,
     LocalFile,
     ObjectSource,
@@ -30,6 +31,7 @@ from xarray_gpuzarr.fetch.source import (
     Request,
     Storage,
     Version,
+    changed,
 )
 from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
 from xarray_gpuzarr.fetch.version_conflicts import Care
@@ -90,7 +92,8 @@ class Snapshot:
         if spec.index is None:
             bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
-        self._identity = source.identity
+        self.identity = source.identity
+        """What the source reads from; None if that cannot be told."""
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
@@ -102,8 +105,15 @@ class Snapshot:
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}
+        self._settled: set[str] = set()
+        """Keys of shards whose index is in the cache, or might be."""
         self._whole: dict[str, WholeShard] = {}
         self._longest_seen = 0
+
+    @property
+    def chunk_versions(self) -> ChunkVersions | None:
+        """Itself, if chunks that were decoded before are of use."""
+        return self if self._use_cache and self.identity is not None else None
 
     @property
     def rule(self) -> CoalesceRule:
@@ -151,10 +161,11 @@ class Snapshot:
         """
         assert self._spec.index is not None
         spec = self._spec.index
-        known = index_cache.cache.get((self._identity, key, spec)) if self._use_cache else None
+        known = index_cache.cache.get((self.identity, key, spec)) if self._use_cache else None
         if known is not None:
             self._seen_shards.setdefault(key, False)
             self._versions[key] = known.version
+            self._settled.add(key)
             return FoundIndex(index=known.index, from_cache=True)
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
             return self._start_whole(key, spec)
@@ -171,6 +182,28 @@ class Snapshot:
                 whole.wait_for(plan.offset[rows], plan.nbytes[rows])
                 if not whole.left_nbytes:
                     del self._whole[key]
+
+    def settled_version(self, key: str) -> Version:
+        """Return the version of an object of which decoded chunks may be kept; see `ChunkVersions`."""
+        if self._spec.index is None:
+            return self._source.settled_version(key)
+        return self._versions[key] if key in self._settled else None
+
+    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
+        """Raise `ObjectChangedError` unless shards are of the versions that their indexes were read from.
+
+        Files are asked for their times; other stores for a byte of each shard, all at once.
+        """
+        asked = []
+        for key, offset in places:
+            version = self._versions[key]
+            if self._source.settled_version(key) == version:
+                continue
+            asked.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
+        for key, version, pending in asked:
+            (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
+            if data is None:
+                raise changed(f"{self._source.name}/{key}", version, None, key)
 
     def should_wait(self, n_wanted: int) -> bool:
         """Say whether an index had better be asked for once chunks of earlier shards have been."""
@@ -233,9 +266,10 @@ class Snapshot:
     ) -> FoundIndex:
         edge = asked()
         self._versions.pop(key, None)
+        self._settled.discard(key)
         if edge is None:
             self._whole.pop(key, None)
-            index_cache.cache.drop((self._identity, key, spec))
+            index_cache.cache.drop((self.identity, key, spec))
             if key in self._seen_shards and not self._may_be_gone(key):
                 raise vanished_shard(self._spec, key)
             return FoundIndex(index=None)
@@ -268,6 +302,7 @@ class Snapshot:
             return
         self._versions[key] = edge.version
         is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # else it is looked at anew next time
-        if edge.settled and is_sound and self._identity is not None:
+        if edge.settled and is_sound and self.identity is not None:
+            self._settled.add(key)
             entry = CachedIndex(index=index, version=edge.version)
-            index_cache.cache.put((self._identity, key, spec), entry, fetch_options().index_cache_nbytes)
+            index_cache.cache.put((self.identity, key, spec), entry, fetch_options().index_cache_nbytes)

@@ -137,6 +137,26 @@ class LocalFile(NamedTuple):
     """As `fetch.local` tells it, a tuple of int; None: any."""
 
 
+class ChunkVersions(Protocol):
+    """The versions of the objects of one read."""
+
+    @property
+    def identity(self) -> Hashable:
+        """What is read from, equal in every read of it."""
+
+    def settled_version(self, key: str) -> Version:
+        """Return the version of an object of which decoded chunks may be kept; None if a later change may not show.
+
+        Makes no request: of a shard it is the one that its index was read from, see `check_versions`.
+        """
+
+    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
+        """Raise `ObjectChangedError` unless shards are still of the versions that their indexes were read from.
+
+        `places` are the keys of some, each with the offset of a byte that it has.
+        """
+
+
 class ByteSource(Protocol):
     """Where a decoder gets the bytes of one array's objects from."""
 
@@ -155,6 +175,10 @@ class ByteSource(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether objects are local files, which may be read past the source: see `local_file`."""
+
+    @property
+    def chunk_versions(self) -> ChunkVersions | None:
+        """What knows the versions of objects of which decoded chunks may be kept; None if none may."""
 
     @property
     def storage(self) -> Storage:
@@ -205,6 +229,9 @@ class ObjectSource(ByteSource, Protocol):
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Return where an object that is a local file lies, and the version that it must be of."""
 
+    def settled_version(self, key: str) -> Version:
+        """Return the version that an object has now; None if it was changed lately, or only a server knows."""
+
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Start reading byte ranges of one object, or whole objects, as they are now; no store is asked for older ones.
 
@@ -237,10 +264,15 @@ class SourceWithoutFiles:
 
     is_local = False
     storage: Storage = "posix"
+    chunk_versions: ChunkVersions | None = None
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
         raise ValueError(self, key, version)
+
+    def settled_version(self, key: str) -> Version:  # noqa: ARG002
+        """Return None."""
+        return None
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002
         """Do nothing."""

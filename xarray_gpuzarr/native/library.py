@@ -74,7 +74,7 @@ class RowsStruct(ctypes.Structure):
     """``rows_t``: chunks, one row each, and the boxes or points that they give."""
 
     _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "boxes", "left", "in_at", "out_at")
+        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "boxes", "left", "in_at", "out_at", "whole")
     )
 
 

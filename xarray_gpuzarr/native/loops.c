@@ -31,7 +31,7 @@
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
-enum { NO_FILE = -1, READ_OTHERWISE = -2 };
+enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4, ENTRY_NBYTES = 16 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
@@ -104,11 +104,12 @@ typedef struct { int64_t first, end; } span_t;
 /* Chunks, one row each, and the boxes that they give. */
 typedef struct {
     const char **src;           /* encoded */
-    int64_t *nbytes;            /* NO_FILE: the chunk is not there */
+    int64_t *nbytes;            /* NO_FILE: the chunk is not there; DECODED: `src` has its elements as they are placed */
     const int64_t *first_box;   /* of each row, and of the one behind the last; NULL: each has one */
     const int64_t *boxes;       /* ndim numbers of pieces each */
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
     const int64_t *in_at, *out_at; /* instead of boxes: where points lie, in bytes; `first_box` counts them */
+    char *const *whole;         /* per row: NULL, or where all of its chunk is decoded to before it is placed; NULL: none */
 } rows_t;
 
 /* Where encoded chunks are stored: ranges of files in the order of rows, or a file each. */
@@ -713,10 +714,14 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
     const rows_t *rows = lane->work->rows;
     int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
     if (!rows->src[row]) return 0;
-    nbytes = without_checksums(job, rows->src[row], nbytes);
-    if (nbytes < 0) return 0;
-    char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
-    const char *chunk = decode_row(lane, row, (size_t)nbytes, context, dst);
+    char *dst = NULL, *whole = rows->whole ? rows->whole[row] : NULL;
+    const char *chunk = rows->src[row];
+    if (nbytes != DECODED) {
+        nbytes = without_checksums(job, chunk, nbytes);
+        if (nbytes < 0) return 0;
+        if (!whole && is_direct(job, rows, row)) dst = destination(job, rows, box);
+        chunk = decode_row(lane, row, (size_t)nbytes, context, whole ? whole : dst);
+    }
     if (!chunk || dst) return chunk != NULL;
     if (rows->in_at)
         bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
@@ -778,7 +783,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : room_of(lane);
     int64_t most = straight ? PART_NBYTES : files->room_nbytes, gap = straight ? 0 : files->max_gap_nbytes;
     if (!to) return rows->src[row] = NULL, row + 1;
-    for (; stop < end && nbytes[stop] != NO_FILE; stop++) {
+    for (; stop < end && nbytes[stop] != NO_FILE && nbytes[stop] != DECODED; stop++) {
         int64_t until = offset[stop] + nbytes[stop];
         if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > gap || until - first > most))
             break;
@@ -842,6 +847,7 @@ static int64_t open_stream(lane_t *lane, int64_t row)
 static int64_t bring(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
+    if (lane->work->rows->nbytes[row] == DECODED) return row + 1;
     if (is_streamed(lane->work)) return open_stream(lane, row);
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }

@@ -55,7 +55,9 @@ class BoxTarget:
     """
 
     def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
-        self._axes, self._per_shard = axes, per_shard
+        self.axes = axes
+        """Per axis, what is wanted, the length of the axis, and that of a chunk along it."""
+        self._per_shard = per_shard
         spans = [
             span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
             for selected, length, chunk_length in axes
@@ -83,7 +85,7 @@ class BoxTarget:
         """Return, per axis, the elements and the pieces; only index arrays are cut, which are in memory anyway."""
         lengths, n_pieces = [], []
         for axis, along in enumerate(spans):
-            selected, length, chunk_length = self._axes[axis]
+            selected, length, chunk_length = self.axes[axis]
             if along is not None:
                 n, of_axis = along.n_elements, along.n_pieces
             elif isinstance(selected, slice):
@@ -100,7 +102,7 @@ class BoxTarget:
         """Per axis, what each chunk along it gives; where nothing is wanted, chunks give nothing along any axis."""
         if not self.n_chunks:
             return tuple([replace(intersect_axis(slice(0, 0), 0, 1), length=length) for length in self.shape])
-        return tuple([self._of_arrays.get(axis) or intersect_axis(*of_axis) for axis, of_axis in enumerate(self._axes)])
+        return tuple([self._of_arrays.get(axis) or intersect_axis(*of_axis) for axis, of_axis in enumerate(self.axes)])
 
     def shards(self) -> Iterator[tuple[tuple[int, range], ...]]:
         """Return, shard by shard in C order, its coordinate along each axis and which pieces there are its own.
@@ -254,6 +256,12 @@ class ReadPlan:
     def chunk(self) -> Column:
         """Coordinates of the chunks in the grid of inner chunks, shape (n, ndim)."""
         return self.target.chunk(self.row)
+
+    def take(self, rows: Column, missing_row: Column) -> Self:
+        """Return a plan of some of the stored chunks, in the order of their rows, and of some that are missing."""
+        columns = self.object.take(rows), self.offset.take(rows), self.nbytes.take(rows)
+        all_row = np.concatenate([self.row.take(rows, axis=0), missing_row])
+        return self.of(self.spec, self.target, self.keys, columns, all_row)
 
     @property
     def decoded_nbytes(self) -> int:

@@ -37,7 +37,14 @@ class Counts:
     copied_nbytes: int = 0
     """Bytes that were copied to a GPU."""
     decoded_nbytes: int = 0
-    """Bytes of the chunks that were decoded, in their stored dtype, before any selection within a chunk."""
+    """Bytes of the chunks that were decoded, or found decoded (`cached_nbytes` of them), in their stored dtype, before
+    any selection within a chunk."""
+    n_cache_hits: int = 0
+    """Chunks that were found decoded, of those of which a read took a part; see `FetchOptions.cache_nbytes`."""
+    n_cache_misses: int = 0
+    """Chunks that were looked for and not found."""
+    cached_nbytes: int = 0
+    """Bytes of the chunks that were found."""
     n_by_host: int = 0
     """Of the chunks of reads to a GPU, those that the host decoded, for whatever reason."""
     n_verified: int = 0

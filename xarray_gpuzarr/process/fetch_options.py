@@ -1,4 +1,4 @@
-"""How bytes are asked for: one small record per process, set by `xarray_gpuzarr.configure` or by the environment."""
+"""How bytes are asked for, and what is kept: one small record per process, set by `configure` or by the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How bytes are requested from stores.
+    """How bytes are requested from stores, and what is kept of what was read.
 
     Raises
     ------
@@ -32,6 +32,8 @@ class FetchOptions:
     """Concurrent requests of this process to one server, or to one store that names none; not to local files."""
     index_cache_nbytes: int = 64 * _MIB
     """Memory in bytes for cached shard indexes. 0: none are cached."""
+    cache_nbytes: int = 256 * _MIB
+    """Memory in bytes for decoded chunks of which reads took a part, in host memory. 0: none are kept."""
 
     def __post_init__(self) -> None:
         for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
@@ -39,6 +41,7 @@ class FetchOptions:
                 check_number(name, getattr(self, name), least)
         check_number("max_requests", self.max_requests, 1)
         check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
+        check_number("cache_nbytes", self.cache_nbytes, 0)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:

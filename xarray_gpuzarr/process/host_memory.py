@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Buffer
+from collections.abc import Buffer, Callable
 from ctypes import addressof, c_char
 from math import prod
 from pathlib import Path
@@ -77,8 +77,12 @@ class ResultMemory:
         try:
             return self._empty(shape, dtype)
         except MemoryError:
-            self._free.clear()
+            let_go()
             return self._empty(shape, dtype)
+
+    def clear(self) -> None:
+        """Let go of all that waits for a result."""
+        self._free.clear()
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
@@ -118,6 +122,14 @@ class _Lent:
 
 
 result_memory = ResultMemory()
+when_short: list[Callable[[], object]] = [lambda: result_memory.clear()]  # noqa: PLW0108  # a fork has another one
+"""What lets go of memory that may be had again, called where memory lacks."""
+
+
+def let_go() -> None:
+    """Let go of what is kept for later reads."""
+    for each in when_short:
+        each()
 
 
 def _after_fork() -> None:

@@ -27,6 +27,7 @@ from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import StackAxis, n_wanted, stack_target
+from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
@@ -269,6 +270,10 @@ class Attempts:
             changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
             if changed is not None:
                 raise changed.within(self._source.name) from err
+        elif isinstance(err, MemoryError) and not isinstance(err, GpuZarrError) and MemoryError not in self._retried:
+            self._retried.add(MemoryError)
+            host_memory.let_go()
+            return True
         elif type(err) not in self._retried and self.decoder.may_retry(err):
             self._retried.add(type(err))
             self.is_alone = isinstance(err, DeviceMemoryError)

@@ -66,6 +66,7 @@ class _StoppableSource:
         self._start = source.start
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
         self.storage, self.is_local, self._source = source.storage, source.is_local, source
+        self.chunk_versions = source.chunk_versions
         self._local_file, self.prefetch = source.local_file, source.prefetch
 
     @property

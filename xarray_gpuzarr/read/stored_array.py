@@ -21,7 +21,7 @@ from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import ObjectSource, Storage, store_token
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
-from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.cf import Cast, plain_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
 
@@ -134,7 +134,7 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     # Arrays of zarr-python before 3.2 do not show their config.
     if source is not None and refuses_missing(getattr(array, "config", None)):
         source = StrictSource(source)
-    shape, cast, zarr_array = tuple(array.shape), cast or Cast(dtype=array.dtype.str), None if planned else array
+    shape, cast, zarr_array = tuple(array.shape), cast or plain_cast(array.dtype.str), None if planned else array
     return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
 
 

@@ -72,7 +72,7 @@ class ChunkTables:
                 break
             known.append(answered)
             n_rows += block.n_rows
-            if not index.from_cache:
+            if not index.from_cache or (self._block is None and not self._asked):
                 break
         return self._plan(known)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,12 @@ class Cast:
         steps += [f"+ {self.offset:g}"] if self.offset is not None else []
         steps += [f"rounded to {np.dtype(self.dtype).name}"] if self.wide_dtype else []
         return ", ".join(steps) or "none"
+
+
+@lru_cache(maxsize=64)
+def plain_cast(dtype: str) -> Cast:
+    """Return the cast that keeps elements of a dtype as they are."""
+    return Cast(dtype=dtype)
 
 
 def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:

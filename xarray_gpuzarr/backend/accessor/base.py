@@ -12,6 +12,7 @@ from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explai
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.host_copies import HostCopy
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
+from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.native.library import why_absent
 
@@ -49,8 +50,9 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     notes = [
         *([f"CUDA cannot be used here; missing: {', '.join(missing)}."] if missing else []),
         *([f"Compiled loops are not in use: {why}."] if why else []),
+        kept_chunks() if device == "host" else "",
     ]
-    return Explanation(rows=rows, note=" ".join(notes))
+    return Explanation(rows=rows, note=" ".join(filter(None, notes)))
 
 
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:

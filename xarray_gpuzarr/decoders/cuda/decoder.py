@@ -55,7 +55,7 @@ class CudaDecoder:
         """Returns the calling thread's device; that of a number, if it is given one."""
         self._index: tuple[int, ...] = ()
         """Number of the device that all threads read to; none: each reads to its current one."""
-        self._host = HostDecoder()
+        self._host = HostDecoder(keeps_chunks=False)
         self._resources: dict[int, WorkerResources] = {}
         self._trust = Trust()
         self._lock = threading.Lock()

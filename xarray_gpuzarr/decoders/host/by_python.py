@@ -34,7 +34,17 @@ class ChunkPlacer:
         if dst is not None and self._array.codec is not None:
             self._array.codec.into(src, dst)
             return
-        for key, elements in self._keys.parts(self._decode(src), numbers):
+        self.place_chunk(self._decode(src), numbers)
+
+    def place_and_keep(self, src: memoryview, numbers: list[int], memory: Array) -> None:
+        """Decode a chunk to memory of its length, and place it; raises `FrameError`."""
+        chunk = self._array.elements(memory)
+        chunk[...] = self._decode(src)
+        self.place_chunk(chunk, numbers)
+
+    def place_chunk(self, chunk: Array, numbers: list[int]) -> None:
+        """Place a chunk that is decoded."""
+        for key, elements in self._keys.parts(chunk, numbers):
             self._out[key] = cast_array(self._array.cast, elements)
 
     def fill(self, numbers: list[int]) -> None:

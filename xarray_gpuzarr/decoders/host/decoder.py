@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, cached_read
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
-from xarray_gpuzarr.decoders.host.schedule import Costs, Schedule, schedule
-from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
+from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
+from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
@@ -37,6 +38,10 @@ class HostDecoder:
     costs = Costs()
     """What handing over work costs."""
     device: Device = "host"
+
+    def __init__(self, *, keeps_chunks: bool = True) -> None:
+        self._keeps_chunks = keeps_chunks
+        """Whether reads use, and fill, the cache of decoded chunks."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
         """Say whether chunks are decoded in bulk or one by one by zarr-python."""
@@ -68,35 +73,29 @@ class HostDecoder:
         thread, me = get_ident(), object()
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
         takes_turn = is_short and not source.is_remote and thread not in crew.turns
+        cached = cached_read(array, target, source) if self._keeps_chunks else None
         try:
             if takes_turn:
                 crew.begin_turn(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
-            budget = threads.thread_budget()
-            kind = {"is_remote": source.is_remote, "is_local": source.is_local}
-            shared = schedule(array, target.n_chunks, out.nbytes, **kind, budget=budget, costs=self.costs)
+            kind = {"is_remote": source.is_remote, "is_local": source.is_local, "budget": threads.thread_budget()}
+            shared = schedule(array, target.n_chunks, out.nbytes, costs=self.costs, **kind)
             output = None if array.program is None else LoopOutput(array, target, out)
-            if output is None or shared.rows_a_call is None:
-                read = HostRead(array, target, out, source, shared, output)
-                run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
-                return out
-            crew.alone.add(me)
-            rest = call_loops(plans, output, source, shared, shared.rows_a_call)
-            if rest:
-                crew.alone.discard(me)
-                # There are many tasks, so each of their calls of the loops takes one thread.
-                read = HostRead(array, target, out, source, replace(shared, n_loop_threads=1), output)
-                run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
+            carry_out(plans, HostRead(array, target, out, source, shared, output), cached, me)
             return out
         finally:
             try:
                 crew.alone.discard(me)
             finally:  # one call of C each, see `process.waiting`
-                if takes_turn:
-                    crew.turns.pop(thread, None)
-                    if crew.over.waiting:
-                        crew.over.ring()
+                try:
+                    if cached is not None:
+                        cached.end_claim()
+                finally:
+                    if takes_turn:
+                        crew.turns.pop(thread, None)
+                        if crew.over.waiting:
+                            crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""
@@ -115,6 +114,21 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
+def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, me: object) -> None:
+    """Carry out plans by calls of the loops, or by tasks; `me` stands for the calling thread while it is alone."""
+    output, rows_a_call = read.output, read.schedule.rows_a_call
+    if output is None or rows_a_call is None:
+        run_plans(plans, read, cached)
+        return
+    crew.alone.add(me)
+    rest = call_loops(plans, read, output, rows_a_call, cached)
+    if rest:
+        crew.alone.discard(me)
+        # There are many tasks, so each of their calls of the loops takes one thread.
+        read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
+        run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
+
+
 def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
     """Run tasks on as many threads as the schedule says, the caller's among them."""
 
@@ -127,14 +141,27 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
 
 
+def run_plans(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None) -> None:
+    """Run the tasks of plans; `cached` has the chunks of the read that were decoded before."""
+    if cached is None:
+        run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
+        return
+    tasks = CachedTasks(read, cached)
+    run_tasks(tasks.tasks(plans), read)
+    tasks.put()
+    cached.forget_claim()
+
+
 def call_loops(
-    plans: Iterator[ReadPlan], output: LoopOutput, source: ByteSource, shared: Schedule, rows_a_call: int
+    plans: Iterator[ReadPlan], read: HostRead, output: LoopOutput, rows_a_call: int, cached: CachedRead | None
 ) -> list[tuple[ReadPlan, LoopCall, Sequence[int] | None]]:
     """Let the compiled loops carry out plans, so many rows a call; return the rows that are left, None for all."""
     remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
+    source, shared = read.source, read.schedule
     for plan in plans:
-        call = LoopCall(output, plan, source)
-        if not plan.n_stored:  # kept for later, the plans of a sparse array would take memory
+        chunks = None if cached is None else cached.look_up(plan)
+        call = LoopCall(output, plan, source, chunks)
+        if not plan.n_stored or call.is_decoded:  # kept for later, the plans of a sparse array would take memory
             call.place(range(plan.n_chunks), shared)
             continue
         if call.files is None:
@@ -144,6 +171,10 @@ def call_loops(
             rows = call.read(range(at, min(at + rows_a_call, plan.n_chunks)), shared)
             if rows:
                 remaining.append((plan, call, rows))
+        if cached is not None and chunks is not None:
+            cached.put(chunks, call.decoded(chunks.kept))
+    if cached is not None:
+        cached.forget_claim()
     return remaining
 
 

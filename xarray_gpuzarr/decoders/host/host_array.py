@@ -39,6 +39,12 @@ class HostArray:
         """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)
         """As `strides`, of the elements that the loops place."""
+        self.kept_nbytes = spec.chunk_nbytes if self.program is None else self.program.struct.chunk_nbytes
+        """Bytes of a chunk as `chunk_cache` keeps it: as the loops place it, without them as it is decoded."""
+        self.kept_form = None if self.program is None else self.program.placed.str
+        """Tells chunks that are kept for the loops from others."""
+        self.decodes = "all" if self.program is None else self.program.decodes
+        """What is decoded of a chunk of which a part is wanted, see `NativeProgram`."""
         self.rate = decoded_rate(spec.codecs)
         """Bytes that a thread decodes in a second."""
         is_view = self.codec is not None and self.codec.is_view

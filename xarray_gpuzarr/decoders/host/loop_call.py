@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from xarray_gpuzarr.decoders.host.chunk_cache import PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
@@ -76,8 +77,10 @@ ROOM_NBYTES = 256 * 1024
 """Of neighbours in a file that are read at once; they stay in a core's cache."""
 _BLOCK_NBYTES = 512
 """What is in memory of a file is whole blocks of this size, but for its end."""
-_LEFT = 1
-"""What became of a row: Python has to read it."""
+_DONE, _LEFT = 0, 1
+"""What became of a row: it was placed, or Python has to read it."""
+_DECODED = -3
+"""Stands for the length of a chunk that is decoded already."""
 _NO_VERSION = (0,) * 5
 """Of a shard that is not there, of which nothing is read."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -215,15 +218,37 @@ _ZERO = np.zeros(1, np.int64)
 class LoopCall:
     """The chunks of one plan, one row each, as the compiled loops take them."""
 
-    def __init__(self, output: LoopOutput, plan: ReadPlan, source: ByteSource) -> None:
+    def __init__(
+        self, output: LoopOutput, plan: ReadPlan, source: ByteSource, chunks: PlanChunks | None = None
+    ) -> None:
         self._output, self._n, self._n_stored = output, plan.n_chunks, plan.n_stored
         self._numbers, at = empty_columns(src=self._n, nbytes=self._n, left=self._n)
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
         struct = RowsStruct(**at)
-        self._kept = struct, output.give(plan, struct), plan
+        self._kept = struct, output.give(plan, struct), plan, chunks and self._give_chunks(chunks, struct)
         self._at = ctypes.addressof(struct)
-        self.files = local_files(plan, source) if source.is_local and self._n_stored else None
+        self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
+        """Whether all chunks that are stored were found decoded."""
+        self.files = local_files(plan, source) if source.is_local and self._n_stored and not self.is_decoded else None
         """Where the loops read the chunks; None: Python reads them."""
+
+    def _give_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
+        """Note which chunks are decoded already, and where others are decoded as a whole; return what has them."""
+        src, nbytes = self._numbers[: self._n], self.nbytes
+        for row, chunk in chunks.found.items():
+            src[row], nbytes[row] = chunk.address, _DECODED
+        if chunks.kept:
+            whole = np.zeros(self._n, np.int64)
+            for row, (_, chunk) in chunks.kept.items():
+                whole[row] = chunk.address
+            struct.whole = address(whole)
+            return chunks, whole
+        return chunks
+
+    def decoded(self, rows: Iterable[int]) -> list[int]:
+        """Return those of some rows that the loops have decoded and placed, once all have been treated."""
+        became = self._numbers[2 * self._n :].view(np.uint8)
+        return [row for row in rows if became[row] == _DONE]
 
     @property
     def nbytes(self) -> Column:

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,6 +39,8 @@ _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
 _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
 _MOST_MASKED = 4
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
+_LEAST_PARTED_NBYTES = 32 * 1024
+"""Of a chunk of which a part is decoded; `LEAST_PARTED_NBYTES` of `loops.c`."""
 _MOST_NBYTES, _MOST_TYPESIZE = 512 * 1024 * 1024, 255
 """Of a block that C-Blosc unshuffles, and of its elements."""
 
@@ -145,6 +147,9 @@ class NativeProgram:
     """Whether chunks are neither compressed nor changed."""
     changes_elements: bool
     """Whether elements are changed as they are placed."""
+    decodes: Literal["all", "up to", "blocks"]
+    """What the loops decode of a chunk of which a part is wanted: all of it, all up to the last wanted element, or only
+    the blocks that hold wanted elements."""
     scratch_nbytes: int
     """Of each thread: an area that is read, and one that is written if anything is done to whole chunks or blocks."""
     struct: JobStruct
@@ -200,6 +205,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     inflating = (native_codec("zlib") if of_zlib else None) or NativeCodec(number=0)
     structs = (StageStruct * len(stage_structs))(*(struct for struct, _ in stage_structs))
     taken = None if is_copy else Steps(placed, steps, out)
+    codec_parts: Literal["up to", "blocks"] = "blocks" if isinstance(compressor, BloscSpec) else "up to"
     struct = JobStruct(
         codec=codec.number,
         chunk_nbytes=chunk_nbytes,
@@ -223,6 +229,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         placed=placed,
         changes_elements=not is_copy,
         is_copied=codec.number == 0 and not stage_structs and not n_checksums and is_copy,
+        decodes="all" if stage_structs or not codec.decode_part or chunk_nbytes < _LEAST_PARTED_NBYTES else codec_parts,
         scratch_nbytes=area_nbytes * (2 if stage_structs or inflating.decode else 1),
         struct=struct,
         kept=(stage_structs, structs, taken),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
@@ -65,13 +66,69 @@ class HostRead:
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
 
+class CachedTasks:
+    """The tasks of one read that makes use of chunks that were decoded before, and keeps some."""
+
+    def __init__(self, read: HostRead, cached: CachedRead) -> None:
+        self._read, self._cached = read, cached
+        self._kept: list[tuple[PlanTasks, PlanChunks]] = []
+
+    def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
+        """Return the tasks of all plans."""
+        for plan in plans:
+            chunks = self._cached.look_up(plan)
+            if chunks is None:
+                yield from PlanTasks(self._read, plan).tasks()
+            elif self._read.source.is_local and self._read.output is not None:  # whose rows the loops tell apart
+                yield from self._of_plan(plan, chunks)
+            else:
+                found, others = chunks.split(plan)
+                yield from self._of_plan(*found)
+                yield from self._of_plan(*others)
+
+    def put(self) -> None:
+        """Keep the chunks that have been decoded for it."""
+        for tasks, chunks in self._kept:
+            self._cached.put(chunks, tasks.decoded())
+
+    def _of_plan(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
+        if not plan.n_chunks:
+            return
+        tasks = PlanTasks(self._read, plan, chunks=chunks)
+        if chunks.kept:
+            self._kept.append((tasks, chunks))
+        if chunks.found and len(chunks.found) == plan.n_stored:
+            yield Task(tasks.place_found, is_started=False)
+        else:
+            yield from tasks.tasks()
+
+
 class PlanTasks:
     """The chunks of one plan, and where they go; `call` is these for the compiled loops, if they know the array."""
 
-    def __init__(self, read: HostRead, plan: ReadPlan, call: LoopCall | None = None) -> None:
+    def __init__(
+        self, read: HostRead, plan: ReadPlan, call: LoopCall | None = None, chunks: PlanChunks | None = None
+    ) -> None:
         if call is None and read.output is not None and plan.n_chunks:
-            call = LoopCall(read.output, plan, read.source)
-        self.read, self.plan, self.call = read, plan, call
+            call = LoopCall(read.output, plan, read.source, chunks)
+        self.read, self.plan, self.call, self.chunks = read, plan, call, chunks
+        self._done: list[int] = []
+        """Rows that Python has decoded to memory that is kept."""
+
+    def decoded(self) -> list[int]:
+        """Return the rows whose chunks are kept, once all tasks have ended."""
+        if self.chunks is None or self.call is None:
+            return self._done
+        return self.call.decoded(self.chunks.kept)
+
+    def place_found(self, _: None) -> None:
+        """Place a plan of chunks that were found decoded, and of those that are missing."""
+        if self.call is not None:
+            self.call.place(range(self.plan.n_chunks), self.read.schedule)
+            return
+        assert self.chunks is not None
+        for row, chunk in self.chunks.found.items():
+            self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.rows[row])
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -194,10 +251,16 @@ class PlanTasks:
                 self.call.locate(chunks)
                 remaining = self.call.place(chunks.rows, self.read.schedule)
             for row in remaining:
-                data = chunks[row]
-                if data is None:
-                    self.read.placer.fill(self.rows[row])
-                else:
-                    self.read.placer.place(data, self.rows[row])
+                self._place_row(row, chunks[row])
         except FrameError as err:
             raise chunk_fault(self.plan, row, err) from err
+
+    def _place_row(self, row: int, data: memoryview | None) -> None:
+        kept = None if self.chunks is None or self.call is not None else self.chunks.kept.get(row)
+        if data is None:
+            self.read.placer.fill(self.rows[row])
+        elif kept is None:
+            self.read.placer.place(data, self.rows[row])
+        else:
+            self.read.placer.place_and_keep(data, self.rows[row], kept[1].memory)
+            self._done.append(row)

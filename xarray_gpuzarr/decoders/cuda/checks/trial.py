@@ -108,7 +108,7 @@ class Trial:
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
         plans = self._plans(target)
-        return HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
+        return HostDecoder(keeps_chunks=False).decode(plans, self._source, spec=self.spec, target=target, cast=cast)
 
     def _plans(self, target: Target) -> Iterator[ReadPlan]:
         for block in plan_blocks(self.spec, target):
@@ -150,6 +150,7 @@ class KnownBytes:
     lookahead = 1
     is_remote = is_local = cuts_objects = False
     storage: Storage = "posix"
+    chunk_versions = None
 
     def __init__(self, data: bytes) -> None:
         self._data = data
