@@ -32,6 +32,9 @@ class FetchOptions:
     """Concurrent requests of this process to one server, or to one store that names none; not to local files."""
     index_cache_nbytes: int = 64 * _MIB
     """Memory in bytes for cached shard indexes. 0: none are cached."""
+    ahead_nbytes: int = 64 * _MIB
+    """Encoded bytes of whole shards, or chunks that are objects, that this process asks for before the dask task that
+    decodes them runs; not of local files. 0: each task asks for its own, and keeps its thread while it waits."""
 
     def __post_init__(self) -> None:
         for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
@@ -39,6 +42,7 @@ class FetchOptions:
                 check_number(name, getattr(self, name), least)
         check_number("max_requests", self.max_requests, 1)
         check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
+        check_number("ahead_nbytes", self.ahead_nbytes, 0)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:
