@@ -1,4 +1,4 @@
-"""What the next tasks of dask's local schedulers read is asked for ahead: of servers, within a budget, never too old."""
+"""What the next tasks of dask's local schedulers read is asked for ahead: within a budget, and never too old."""
 
 import os
 import pickle

@@ -131,6 +131,7 @@ class BlockReader(AheadReader):
         """Read a box into host memory of its shape and dtype, any strides; not for points."""
         picked = self.array.oindex[indexing.OuterIndexer(box)]
         stored, selection = self.lazy.stored, picked.key.tuple
+
         # Into `out` if its elements come in order and without gaps.
         def read_block() -> Any:
             return at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))

@@ -77,7 +77,7 @@ def comes_whole(spec: ArraySpec, n_wanted: int, rule: CoalesceRule) -> bool:
     """Say whether a shard behind a network comes in one request, if a read wants `n_wanted` of its chunks."""
     index = spec.index
     assert index is not None
-    return 2 * n_wanted >= index.n_chunks and longest_shard(spec, index) <= PARTS_AT_ONCE * rule.max_nbytes
+    return 2 * n_wanted >= index.n_chunks and longest_shard(spec, index) <= PARTS_AT_ONCE * rule.max_raw_nbytes
 
 
 class Snapshot:
@@ -86,10 +86,11 @@ class Snapshot:
     `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
     that a cached index is out of date, and `cuts_objects` after pieces of an object did not fit each other.
     `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts, and whether it has read
-    the index itself. What was asked for ahead of this read (`ahead`) is taken by its first attempt.
+    the index itself. What was asked for ahead of this read (`ahead`) is taken by its first attempt. With `cuts_short`,
+    no request is longer than `rule.max_nbytes` and a chunk, so that more of them may be under way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is a choice of one attempt
         self,
         source: ObjectSource,
         spec: ArraySpec,
@@ -98,10 +99,13 @@ class Snapshot:
         use_cache: bool = True,
         cuts_objects: bool = True,
         seen_shards: dict[str, bool] | None = None,
+        cuts_short: bool = False,
     ) -> None:
         bounds: dict[str, int] = {}
         if spec.index is None:
             bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
+        elif cuts_short:
+            bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
         self._identity = source.identity
         self._spec = spec
