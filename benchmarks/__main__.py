@@ -20,7 +20,7 @@ from benchmarks.host.cases import host_cases, measured
 from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about, default_out
 from benchmarks.remote import cases as remote
-from benchmarks.remote import opening
+from benchmarks.remote import network, opening
 from benchmarks.report import print_case, print_summary
 from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.results import Results
@@ -36,6 +36,7 @@ CaseBuilder = Callable[[float, Path], Sequence[Case]]
 _SMOKE_SCALE = 1e-3
 MORE_CASES: tuple[CaseBuilder, ...] = (
     remote.cases,
+    network.cases,
     opening.cases,
     cluster.cases,
     graphs.cases,

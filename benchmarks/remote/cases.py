@@ -124,7 +124,7 @@ def _contestants(
     ]
 
 
-def _written(workload: Workload, folder: Path) -> Path:
+def written(workload: Workload, folder: Path) -> Path:
     """Write a store into a folder of its own that can be served as a bucket."""
     path = write_workload(workload, folder / "served" / "stores")
     for file in path.rglob("*"):
@@ -137,7 +137,7 @@ def _written(workload: Workload, folder: Path) -> Path:
 
 def _latency_case(workload: Workload, latency_ms: int, folder: Path, *, with_line: bool = False) -> Case:
     def contestants() -> list[Contestant]:
-        path = _written(workload, folder)
+        path = written(workload, folder)
         expected = zarr.open_array(path / workload.variable, mode="r")[...]
 
         def prepare(name: str, served: Served) -> Ready:
@@ -161,7 +161,7 @@ def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
     """Return what the CUDA engine leaves of a line: everything but the GPU is real, up to the pinned memory."""
 
     def contestants() -> list[Contestant]:
-        path = _written(workload, folder)
+        path = written(workload, folder)
         shards = list((path / workload.variable / "c").rglob("*"))
 
         def prepare(name: str, served: Served) -> Ready:
@@ -219,7 +219,7 @@ def _requests_case(workload: Workload, folder: Path) -> Case:
     }
 
     def contestants() -> list[Contestant]:
-        path = _written(workload, folder)
+        path = written(workload, folder)
 
         def prepare(name: str, served: Served) -> Ready:
             require(name)

@@ -62,3 +62,61 @@ def test_runs_cover_all_rows_and_are_joined_where_they_may_be(columns, rule):
 )
 def test_runs_of_one_object(offset, nbytes, bounds):
     assert coalesce(np.asarray(offset, np.int64), np.asarray(nbytes, np.int64), RULE).tolist() == bounds
+
+
+sparing_rules = st.builds(
+    CoalesceRule,
+    max_gap_nbytes=st.integers(0, 30),
+    max_nbytes=st.just(10**6),
+    spared_gap_nbytes=st.integers(0, 30),
+    n_requests=st.integers(1, 12),
+)
+
+
+@many
+@given(rows(), sparing_rules)
+def test_where_requests_are_few_gaps_are_skipped(columns, rule):
+    offset, nbytes = columns
+    gaps = np.maximum(0, offset[1:] - (offset + nbytes)[:-1])
+
+    bounds = coalesce(offset, nbytes, rule)
+
+    cut = np.zeros(max(0, len(offset) - 1), bool)
+    cut[bounds[1:-1] - 1] = True
+    read, skipped = gaps[~cut], gaps[cut]
+    assert (skipped > 0).all()
+    most = max(nbytes.sum(), rule.spared_gap_nbytes)
+    assert read.sum() <= most
+    assert read.max(initial=0) <= rule.max_gap_nbytes
+    longest = min(rule.max_gap_nbytes, skipped.min(initial=100))
+    assert read.max(initial=0) <= longest or (skipped > rule.max_gap_nbytes).all()
+    # The next gap is skipped because it is too long, or would cost too much, or requests are few enough.
+    may_be_read = skipped[skipped <= rule.max_gap_nbytes]
+    if len(may_be_read):
+        is_dear = read.sum() + may_be_read.min() > most
+        assert is_dear or (may_be_read.min() >= rule.spared_gap_nbytes and len(skipped) + 1 <= rule.n_requests)
+
+
+@pytest.mark.parametrize(
+    ("n_requests", "share", "bounds"),
+    [
+        pytest.param(9, 1, [0, 2, 3, 4], id="a short gap is read in any case"),
+        pytest.param(2, 1, [0, 2, 4], id="the shortest ones until requests are few enough"),
+        pytest.param(4, 0.5, [0, 2, 4], id="in proportion to what the read wants"),
+        pytest.param(1, 1, [0, 4], id="and the longest"),
+    ],
+)
+def test_gaps_are_read_as_far_as_requests_are_too_many(n_requests, share, bounds):
+    rule = CoalesceRule(
+        max_gap_nbytes=50, max_nbytes=1000, max_raw_nbytes=1000, spared_gap_nbytes=5, n_requests=n_requests
+    )
+
+    assert coalesce(np.array([0, 104, 250, 360]), np.full(4, 100), rule, share=share).tolist() == bounds
+
+
+def test_no_more_bytes_of_gaps_than_of_chunks_are_read():
+    rule = CoalesceRule(max_gap_nbytes=50, max_nbytes=1000, max_raw_nbytes=1000, spared_gap_nbytes=20)
+
+    bounds = coalesce(np.array([0, 14, 38, 43]), np.full(4, 5), rule)
+
+    assert bounds.tolist() == [0, 2, 4]

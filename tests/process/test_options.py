@@ -40,6 +40,7 @@ OF_THE_ENVIRONMENT = {
         "max_requests": ("5", 5),
         "index_cache_nbytes": ("2MB", 2_000_000),
         "cache_nbytes": ("3 GiB", 3 * 1024**3),
+        "ahead_nbytes": ("3 MiB", 3_145_728),
     },
     ResourceOptions: {
         "slot_nbytes": ("1 MiB", 1_048_576),
@@ -183,7 +184,8 @@ def test_limits_that_were_set_take_the_place_of_a_stores_own(chosen, rule):
 
     configure(**chosen)
 
-    assert coalesce_rule(fetch_options(), max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000) == CoalesceRule(
+    of_store = CoalesceRule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000)
+    assert coalesce_rule(fetch_options(), of_store) == CoalesceRule(
         max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw
     )
 

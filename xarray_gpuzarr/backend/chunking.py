@@ -8,7 +8,9 @@ it is imported where something is chunked, or looked for in a graph.
 from __future__ import annotations
 
 import multiprocessing
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import dask
@@ -23,12 +25,16 @@ from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_unread
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.fetch.ahead import ObjectsAhead, Wanted
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
 from xarray_gpuzarr.read import read
-from xarray_gpuzarr.stored.array_spec import Unplanned
+from xarray_gpuzarr.read.first_wanted import first_wanted, may_ask_ahead
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Block, Box
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
+from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch
 
 Chunks = tuple[tuple[int, ...], ...]
 """Lengths of blocks along every axis."""
@@ -74,15 +80,24 @@ def _cuts(lengths: tuple[int, ...], shard: int) -> bool:
     return any(length % shard for length in lengths[:-1])
 
 
-class BlockReader:
+class BlockReader(AheadReader):
     """The array in a dask graph: a lazy array and the selection made before it was chunked. Slicing it reads."""
 
-    __slots__ = ("array", "dtype", "shape")
+    __slots__ = ("_bounds", "array", "dtype", "shape")
 
     def __init__(self, array: LazilyIndexed) -> None:
         self.array = array
         self.shape = array.shape
         self.dtype = array.dtype
+        self._bounds: tuple[list[int], ...] = ()
+        """Along each axis, where blocks begin, and the end of the last one; none in another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.array,)
+
+    def cut(self, chunks: Chunks) -> None:
+        """Hear into which blocks tasks cut the array."""
+        self._bounds = tuple([list(accumulate(lengths, initial=0)) for lengths in chunks])
 
     @property
     def ndim(self) -> int:
@@ -108,16 +123,53 @@ class BlockReader:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        return at_most(_dask_threads(), picked.get_duck_array)
+        return read_ahead(self, outer, lambda: at_most(_dask_threads(), picked.get_duck_array))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box into host memory of its shape and dtype, any strides; not for points."""
         picked = self.array.oindex[indexing.OuterIndexer(box)]
         stored, selection = self.lazy.stored, picked.key.tuple
+
         # Into `out` if its elements come in order and without gaps.
-        block = at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
+        def read_block() -> Any:
+            return at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
+
+        block = read_ahead(self, box, read_block)
         if block is not out:
             out[...] = block
+
+    def objects_ahead(self) -> ObjectsAhead | None:
+        """Return what asks for objects of this array ahead of reads; None where nothing may be asked for."""
+        stored = self.lazy.stored
+        if not isinstance(self.array, indexing.LazilyIndexedArray) or self.lazy.device == "workers":
+            return None
+        if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
+            return None
+        assert stored.source is not None
+        assert isinstance(stored.spec, ArraySpec)
+        return ObjectsAhead(stored.source, stored.spec)
+
+    def block_of(self, box: Box) -> Block | None:
+        """Return the number of the block that a box is; None if it is no whole block, or that is not known here."""
+        block = []
+        for key, bounds in zip(box, self._bounds, strict=False):
+            if not isinstance(key, slice) or key.step not in (None, 1) or key.start is None:
+                return None
+            number = bisect_left(bounds, key.start)
+            if bounds[number : number + 2] != [key.start, key.stop]:
+                return None
+            block.append(number)
+        return tuple(block) if len(block) == self.ndim else None
+
+    def box_of(self, block: Block) -> Box | None:
+        """Return the box that a block is; None if there is no such block."""
+        if any(not 0 <= n < len(bounds) - 1 for n, bounds in zip(block, self._bounds, strict=True)):
+            return None
+        return tuple([slice(*bounds[n : n + 2]) for n, bounds in zip(block, self._bounds, strict=True)])
+
+    def first_wanted(self, box: Box) -> list[Wanted]:
+        """Return what a read of a box asks for first."""
+        return first_wanted(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
 
 
 class ShardManager(DaskManager):
@@ -132,6 +184,9 @@ class ShardManager(DaskManager):
         name, meta = kwargs.get("name"), reader.lazy.meta()
         if name is not False:  # False: dask chooses a random name. True: no name was chosen
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(whole))
+        reader.cut(whole)
+        if reader.objects_ahead() is not None:
+            watch()
         array = da.from_array(reader, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
         if array.npartitions >= MANY_TASKS and (nbytes := array.nbytes // array.npartitions) < SMALL_TASK_NBYTES:
             advise(

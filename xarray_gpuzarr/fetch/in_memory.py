@@ -29,6 +29,7 @@ from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
+_RULE = CoalesceRule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
 
 def answers_at_once(store: object) -> TypeGuard[MemoryStore]:
@@ -65,8 +66,7 @@ class MemorySource(SourceWithoutFiles):
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
-        options = fetch_options()
-        return coalesce_rule(options, max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
+        return coalesce_rule(fetch_options(), _RULE)
 
     def for_one_read(
         self,

@@ -40,6 +40,7 @@ from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
+_RULE = CoalesceRule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would never open
 _AHEAD_NBYTES = 8 * _MIB
@@ -68,9 +69,7 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return coalesce_rule(
-            fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
-        )
+        return coalesce_rule(fetch_options(), _RULE)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.fetch import ahead, index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.object_names import is_written
 from xarray_gpuzarr.fetch.object_pieces import ObjectPieces
@@ -35,6 +35,7 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
 from xarray_gpuzarr.fetch.version_conflicts import Care
+from xarray_gpuzarr.fetch.whole_objects import WholeObjects
 from xarray_gpuzarr.fetch.whole_shard import WholeShard
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long, vanished_shard
@@ -69,16 +70,29 @@ WHOLE_NBYTES = 128 * 1024 * 1024
 _WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
 
 
+def longest_shard(spec: ArraySpec, index: ShardIndexSpec) -> int:
+    """Return the bytes of a shard that nothing could be compressed of."""
+    return index.n_chunks * spec.chunk_nbytes + index.nbytes
+
+
+def comes_whole(spec: ArraySpec, n_wanted: int, rule: CoalesceRule) -> bool:
+    """Say whether a shard behind a network comes in one request, if a read wants `n_wanted` of its chunks."""
+    index = spec.index
+    assert index is not None
+    return 2 * n_wanted >= index.n_chunks and longest_shard(spec, index) <= PARTS_AT_ONCE * rule.max_raw_nbytes
+
+
 class Snapshot:
     """The objects of one array during one read: a `ByteSource`.
 
     `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
     that a cached index is out of date, and `cuts_objects` after pieces of an object did not fit each other.
     `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts, and whether it has read
-    the index itself.
+    the index itself. What was asked for ahead of this read (`ahead`) is taken by its first attempt. With `cuts_short`,
+    no request is longer than `rule.max_nbytes` and a chunk, so that more of them may be under way.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is a choice of one attempt
         self,
         source: ObjectSource,
         spec: ArraySpec,
@@ -87,16 +101,20 @@ class Snapshot:
         use_cache: bool = True,
         cuts_objects: bool = True,
         seen_shards: dict[str, bool] | None = None,
+        cuts_short: bool = False,
     ) -> None:
         bounds: dict[str, int] = {}
         if spec.index is None:
             bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
+        elif cuts_short and not comes_whole(spec, spec.index.n_chunks, source.rule):
+            bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
         self.identity = source.identity
         """What the source reads from; None if that cannot be told."""
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
+        self._ahead = ahead.objects_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead, self.prefetch = self._source.lookahead, self._source.prefetch
         self.is_remote = source.is_remote
         self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
@@ -132,13 +150,18 @@ class Snapshot:
         key = requests[0][0]
         if self._spec.index is None and requests[0][1] != _WHOLE:
             return self._pieces.start(*requests[0])
+        if self._spec.index is None and self._ahead is not None:
+            return self._counted(WholeObjects(self._ahead, requests, self._source))
         whole = self._whole.get(key)
         if whole is not None:  # it came with its index, and is let go of with the last of its chunks
             taken: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
             if whole.left_nbytes <= 0:
                 del self._whole[key]
             return AtHand(taken)
-        pending = self._source.start(requests, self._versions.get(key))
+        return self._counted(self._source.start(requests, self._versions.get(key)))
+
+    def _counted(self, pending: Pending) -> Pending:
+        """Return a `Pending` that counts seconds and bytes, and says which chunk is too long."""
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             with counters.stage("fetch"):
@@ -161,13 +184,19 @@ class Snapshot:
         """
         assert self._spec.index is not None
         spec = self._spec.index
+        asked = None if self._ahead is None else self._ahead.take(key)
+        if asked is not None:
+            whole = None
+            if asked.is_whole:
+                self._whole[key] = whole = WholeShard(self._expected(spec))
+            return partial(self._arrived, key, spec, asked.answer, whole)
         known = index_cache.cache.get((self.identity, key, spec)) if self._use_cache else None
         if known is not None:
             self._seen_shards.setdefault(key, False)
             self._versions[key] = known.version
             self._settled.add(key)
             return FoundIndex(index=known.index, from_cache=True)
-        if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
+        if self._suits_one_request(n_wanted) and self._has_room(spec):
             return self._start_whole(key, spec)
         if self._one_answer:  # too long to be under way beside others
             return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # nor begin before it is waited for
@@ -208,7 +237,7 @@ class Snapshot:
     def should_wait(self, n_wanted: int) -> bool:
         """Say whether an index had better be asked for once chunks of earlier shards have been."""
         spec = self._spec.index
-        return spec is not None and self._suits_one_request(n_wanted, spec) and not self._has_room(spec)
+        return spec is not None and self._suits_one_request(n_wanted) and not self._has_room(spec)
 
     def check_all_there(self) -> None:
         """Raise `MissingChunkError` if objects were not there, and the array's settings do not allow that."""
@@ -243,20 +272,13 @@ class Snapshot:
         asked = self._source.start_whole(key, most)
         return partial(self._arrived, key, spec, asked, whole)
 
-    def _suits_one_request(self, n_wanted: int, spec: ShardIndexSpec) -> bool:
+    def _suits_one_request(self, n_wanted: int) -> bool:
         """Say whether one request for a shard beats one for its index and then some for chunks, or must do."""
-        if self._one_answer:
-            return True
-        most_is_wanted = 2 * n_wanted >= spec.n_chunks
-        return self.is_remote and most_is_wanted and self._longest(spec) <= PARTS_AT_ONCE * self.rule.max_nbytes
-
-    def _longest(self, spec: ShardIndexSpec) -> int:
-        """Return the bytes of a shard that nothing could be compressed of."""
-        return spec.n_chunks * self._spec.chunk_nbytes + spec.nbytes
+        return self._one_answer or (self.is_remote and comes_whole(self._spec, n_wanted, self.rule))
 
     def _expected(self, spec: ShardIndexSpec) -> int:
         """Return the bytes that a shard is expected to have."""
-        return self._longest_seen or self._longest(spec)
+        return self._longest_seen or longest_shard(self._spec, spec)
 
     def _has_room(self, spec: ShardIndexSpec) -> bool:
         return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= WHOLE_NBYTES
@@ -275,6 +297,8 @@ class Snapshot:
             return FoundIndex(index=None)
         self._seen_shards[key] = True
         encoded, shard_nbytes = edge.data, edge.object_nbytes
+        if self._ahead is not None:
+            self._ahead.see(max(len(encoded), shard_nbytes or 0))
         if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
             del self._whole[key]
             return self._ask(key, spec)()

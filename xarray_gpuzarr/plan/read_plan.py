@@ -273,7 +273,8 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            return coalesce(self.offset, self.nbytes, rule, self.object)
+            share = self.n_chunks / max(1, self.target.n_chunks)
+            return coalesce(self.offset, self.nbytes, rule, self.object, share)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
         return np.append(np.arange(0, self.n_stored, together), self.n_stored)
 

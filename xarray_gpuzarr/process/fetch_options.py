@@ -34,6 +34,9 @@ class FetchOptions:
     """Memory in bytes for cached shard indexes. 0: none are cached."""
     cache_nbytes: int = 256 * _MIB
     """Memory in bytes for decoded chunks of which reads took a part, in host memory. 0: none are kept."""
+    ahead_nbytes: int = 64 * _MIB
+    """Encoded bytes of whole shards, or chunks that are objects, that this process asks for before the dask task that
+    decodes them runs; not of local files. 0: each task asks for its own, and keeps its thread while it waits."""
 
     def __post_init__(self) -> None:
         for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
@@ -42,6 +45,7 @@ class FetchOptions:
         check_number("max_requests", self.max_requests, 1)
         check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
         check_number("cache_nbytes", self.cache_nbytes, 0)
+        check_number("ahead_nbytes", self.ahead_nbytes, 0)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:

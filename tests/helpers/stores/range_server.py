@@ -81,7 +81,7 @@ class RangeServer:
         return f"http://127.0.0.1:{self.port}"
 
     def set(self, **settings: object) -> None:
-        """Change `latency_s`, `bytes_per_s` of all answers together, `faults` or `log` of the server."""
+        """Change `latency_s`, `bytes_per_s` of all answers together, `bytes_per_s_each`, `faults` or `log`."""
         self._ask("PUT", json.dumps(settings))
 
     def spoil(self, *faults: Fault) -> None:

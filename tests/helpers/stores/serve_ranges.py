@@ -30,6 +30,8 @@ from helpers.stores.range_server import Fault, LoggedRequest
 
 _HANG_SECONDS = 3600
 _PIECE_NBYTES = 1 << 20
+_SHORT_PIECE_NBYTES = 1 << 18
+"""Sent at once over a connection of a limited rate, of which a short answer takes its part, too."""
 
 
 class Server(ThreadingHTTPServer):
@@ -65,6 +67,8 @@ class _Server(Server):
         self.latency_s = 0.0
         self.bytes_per_s = math.inf
         """What the line lets through, shared by all answers."""
+        self.bytes_per_s_each = math.inf
+        """What each connection lets through."""
         self._line_is_free = 0.0
         self.log: list[LoggedRequest] = []
         self.faults: list[Fault] = []
@@ -106,6 +110,8 @@ class _Server(Server):
 class _Handler(Handler):
     wbufsize = 1 << 16
     server: _Server
+    _is_free = 0.0
+    """When this connection may send more."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/-/"):
@@ -240,13 +246,22 @@ class _Handler(Handler):
     def _send(self, fd: int, at: int, length: int) -> None:
         self.wfile.flush()
         out = self.connection.fileno()
+        piece_nbytes = _PIECE_NBYTES if math.isinf(self.server.bytes_per_s_each) else _SHORT_PIECE_NBYTES
         while length > 0:
-            self.server.wait_for_line(min(length, _PIECE_NBYTES))
-            sent = os.sendfile(out, fd, at, min(length, _PIECE_NBYTES))
+            self.server.wait_for_line(min(length, piece_nbytes))
+            self._wait_for_connection(min(length, piece_nbytes))
+            sent = os.sendfile(out, fd, at, min(length, piece_nbytes))
             if sent == 0:
                 self.close_connection = True
                 return
             at, length = at + sent, length - sent
+
+    def _wait_for_connection(self, nbytes: int) -> None:
+        """Wait until so many more bytes may be sent over this connection."""
+        now = time.monotonic()
+        self._is_free = max(now, self._is_free) + nbytes / self.server.bytes_per_s_each
+        if self._is_free > now:
+            time.sleep(self._is_free - now)
 
     def _list(self, bucket: str, prefix: str, delimiter: str) -> None:
         root = self.server.directory / bucket

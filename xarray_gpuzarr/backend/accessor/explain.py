@@ -17,6 +17,7 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
+from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
 
@@ -58,6 +59,8 @@ class Row:
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
     load: str = ""
     """Why one read does not keep a GPU busy, and what would help; empty if it does."""
+    ahead: str = ""
+    """How much of what dask's tasks read is asked for before they run; empty where that is at hand anyway."""
     decompressed_nbytes: int | None = None
     """Bytes of the elements in their stored dtype, before compression."""
     decoded_nbytes: int
@@ -114,6 +117,7 @@ def _row(name: str, variable: Variable) -> Row:
         cast=str(stored.cast),
         storage=lazy.storage,
         load=_load(variable, spec) if route.where == "cuda" else "",
+        ahead=_ahead(data_of(variable)),
     )
 
 
@@ -151,6 +155,17 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
         enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
     return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"
+
+
+def _ahead(data: Any) -> str:
+    """Return how much is asked for before the tasks of a dask array run; nothing if it may not be."""
+    reader = find_block_reader(data)
+    if reader is None or reader.objects_ahead() is None:
+        return ""
+    nbytes = fetch_options().ahead_nbytes
+    if not nbytes:
+        return "each task of dask waits for its own bytes: ahead_nbytes is 0"
+    return f"up to {nbytes / 1024**2:.4g} MiB are asked for before dask's tasks decode them"
 
 
 def _on_dask(data: Any) -> tuple[str, str]:

@@ -120,7 +120,7 @@ _NARROW_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
     "values": lambda row: [_dtype(row), f"{format_shape(row.shape)}, {format_nbytes(row.decoded_nbytes)}"],
     "stored as": _layout,
-    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load, row.ahead],
 }
 _WIDE_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
@@ -129,7 +129,7 @@ _WIDE_COLUMNS: Columns = {
     "shards": lambda row: [_shards(row)],
     "inner chunks": lambda row: [_grid(row.n_chunks, "", row.chunk_shape)],
     "codecs": lambda row: [row.codecs],
-    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load, row.ahead],
 }
 _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 from zarr import config
 from zarr.core import sync
@@ -92,6 +92,9 @@ class Reply[Result]:
 class UnderWay:
     """All that one read has asked for: given up in one stroke, whichever request was interrupted while it was made."""
 
+    n_of_process: ClassVar[int] = 0
+    """Requests of all reads that have not been answered. Changed on the event loop only."""
+
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         """Changed on the event loop only."""
@@ -118,6 +121,10 @@ class UnderWay:
         """Look anew: mypy takes an attribute for unchanged that another thread sets."""
         return self._given_up
 
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        UnderWay.n_of_process -= 1
+
     def _begin[Result](
         self,
         loop: asyncio.AbstractEventLoop,
@@ -134,7 +141,8 @@ class UnderWay:
                 reply.end(error)
                 continue
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            UnderWay.n_of_process += 1
+            task.add_done_callback(self._end)
             reply.begin(task)
             if self._is_given_up():  # since, by a thread that did not find this task
                 task.cancel()
@@ -191,6 +199,7 @@ def _begun() -> asyncio.AbstractEventLoop:
 
 
 def _after_fork() -> None:
+    UnderWay.n_of_process = 0
     vars(sync).update(_lock=None)  # zarr lets go of its loop, but not of the lock that a thread perhaps held
 
 
