@@ -15,6 +15,7 @@ from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import WORKLOADS
 from benchmarks.cluster import cases as cluster
 from benchmarks.cluster import graphs
+from benchmarks.cold import cases as cold
 from benchmarks.host import copies, many_threads
 from benchmarks.host.cases import host_cases, measured
 from benchmarks.host_cost import cases as host_cost
@@ -90,7 +91,7 @@ def _all_cases(crew: ReaderProcesses, folder: Path, options: argparse.Namespace)
     workloads = [w if scale == 1 else w.scaled(scale) for w in (*WORKLOADS, *published(full=options.full))]
     cases = [measured(case, crew, folder, with_memory=options.memory) for case in host_cases(workloads)]
     more = (case for build in MORE_CASES for case in build(scale, folder))
-    return [*cases, *more, *training.cases(scale, folder, crew)]
+    return [*cases, *more, *training.cases(scale, folder, crew), *cold.cases(scale, folder, crew)]
 
 
 def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks import page_cache
 from benchmarks.arrays.stores import object_files, write_tiled
 from benchmarks.arrays.workloads import Workload
 
@@ -35,29 +32,8 @@ class Stored:
 
     def drop_from_cache(self) -> float:
         """Ask the system to forget the shards; return the share of them that it still has in memory."""
-        for file in self.files:
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
-        return float(np.mean([in_cache for file in self.files for in_cache in _probe(file)]))
-
-
-def _probe(file: Path, n: int = 32) -> Iterator[bool]:
-    """Say of a few places in a file whether they can be read without the disk; asking brings none of them in."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        for offset in np.linspace(0, max(0, file.stat().st_size - 4096), n).astype(int).tolist():
-            try:
-                yield os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-            except BlockingIOError:
-                yield False
-            except OSError:  # the file system cannot say: as if it were in memory
-                yield True
-    finally:
-        os.close(descriptor)
+        page_cache.drop(self.files)
+        return page_cache.share_in_memory(self.files)
 
 
 def write(workload: Workload, folder: Path) -> Stored:

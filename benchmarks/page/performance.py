@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.page.figures import FIGURES, arrays_of
 from benchmarks.page.regimes import regime_run, regimes_summary
 from benchmarks.page.runs import Run, machine_text, prose
-from benchmarks.page.tables import Summary, markdown_table, summaries
+from benchmarks.page.tables import Summary, cold_table, markdown_table, summaries
 from benchmarks.runner.results import CaseRows
 
 
@@ -33,6 +33,7 @@ def page(runs: dict[str, Run]) -> str:
         _figure("arrays", runs),
         _key(arrays_of(host.cases)),
         *_regimes(runs),
+        *_cold(runs),
         "## Through xarray",
         prose(_XARRAY_TEXT),
         _figure("xarray", runs),
@@ -60,6 +61,12 @@ _REGIMES_TEXT = """
 The first read of a process, and later reads of one that drops its results (*steady*) or keeps them (*kept*): time of
 the quickest other reader divided by ours, as geometric means.
 """
+_COLD_TEXT = """
+The files are dropped from the page cache before each timed read, so that the disk is read: whole arrays, planes across
+the first axis that meet every shard or file, and 200 boxes of half a chunk's length, one after another. The table shows
+the time of the quickest other reader divided by ours. The disk is a virtual machine's: others answer later, and the
+order of readers may be another one there.
+"""
 _XARRAY_TEXT = """
 The same arrays opened with `xarray.open_dataset`, with CF decoding; *mean* computes one number from all values. With
 *chunks={}*, our engine makes a dask task per shard and engine "zarr" one per inner chunk. With *chunks=shards*, engine
@@ -71,7 +78,12 @@ a reader: it fetches the same bytes and decodes nothing.
 """
 
 
-_OWN_FILES = {"chunks": "chunk by chunk", "plain-zarr": "plain zarr", "training": "batches for training"}
+_OWN_FILES = {
+    "chunks": "chunk by chunk",
+    "plain-zarr": "plain zarr",
+    "training": "batches for training",
+    "cold": "files not in memory",
+}
 """Kinds of results, and the summary that they give where they are there."""
 
 
@@ -90,6 +102,14 @@ def _regimes(runs: dict[str, Run]) -> list[str]:
     table = regimes_summary(run.cases)
     measured = "" if run is runs["host"] else f" Measured on {machine_text(run)}."
     return ["## First and later reads", prose(_REGIMES_TEXT + measured), table] if table else []
+
+
+def _cold(runs: dict[str, Run]) -> list[str]:
+    """Return the section on files that are not in the page cache, if any were read."""
+    if "cold" not in runs:
+        return []
+    text = prose(_COLD_TEXT + f" Measured on {machine_text(runs['cold'])}.")
+    return ["## Files that are not in the page cache", text, cold_table(runs["cold"].named("cold/"))]
 
 
 def _on_a_gpu(runs: dict[str, Run]) -> str:

@@ -25,6 +25,7 @@ _GROUPS = (
     ("stores behind a server", "gpuzarr, obstore", "store/"),
     ("chunk by chunk", "gpuzarr", "/chunks"),
     ("batches for training", "gpuzarr batches, no dask", "training/"),
+    ("files not in memory", "gpuzarr", "cold/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
 
@@ -78,6 +79,19 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
                 "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
                 f"{row.rate / 1e9:.2f}",
             )
+
+
+def cold_table(cases: Sequence[CaseRows]) -> str:
+    """Return the times of the best peer over ours for files that are not in memory: a line for each layout."""
+    found: dict[str, dict[str, str]] = {}
+    for case in cases:
+        ours, peer = case.row("gpuzarr"), case.best("peer")
+        if ours is not None and peer is not None:
+            ratio = f"{peer.wall_s / ours.wall_s:.2f}"
+            found.setdefault(case.summary.partition(";")[0], {})[case.about["pattern"]] = ratio
+    patterns = list(dict.fromkeys(pattern for by_pattern in found.values() for pattern in by_pattern))
+    lines = [(layout, *(by_pattern.get(each, "") for each in patterns)) for layout, by_pattern in found.items()]
+    return markdown_table(("peer / ours", *patterns), lines).replace("^3", "³")
 
 
 _PLAIN = ("zarr default", "zarr Fused", "zarrs", "gpuzarr pipeline", "gpuzarr")

@@ -29,6 +29,7 @@ from xarray_gpuzarr.fetch.remote.answers import Answer
 from xarray_gpuzarr.fetch.remote.clients import StoreClient
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codec_functions import native_codec
+from xarray_gpuzarr.native.library import FilesStruct
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import reading as read
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -128,6 +129,7 @@ _SMALL = {
 _SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
 _STREAMED = {"STREAMED_NBYTES = 16 << 20": "STREAMED_NBYTES = 1", "PIECE_NBYTES = 512 * 1024": "PIECE_NBYTES = 7"}
 _RAW_PARTS = {"PART_NBYTES = 8 << 20": "PART_NBYTES = 5"}
+_ASKED_IN_TURN = {"ASKED_NBYTES = 32 << 20": "ASKED_NBYTES = 100"}
 _NOWHERE = {_MEMORY: "(void)room; ssize_t n = -1; errno = EAGAIN;"}
 _HALF = {
     _MEMORY: f"""
@@ -216,8 +218,6 @@ def _a_chunk_a_call(patch: Patch, _: int) -> None:
     set_costs(patch, call_s=0)
 
 
-_LEFT = ("left by the loops",)
-
 WAYS: dict[str, Way] = {
     "as it comes": Way(),
     "loops, caller": Way(force=(_caller,), reads=2, seen=("rows read by the loops",)),
@@ -237,8 +237,13 @@ WAYS: dict[str, Way] = {
     "all left, crew": Way(force=(_crew, _leaving(lambda _: True)), seen=("left",)),
     "some left, caller": Way(force=(_caller, _leaving(lambda row: row % 3 == 1)), reads=2, seen=("left",)),
     "some left, crew": Way(force=(_crew, _ALONE, _leaving(lambda row: row % 2 == 1)), reads=2, seen=("left",)),
-    "not in memory": Way(force=(_crew, _loops(_NOWHERE), _not_cached), seen=_LEFT),
-    "half in memory": Way(force=(_caller, _loops(_HALF)), reads=2, seen=_LEFT),
+    "not in memory, caller": Way(force=(_caller, _loops(_NOWHERE)), reads=2, seen=("rows waited for",)),
+    "not in memory, crew": Way(force=(_crew, _loops(_NOWHERE), _not_cached), seen=("rows waited for",)),
+    "not in memory, parts of chunks": Way(
+        force=(_caller, _loops(_SMALL | _NOWHERE | _ASKED_IN_TURN), _parts), reads=2, seen=("rows waited for",)
+    ),
+    "half in memory": Way(force=(_caller, _loops(_HALF)), reads=2, seen=("rows waited for",)),
+    "not in memory, left": Way(force=(_crew, _leaving(lambda _: True), _not_cached), seen=("left",)),
     "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
     "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
     "no loops, placed": Way(force=(_no_loops, _placed_only), seen=("placed",)),
@@ -361,6 +366,14 @@ def _note_loops(patch: Patch) -> None:
         return left
 
     patch.setattr(LoopCall, "read", noting)
+    read_once = LoopCall.read_once
+
+    def noting_waits(call: LoopCall, files: FilesStruct, wanted: range, shared: Schedule) -> int:
+        if files.waits:
+            _notes["rows waited for"] += len(wanted)
+        return read_once(call, files, wanted, shared)
+
+    patch.setattr(LoopCall, "read_once", noting_waits)
 
 
 def _note_crew(patch: Patch) -> None:

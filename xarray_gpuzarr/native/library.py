@@ -84,7 +84,8 @@ class FilesStruct(ctypes.Structure):
     _fields_ = (
         ("paths", ctypes.c_char_p),
         *((name, ctypes.c_void_p) for name in ("path_at", "version", "file", "offset", "room")),
-        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "most_nbytes", "n_read")),
+        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "most_nbytes")),
+        *((name, ctypes.c_int64) for name in ("waits", "n_read", "is_cold")),
     )
 
 

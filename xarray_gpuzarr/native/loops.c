@@ -42,6 +42,7 @@ enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at o
 enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
 enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
 enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 };
+enum { ASKED_NBYTES = 32 << 20 }; /* that the disk may be asked for before the first of them is there */
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
@@ -122,7 +123,9 @@ typedef struct {
     char *room;             /* room_nbytes for each thread, or NULL */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* of a file for each row: a longer one holds no chunk */
+    int64_t waits;          /* for the disk: rows that an earlier call has left are read, the others are done */
     int64_t n_read;         /* result: bytes */
+    int64_t is_cold;        /* result: rows were left because they are not in memory, and have been asked for */
 } files_t;
 
 /* The file of one row whose parts several threads read: all of them through one descriptor, so of one version. */
@@ -140,9 +143,11 @@ typedef struct {
     int64_t first_row;
     shared_file_t *shared_files; /* of each row from `first_row` on; NULL: rows have one part, or their files a version */
     pthread_mutex_t opening;     /* held while a shared file is opened or closed */
+    int64_t end_row;
     int64_t end, step;    /* in parts */
     atomic_llong next, n_read;
-    atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
+    atomic_int is_cold;      /* a range was not in memory: others are hardly, and one call waits for all */
+    atomic_llong asked;      /* rows before this one have been asked for */
     atomic_int is_changed;   /* a file is of another version */
 } work_t;
 
@@ -549,6 +554,24 @@ static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
     return pread(file, to, (size_t)nbytes, offset);
 }
 
+/* Read a range that may have to come from the disk; less only where the file ends, or for an error. */
+static ssize_t read_waiting(int file, char *to, int64_t nbytes, int64_t offset)
+{
+    int64_t done = 0;
+    while (done < nbytes) {
+        ssize_t n = pread(file, to + done, (size_t)(nbytes - done), offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n < 0 && !done ? n : done;
+        done += n;
+    }
+    return done;
+}
+
+static ssize_t read_range(const work_t *work, int file, char *to, int64_t nbytes, int64_t offset)
+{
+    return work->files->waits ? read_waiting(file, to, nbytes, offset) : read_cached(file, to, nbytes, offset);
+}
+
 /* What tells a file from itself after a change; `local._version` in Python. */
 static void version_of(const struct stat *found, int64_t *version)
 {
@@ -733,14 +756,15 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
 static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
 
 /* Return the length of a file that has been read whole; else NO_FILE if it does not exist, or READ_OTHERWISE. */
-static int64_t read_file(const char *path, char *room, int64_t nbytes)
+static int64_t read_file(const work_t *work, const char *path, char *room, int64_t nbytes)
 {
     char next;
     int file = open(path, READ_FLAGS);
     if (file < 0) return no_file();
-    ssize_t done = read_cached(file, room, nbytes, 0);
+    ssize_t done = read_range(work, file, room, nbytes, 0);
     /* What is in memory ends with a block, unless the file ends before. */
-    int ends = done < nbytes && done % BLOCK_NBYTES, is_whole = done > 0 && (ends || read_cached(file, &next, 1, done) == 0);
+    int ends = done < nbytes && done % BLOCK_NBYTES;
+    int is_whole = done > 0 && (ends || read_range(work, file, &next, 1, done) == 0);
     close(file);
     return is_whole ? done : READ_OTHERWISE;
 }
@@ -749,72 +773,127 @@ static int64_t read_file(const char *path, char *room, int64_t nbytes)
 static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
 {
     const job_t *job = work->job;
+    if (work->rows->whole && work->rows->whole[row]) return 0;
     if (job->codec != RAW || job->n_stages || job->n_checksums || job->packed_nbytes < LEAST_PARTED_NBYTES) return 0;
     *span = wanted_span(job, work->rows, row);
     return span->first < span->end && span->end - span->first <= job->packed_nbytes / 2;
 }
 
-/* Read a part of a chunk that begins at `at` in a file; return whether all of it was in memory. */
-static int read_part(lane_t *lane, int64_t row, int file, int64_t at, span_t span)
+/* Bytes of a file that are read at once, of rows before `stop`: of a part of one row, or of whole rows. */
+typedef struct {
+    int64_t stop, first, last;
+    int64_t part_first; /* of a part: how far it is from the first byte of its chunk; -1 for whole rows */
+    char *straight;     /* where the bytes go with no copy, or NULL */
+} run_t;
+
+/* Return what is read at once of rows [row, end), the first of which is stored: as many as are one range of a file and have
+ * room, or go to one run of memory. */
+static run_t run_of(const work_t *work, int64_t row, int64_t end)
 {
-    int64_t n = span.end - span.first;
-    char *to = room_of(lane);
-    int is_read = to && read_cached(file, to, n, at + span.first) == n;
-    lane->work->rows->src[row] = is_read ? (const char *)((uintptr_t)to - (uintptr_t)span.first) : NULL;
-    if (is_read) atomic_fetch_add(&lane->work->n_read, n);
-    return is_read;
+    const files_t *files = work->files;
+    const int64_t *offset = files->offset, *nbytes = work->rows->nbytes;
+    int64_t wanted = work->job->packed_nbytes;
+    span_t span;
+    if (nbytes[row] == wanted && is_read_in_part(work, row, &span))
+        return (run_t){row + 1, offset[row] + span.first, offset[row] + span.end, span.first, NULL};
+    run_t run = {row, offset[row], offset[row], -1, nbytes[row] == wanted ? straight_to(work, row) : NULL};
+    int64_t most = run.straight ? PART_NBYTES : files->room_nbytes, gap = run.straight ? 0 : files->max_gap_nbytes;
+    for (; run.stop < end && nbytes[run.stop] != NO_FILE && nbytes[run.stop] != DECODED; run.stop++) {
+        int64_t i = run.stop, until = offset[i] + nbytes[i];
+        if (i > row && (files->file[row] != files->file[i] || offset[i] - run.last > gap || until - run.first > most)) break;
+        if (i > row && run.straight && (nbytes[i] != wanted || straight_to(work, i) != run.straight + (offset[i] - run.first)))
+            break;
+        if (until > run.last) run.last = until;
+    }
+    return run;
 }
 
-/* Read as many rows of [row, end) as are one range of a file, have room, and lie before what is not in memory; return the
- * one behind them. What goes to one run of memory is read there. */
+/* Have the system bring a range of a file into memory. That is advice: whoever reads the file sees what is wrong. */
+static void ask_for(int file, int64_t first, int64_t nbytes)
+{
+#ifdef POSIX_FADV_WILLNEED
+    posix_fadvise(file, first, nbytes, POSIX_FADV_WILLNEED);
+#endif
+}
+
+/* Ask for the file of a row, or the part of it that is wanted. */
+static void ask_for_object(const work_t *work, int64_t row)
+{
+    span_t span = {0, work->files->room_nbytes};
+    int file = open(work->files->paths + work->files->path_at[work->files->file[row]], READ_FLAGS);
+    if (file < 0) return;
+    is_read_in_part(work, row, &span);
+    ask_for(file, span.first, span.end - span.first);
+    close(file);
+}
+
+/* Ask for rows from `row` on, so that the disk is busy with many while the first is waited for. */
+static void ask_ahead(lane_t *lane, int64_t row)
+{
+    work_t *work = lane->work;
+    const int64_t *offset = work->files->offset, *nbytes = work->rows->nbytes;
+    int64_t n = 1 + ASKED_NBYTES / (work->job->packed_nbytes + 1), end = row + n < work->end_row ? row + n : work->end_row;
+    long long next = atomic_load(&work->asked);
+    if (next - row > n / 2) return; /* those of another file are asked for many at a time: it is opened for them */
+    while (next < end) {
+        int64_t first = next > row ? next : row, is_stored = nbytes[first] != DECODED && (!offset || nbytes[first] != NO_FILE);
+        run_t run = offset && is_stored ? run_of(work, first, work->end_row) : (run_t){.stop = first + 1};
+        if (!atomic_compare_exchange_weak(&work->asked, &next, run.stop)) continue;
+        if (is_stored && !offset)
+            ask_for_object(work, first);
+        else if (is_stored)
+            ask_for(file_of(lane, first), run.first, run.last - run.first);
+        next = run.stop;
+    }
+}
+
+/* Note that rows are not in memory: they are left to a call that waits for the disk, which gets to work now. */
+static void note_cold(lane_t *lane, int64_t row)
+{
+    if (lane->work->files->waits || atomic_exchange(&lane->work->is_cold, 1)) return;
+    ask_ahead(lane, row);
+}
+
+/* Read a run of rows of [row, end); return the row behind those that were read, or are left. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const work_t *work = lane->work;
-    const files_t *files = work->files;
     const rows_t *rows = work->rows;
-    const int64_t *offset = files->offset, *nbytes = rows->nbytes;
-    int64_t first = offset[row], last = first, stop = row, wanted = work->job->packed_nbytes;
-    span_t span;
+    const int64_t *offset = work->files->offset, *nbytes = rows->nbytes;
     if (nbytes[row] == NO_FILE) return row + 1;
-    if (nbytes[row] == wanted && !work->is_elsewhere && is_read_in_part(work, row, &span)) {
-        if (!read_part(lane, row, file_of(lane, row), offset[row], span)) lane->work->is_elsewhere = 1;
-        return row + 1;
-    }
-    char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : room_of(lane);
-    int64_t most = straight ? PART_NBYTES : files->room_nbytes, gap = straight ? 0 : files->max_gap_nbytes;
+    run_t run = run_of(work, row, end);
+    char *to = run.straight ? run.straight : room_of(lane);
     if (!to) return rows->src[row] = NULL, row + 1;
-    for (; stop < end && nbytes[stop] != NO_FILE && nbytes[stop] != DECODED; stop++) {
-        int64_t until = offset[stop] + nbytes[stop];
-        if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > gap || until - first > most))
-            break;
-        if (stop > row && straight && (nbytes[stop] != wanted || straight_to(work, stop) != to + (offset[stop] - first)))
-            break;
-        if (until > last) last = until;
-    }
-    ssize_t found = -1;
-    if (last - first <= most && !work->is_elsewhere) found = read_cached(file_of(lane, row), to, last - first, first);
-    int64_t behind = row;
-    for (; behind < stop && offset[behind] + nbytes[behind] - first <= found; behind++)
-        rows->src[behind] = to + (offset[behind] - first);
+    int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, behind = row;
+    ssize_t found = n <= most ? read_range(work, file_of(lane, row), to, n, run.first) : -1;
+    if (run.part_first >= 0 && found == n)
+        rows->src[behind++] = (const char *)((uintptr_t)to - (uintptr_t)run.part_first);
+    for (; run.part_first < 0 && behind < run.stop && offset[behind] + nbytes[behind] - run.first <= found; behind++)
+        rows->src[behind] = to + (offset[behind] - run.first);
     if (behind > row) {
         atomic_fetch_add(&lane->work->n_read, found);
         return behind;
     }
-    lane->work->is_elsewhere = 1;
-    for (int64_t i = row; i < stop; i++) rows->src[i] = NULL;
-    return stop;
+    note_cold(lane, row);
+    for (int64_t i = row; i < run.stop; i++) rows->src[i] = NULL;
+    return run.stop;
 }
 
-/* Read a part of a chunk that is a file of the right length; 0 if it is none, or not in memory. */
-static int read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
+/* Return the length of a chunk that is a file of the right length, of which the wanted part has been read; else 0, or
+ * READ_OTHERWISE if the part is not in memory. */
+static int64_t read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
 {
-    int64_t nbytes = lane->work->job->packed_nbytes;
+    int64_t nbytes = lane->work->job->packed_nbytes, n = span.end - span.first;
+    char *to = room_of(lane);
     struct stat found;
     int file = open(path, READ_FLAGS);
-    int is_read = file >= 0 && !fstat(file, &found) && found.st_size == nbytes && read_part(lane, row, file, 0, span);
+    int is_chunk = to && file >= 0 && !fstat(file, &found) && found.st_size == nbytes;
+    int is_read = is_chunk && read_range(lane->work, file, to, n, span.first) == n;
     if (file >= 0) close(file);
-    if (is_read) lane->work->rows->nbytes[row] = nbytes;
-    return is_read;
+    if (!is_read) return is_chunk ? READ_OTHERWISE : 0;
+    atomic_fetch_add(&lane->work->n_read, n);
+    lane->work->rows->src[row] = (const char *)((uintptr_t)to - (uintptr_t)span.first);
+    return nbytes;
 }
 
 static int64_t read_object(lane_t *lane, int64_t row)
@@ -823,13 +902,17 @@ static int64_t read_object(lane_t *lane, int64_t row)
     const rows_t *rows = lane->work->rows;
     span_t span;
     const char *path = files->paths + files->path_at[files->file[row]];
-    if (is_read_in_part(lane->work, row, &span) && read_object_part(lane, row, path, span)) return row + 1;
-    char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane);
-    int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
-    int64_t found = !to ? READ_OTHERWISE : read_file(path, to, most);
-    rows->src[row] = found < 0 ? NULL : to;
+    rows->src[row] = NULL;
+    int64_t found = is_read_in_part(lane->work, row, &span) ? read_object_part(lane, row, path, span) : 0;
+    if (!found) {
+        char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane);
+        int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
+        found = !to ? READ_OTHERWISE : read_file(lane->work, path, to, most);
+        rows->src[row] = found < 0 ? NULL : to;
+        if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
+    }
     rows->nbytes[row] = found;
-    if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
+    if (found == READ_OTHERWISE) note_cold(lane, row);
     return row + 1;
 }
 
@@ -848,6 +931,7 @@ static int64_t bring(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
     if (lane->work->rows->nbytes[row] == DECODED) return row + 1;
+    if (lane->work->files->waits) ask_ahead(lane, row);
     if (is_streamed(lane->work)) return open_stream(lane, row);
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
@@ -948,6 +1032,21 @@ static void give_context(const job_t *job, void *context)
     if (context && !keep(kept[job->codec], MOST_KEPT, context)) ((free_t *)job->free_context)(context);
 }
 
+/* Read, decode and place rows [row, end), but for those that are done, or left to a call that waits for the disk. */
+static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
+{
+    const work_t *work = lane->work;
+    int waits = work->files && work->files->waits;
+    while (row < end) {
+        if (work->is_cold) work->rows->left[row] = LEFT;
+        if (work->is_cold || (waits && work->rows->left[row] == DONE)) {
+            row++;
+            continue;
+        }
+        for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
+    }
+}
+
 static void *run_lane(void *argument)
 {
     lane_t *lane = argument;
@@ -960,8 +1059,7 @@ static void *run_lane(void *argument)
             treat_part(lane, row / work->n_parts, row % work->n_parts);
             release_shared_file(work, row / work->n_parts);
         }
-        while (work->n_parts == 1 && row < end)
-            for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
+        if (work->n_parts == 1) treat_rows(lane, row, end, context);
     }
     give_context(work->job, context);
     close_file(lane);
@@ -1019,6 +1117,8 @@ static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, 
         return end - row;
     }
     work->next = row * work->n_parts;
+    work->asked = row;
+    work->end_row = end;
     work->end = end * work->n_parts;
     if (n_threads > work->end - work->next) n_threads = work->end - work->next;
     if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
@@ -1038,7 +1138,8 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
     return run_lanes(&work, row, end, scratch, n_threads);
 }
 
-/* As gpuzarr_place_rows, of rows that each thread reads before; all are left if a file is of another version. */
+/* As gpuzarr_place_rows, of rows that each thread reads before; all are left if a file is of another version, and those
+ * that are not in memory unless `waits`. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
@@ -1048,7 +1149,8 @@ int64_t gpuzarr_read_rows(
         work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
     }
     int64_t n_left = run_lanes(&work, row, end, scratch, n_threads);
-    files->n_read = work.n_read;
+    files->n_read += work.n_read;
+    files->is_cold = work.is_cold && !work.is_changed;
     if (!work.is_changed) return n_left;
     n_left = 0;
     for (; row < end; row++)

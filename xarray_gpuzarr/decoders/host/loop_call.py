@@ -11,7 +11,7 @@ import ctypes
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -273,16 +273,26 @@ class LoopCall:
         return self._rows_left(rows) if n_remaining else ()
 
     def read(self, rows: range, shared: Schedule) -> Sequence[int]:
-        """Read, decode and place rows, which `files` hold unless they are missing; return those that were left."""
+        """Read, decode and place rows, which `files` hold unless they are missing; return those that were left.
+
+        What is not in the page cache is asked for at once. Then this thread waits for it, and lends its turn.
+        """
         assert self.files is not None
-        output, files = self._output, FilesStruct.from_buffer_copy(self.files[0])
+        files = FilesStruct.from_buffer_copy(self.files[0])
+        n_remaining = self.read_once(files, rows, shared)
+        if files.is_cold:
+            files.waits = 1
+            n_remaining = crew.lend(partial(self.read_once, files, rows, shared))
+        counters.add(read_nbytes=files.n_read)
+        return self._rows_left(rows) if n_remaining else ()
+
+    def read_once(self, files: FilesStruct, rows: range, shared: Schedule) -> int:
+        """Read, decode and place rows, waiting for the disk if `files` say so; return how many were left."""
+        output = self._output
         with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
             _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
             _room, files.room = lent("staging", files.room_nbytes * n_threads)
-            files_at = ctypes.addressof(files)
-            n_remaining = output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads)
-        counters.add(read_nbytes=files.n_read)
-        return self._rows_left(rows) if n_remaining else ()
+            return output.read_rows(self._at, ctypes.addressof(files), rows.start, rows.stop, scratch_at, n_threads)
 
     def _rows_left(self, rows: range) -> list[int]:
         became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]

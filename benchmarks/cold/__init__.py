@@ -1,0 +1,1 @@
+"""Reads of local files that are not in the page cache."""
