@@ -228,16 +228,6 @@ def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]
     return memory, addresses
 
 
-def empty_columns(**lengths: int) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
-    """Return columns of int64, one after another in host memory, contents undefined, and the address of each."""
-    memory = np.empty(sum(lengths.values()), np.int64)
-    at = address(memory)
-    for name, length in lengths.items():
-        lengths[name] = at
-        at += _INT64_NBYTES * length
-    return memory, lengths
-
-
 def address_of(memory: memoryview) -> int:
     """Return where bytes lie in host memory; 0 for none."""
     return address(np.frombuffer(memory, np.uint8)) if memory else 0

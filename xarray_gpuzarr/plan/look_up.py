@@ -7,12 +7,13 @@ chunk of 16 KB.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
-from xarray_gpuzarr.native.library import LookupStruct, Loops, int64_columns, loops
+from xarray_gpuzarr.native.library import LookupStruct, Loops, loops
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan
@@ -58,11 +59,12 @@ def _by_loops(
     else:
         keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
         index = [address for of in indexes for address in ((0, 0) if of is None else of.addresses)]
-    _kept, at = int64_columns(
-        ranges=[end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)], index=index
-    )
+    ranges = [end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)]
+    numbers = array("q", ranges + index)
+    at = numbers.buffer_info()[0]
+    index_at = at + len(ranges) * numbers.itemsize if index else 0
     memory, columns = empty_plan(n, ndim)
-    struct = LookupStruct(ndim, len(blocks), n, target.spans_at, *at.values(), columns["object"], most_nbytes)
+    struct = LookupStruct(ndim, len(blocks), n, target.spans_at, at, index_at, columns["object"], most_nbytes)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")

@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native.library import empty_columns
+from xarray_gpuzarr.native.library import address
 from xarray_gpuzarr.plan.axis_pieces import (
     MAX_KEPT,
     AxisPieces,
@@ -296,7 +296,9 @@ def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
 
     `width` is that of `all_row`.
     """
-    return empty_columns(object=n_chunks, offset=n_chunks, nbytes=n_chunks, all_row=n_chunks * width)
+    memory = np.empty(n_chunks * (3 + width), np.int64)
+    first, step = address(memory), memory.itemsize * n_chunks
+    return memory, {"object": first, "offset": first + step, "nbytes": first + 2 * step, "all_row": first + 3 * step}
 
 
 _ONE_PART = np.array([0, 1], np.int64)

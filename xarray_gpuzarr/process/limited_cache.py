@@ -58,8 +58,14 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
             if entry.nbytes <= most_nbytes:
                 self._entries[key] = entry
                 self.nbytes += entry.nbytes
-            while self.nbytes > most_nbytes:
-                self._drop(next(iter(self._entries)))
+            self._shrink(most_nbytes)
+            self._is_torn = False
+
+    def shrink(self, most_nbytes: int) -> None:
+        """Drop entries until all take `most_nbytes` at most."""
+        with self._lock:
+            self._begin()
+            self._shrink(most_nbytes)
             self._is_torn = False
 
     def drop(self, key: Key) -> None:
@@ -81,6 +87,10 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
         if self._is_torn:
             self._entries, self.nbytes = OrderedDict(), 0
         self._is_torn = True
+
+    def _shrink(self, most_nbytes: int) -> None:
+        while self.nbytes > most_nbytes:
+            self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)

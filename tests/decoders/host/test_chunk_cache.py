@@ -315,6 +315,18 @@ def test_chunks_that_would_fill_most_of_it_are_not_kept(tmp_path, monkeypatch, l
     assert [hits(lambda: read_array(array, (3, slice(5)), device="host")) for _ in range(3)] == [(0, 0)] * 3
 
 
+@pytest.mark.parametrize("limit", [0, 100_000])
+def test_a_lower_limit_holds_from_the_next_read_on(tmp_path, monkeypatch, limit):
+    array = written(tmp_path, compressors=GzipCodec())
+    read_array(array, 3, device="host")
+    assert n_kept() == 2
+
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=limit))
+    read_array(array, device="host")
+
+    assert chunk_cache.cache.entries.nbytes <= limit
+
+
 def test_single_elements_of_many_chunks_leave_nothing(tmp_path):
     data = np.random.default_rng(0).integers(0, 500, (32, 64, 64)).astype("i4")
     array = zarr.create_array(tmp_path, data=data, chunks=(8, 32, 64), shards=(32, 64, 64), compressors=ZstdCodec())

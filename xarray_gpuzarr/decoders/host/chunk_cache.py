@@ -269,6 +269,8 @@ class CachedRead:
 def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
     """Return the cache as a read uses it; None if it takes whole chunks only, or too much, or may keep none."""
     limit, nbytes, versions = fetch_options().cache_nbytes, array.kept_nbytes, source.chunk_versions
+    if cache.entries.nbytes > limit:  # which was lowered
+        cache.entries.shrink(limit)
     if versions is None or array.is_copied or not 0 < nbytes <= limit // 2:
         return None
     if target.n_chunks > _MOST_CHUNKS or target.n_chunks * (nbytes + _ENTRY_NBYTES) > limit:

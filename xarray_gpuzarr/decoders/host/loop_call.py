@@ -27,7 +27,6 @@ from xarray_gpuzarr.native.library import (
     RowsStruct,
     address,
     address_of,
-    empty_columns,
     int64_columns,
 )
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
@@ -222,9 +221,10 @@ class LoopCall:
         self, output: LoopOutput, plan: ReadPlan, source: ByteSource, chunks: PlanChunks | None = None
     ) -> None:
         self._output, self._n, self._n_stored = output, plan.n_chunks, plan.n_stored
-        self._numbers, at = empty_columns(src=self._n, nbytes=self._n, left=self._n)
+        self._numbers = np.empty(3 * self._n, np.int64)
+        first, step = address(self._numbers), self._numbers.itemsize * self._n
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
-        struct = RowsStruct(**at)
+        struct = RowsStruct(src=first, nbytes=first + step, left=first + 2 * step)
         self._kept = struct, output.give(plan, struct), plan, chunks and self._give_chunks(chunks, struct)
         self._at = ctypes.addressof(struct)
         self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
