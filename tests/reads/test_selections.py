@@ -195,16 +195,37 @@ def chunk_range(store, first, last=None):
         pytest.param(slice(5 * STEP, 6 * STEP), [(5, 5)], id="one chunk"),
         pytest.param(slice(5 * STEP - 1, 6 * STEP + 1), [(4, 6)], id="neighbours are one request"),
         pytest.param([0, 15 * STEP], [(0, 0), (15, 15)], id="far apart are two"),
-        pytest.param([0, 2 * STEP], [(0, 2)], id="a small gap is read over"),
-        pytest.param([0, 5 * STEP], [(0, 5)], id="a gap of 1 MiB is read over"),
-        pytest.param([0, 6 * STEP], [(0, 0), (6, 6)], id="a wider one is not"),
+        pytest.param([0, 2 * STEP], [(0, 0), (2, 2)], id="a gap is skipped while requests are few"),
         pytest.param(slice(None, STEP, None), [(0, 0)], id="the first chunk"),
-        pytest.param(slice(6 * STEP, None, -STEP), [(0, 6)], id="backwards"),
+        pytest.param(slice(6 * STEP, None, -STEP), [(0, 3), (4, 6)], id="backwards, cut at 1 MiB"),
     ],
 )
 @pytest.mark.host_decoder
 def test_only_touched_chunks_are_requested(big, selection, wanted):
     store, array, data = big
+    expected = [chunk_range(store, *pair) for pair in wanted]
+    store.requests.clear()
+
+    read = read_array(array, selection, device="host")
+
+    assert store.ranges == expected
+    assert_same_bits(read, data[selection])
+
+
+@pytest.mark.parametrize(
+    ("selection", "wanted"),
+    [
+        pytest.param([0, 2 * STEP], [(0, 2)], id="a small gap is read over"),
+        pytest.param([0, 5 * STEP], [(0, 5)], id="a gap of 1 MiB is read over"),
+        pytest.param([0, 6 * STEP], [(0, 0), (6, 6)], id="a wider one is not"),
+        pytest.param(slice(6 * STEP, None, -STEP), [(0, 6)], id="backwards"),
+    ],
+)
+@pytest.mark.host_decoder
+def test_gaps_are_read_over_as_asked_for(big, selection, wanted, monkeypatch):
+    store, array, data = big
+    asked_for = FetchOptions(max_gap_nbytes=1024 * 1024, max_request_nbytes=4 * 1024 * 1024)
+    monkeypatch.setattr(options.in_force, "options", asked_for)
     expected = [chunk_range(store, *pair) for pair in wanted]
     store.requests.clear()
 
