@@ -495,3 +495,20 @@ def test_readers_never_see_less_than_was_written_before_they_began(tmp_path, sha
 
     assert wrong == []
     assert_same_bits(read_array(array, 3, device="host"), DATA[3] + 24 * 1000)
+
+
+@pytest.mark.parametrize("shards", [None, (4, 160, 160)], ids=["files", "a shard"])
+def test_raw_chunks_that_are_unpacked_are_kept_as_a_whole(shards, tmp_path):
+    """Of a long raw chunk a read takes just the wanted bytes, unless all of it is to be kept."""
+    values = np.random.default_rng(1).integers(-9999, 9999, (4, 160, 160)) * 0.01
+    encoding = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -32768, "chunks": (1, 160, 160), "compressors": None}
+    encoding |= {} if shards is None else {"shards": shards}
+    ds = xr.Dataset({"v": (("t", "y", "x"), values)})
+    ds.to_zarr(tmp_path, encoding={"v": encoding}, zarr_format=3, consolidated=False)
+    with xr.open_dataset(tmp_path, engine="zarr", consolidated=False) as stock:
+        expected = stock.v.values
+    opened = xr.open_dataset(tmp_path, engine="gpuzarr", device="host", consolidated=False, cache=False)
+
+    for first in range(6):
+        for box in (np.s_[:, 10 + first : 12 + first, 3:9], np.s_[:, first:120, 3:150]):
+            assert_same_bits(opened.v[box].values, expected[box])
