@@ -26,8 +26,8 @@ class FetchOptions:
     elsewhere 32 KiB, or up to 1 MiB where requests would be many."""
     max_request_nbytes: int | None = None
     """Longest request in bytes that covers several chunks. A shard of at most four times this size, decoded, is
-    requested whole with its index, unless it is a local file. None: 1 MiB, or 4 MiB for long raw chunks, for bytes bound
-    for a GPU, and where it decides about whole shards; in local files 2 MiB, or 8 MiB for raw bytes that are read
+    requested whole with its index, unless it is a local file. None: 1 MiB, or 4 MiB for long raw chunks, for bytes
+    bound for a GPU, and where it decides about whole shards; in local files 2 MiB, or 8 MiB for raw bytes that are read
     straight into the result and for bytes bound for a GPU."""
     max_requests: int = 64
     """Concurrent requests of this process to one server, or to one store that names none; not to local files."""
