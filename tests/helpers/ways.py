@@ -181,6 +181,7 @@ def _parts(patch: Patch, _: int) -> None:
         return replace(codec, decode_part=ctypes.cast(callback, ctypes.c_void_p).value)
 
     patch.setattr(native_program, "native_codec", counted)
+    patch.setattr(native_program, "_LEAST_PARTED_NBYTES", 1)  # below which a chunk is decoded as a whole, to be kept
 
 
 def _placed_only(patch: Patch, _: int) -> None:
