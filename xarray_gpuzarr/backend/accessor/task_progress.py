@@ -8,7 +8,6 @@ from typing import Any
 
 from dask.callbacks import Callback
 from dask.diagnostics.progress import ProgressBar
-from rich.console import Console
 
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
@@ -38,6 +37,8 @@ class ProgressLines(Callback):
 
 def compute_with_progress(tasks: Any) -> None:
     """Compute a task of dask, and show a bar, or lines where the output is neither a terminal nor a notebook."""
+    from rich.console import Console  # noqa: PLC0415  # takes long
+
     console = Console()
     is_seen = console.is_terminal or console.is_jupyter
     if client_of_dask() is None:
