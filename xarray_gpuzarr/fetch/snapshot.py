@@ -106,7 +106,7 @@ class Snapshot:
         bounds: dict[str, int] = {}
         if spec.index is None:
             bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
-        elif cuts_short and not comes_whole(spec, spec.index.n_chunks, source.rule):
+        elif cuts_short and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
             bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
         self.identity = source.identity

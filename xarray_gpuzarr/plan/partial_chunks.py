@@ -34,7 +34,7 @@ class PartialChunks:
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self._target, self._chunk_size = target, math.prod(grid.chunk_shape)
-        self.are_none = not self.are_all and all(flags is None for flags in self._axes)
+        self.are_none = not self.are_all and not [flags for flags in self._axes if flags is not None]
         """Whether all chunks are taken whole."""
 
     def _cut(self, target: BoxTarget, grid: ChunkGrid) -> None:

@@ -16,6 +16,7 @@ def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
         return "a name that no file can have is zarr-python's to refuse"
     order = "morton"
     if isinstance(metadata, ArrayV3Metadata):
-        sharding = next((c for c in metadata.codecs if isinstance(c, ShardingCodec)), None)
-        order = getattr(sharding, "subchunk_write_order", order)
+        for codec in metadata.codecs:
+            if isinstance(codec, ShardingCodec):
+                order = getattr(codec, "subchunk_write_order", order)
     return encoder_of(spec, str(order))

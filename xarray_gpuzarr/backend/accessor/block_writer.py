@@ -60,7 +60,7 @@ class BlockWriter(ArrayWriter):
         check = None
         if is_packed and self._checks_values:
             check = ValueCheck.of(original.name, target.dtype, original.encoding)
-        region, to = _positive(region, target.shape), BlockTarget(target)
+        to = BlockTarget(target)
         if not isinstance(source, da.Array):
             if check is not None and isinstance(source, np.ndarray):
                 values = np.asarray(variable.data)
@@ -69,6 +69,7 @@ class BlockWriter(ArrayWriter):
                     raise check.error(misfit, values, (0,) * values.ndim)
             super().add(source, to, region)  # type: ignore[no-untyped-call]
             return
+        region = _positive(region, target.shape)
         nbytes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * nbytes)
         if variable.dtype.kind in NUMBERS + TIMES:

@@ -23,7 +23,7 @@ def bring_to_host(variables: Iterable[Variable]) -> None:
         data = data_of(variable)
         lazy = find_lazy_array(data)
         if lazy is not None:
-            if hasattr(lazy.meta(), "get"):
+            if lazy.device != "host" and hasattr(lazy.meta(), "get"):
                 variable.data = _host_copies(data)
         elif hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
             host_meta = np.empty((0,) * data.ndim, data.dtype)
