@@ -35,12 +35,13 @@ from xarray_gpuzarr.cuda.api import (
     Stream,
     Undo,
 )
+from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
 from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context, share_memory
+from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,23 +20,18 @@ from rmm.allocators.cupy import rmm_cupy_allocator
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Install, Undo
+from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
+from xarray_gpuzarr.cuda.private_pool import private_pool
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import MemoryChoice
 
-_KEPT = 4
-"""A private pool keeps up to that part of the device's memory once it is idle."""
-
-
-@contextmanager
-def in_context(context: int) -> Iterator[None]:
-    """Work in a context inside a ``with`` block, on whatever thread drops things; its own device stays what it is."""
-    before = cupy.cuda.driver.ctxGetCurrent()
-    cupy.cuda.driver.ctxSetCurrent(context)
-    try:
-        yield
-    finally:
-        cupy.cuda.driver.ctxSetCurrent(before)
+_ADAPTORS = tuple(
+    getattr(rmm.mr, f"{name}ResourceAdaptor")
+    for name in ("Limiting", "Logging", "Statistics", "Tracking", "FailureCallback", "Prefetch")
+)
+"""What hands all that it is asked for on to the resource below it."""
 
 
 class NativeMemory:
@@ -76,6 +71,8 @@ class RmmMemory:
         self.choice = choice
         self._lock = threading.Lock()
         self._private: Any = None
+        self._seen: object = None
+        """The caller's resource that was looked at last."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
@@ -84,7 +81,8 @@ class RmmMemory:
         try:
             address = resource.allocate(nbytes, stream.for_rmm) if nbytes else 0
         except MemoryError as error:
-            call = f"{nbytes} bytes on device {self._index} from RMM's {type(resource).__name__}"
+            pool = "the pool of reads" if resource is self._private else f"RMM's {type(resource).__name__}"
+            call = f"{nbytes} bytes on device {self._index} from {pool}"
             if not is_out_of_memory(error):
                 raise cuda_error(call, error) from error
             free, total = cupy.cuda.runtime.memGetInfo()
@@ -103,6 +101,9 @@ class RmmMemory:
             current = rmm.mr.get_per_device_resource(self._index)
             # Anything around a plain resource was put there by the caller, to limit or count, and holds for us too.
             if self.choice == "current" or not is_plain(current):
+                if current is not self._seen:
+                    self._seen = current
+                    _advise_on(current)
                 return current
         if self._private is None:
             with self._lock:
@@ -115,9 +116,8 @@ class RmmMemory:
         if self.choice == "async" or (
             self.choice == "auto" and runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index)
         ):
-            # RMM would keep all that it ever had, where CuPy's own pool beside it could never get it from.
             _, total = runtime.memGetInfo()
-            return rmm.mr.CudaAsyncMemoryResource(release_threshold=total // _KEPT)
+            return private_pool(self._index, total)
         # RMM would take half of the free memory at once; this one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
 
@@ -125,6 +125,25 @@ class RmmMemory:
 def is_plain(resource: object) -> bool:
     """Whether a resource is RMM's first one, which keeps nothing and stalls the device at every call."""
     return type(resource) is rmm.mr.CudaMemoryResource
+
+
+def has_no_pool(resource: object) -> bool:
+    """Whether a resource is a plain one, or hands everything on to one."""
+    while isinstance(resource, _ADAPTORS):
+        resource = resource.upstream_mr
+    return is_plain(resource)
+
+
+def _advise_on(resource: object) -> None:
+    """Say so if a caller's resource, which is not RMM's first one, asks the driver for each piece of memory."""
+    if has_no_pool(resource) and not is_plain(resource):
+        advise(
+            "memory without a pool",
+            "RMM's current resource has no pool; the GPU stands still at each allocation of a read",
+            found=f"{type(resource).__name__} over CudaMemoryResource",
+            do="LocalCUDACluster(rmm_async=True, ...) beside enable_cudf_spill or rmm_track_allocations, or put it "
+            "around a rmm.mr.CudaAsyncMemoryResource; configure(memory='async') gives reads a pool of their own",
+        )
 
 
 def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
@@ -139,7 +158,7 @@ def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
         get, put = rmm.mr.get_per_device_resource, rmm.mr.set_per_device_resource
         undone += _exchanged(partial(get, index), partial(put, index), memory.resource())
         current = rmm.mr.get_per_device_resource(index)
-    if install == "always" or not is_plain(current):
+    if install == "always" or not has_no_pool(current):
         undone += _exchanged(cupy.cuda.get_allocator, cupy.cuda.set_allocator, rmm_cupy_allocator)
 
     def undo() -> None:

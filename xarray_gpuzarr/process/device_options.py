@@ -66,8 +66,8 @@ class ResourceOptions:
     memory, divided by `n_reads`. Allocations may be a sixteenth larger."""
     memory: MemoryChoice = "auto"
     """RMM resource for device memory. ``auto``: the caller's current one, unless that is a plain `CudaMemoryResource`,
-    which stalls the device at each allocation; then like ``async``. ``async``: a private `CudaAsyncMemoryResource`, or
-    like ``pool`` if the driver does not support it. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
+    which stalls the device at each allocation; then like ``async``. ``async``: a private pool of the driver's, or like
+    ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
     always the caller's current one."""
     little: Little = "auto"
     """Where reads of a few chunks are decoded. ``auto``: on the host, if one of its threads decodes them sooner than
