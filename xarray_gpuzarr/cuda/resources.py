@@ -176,15 +176,15 @@ class Workspace:
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._results.append(array)
-        self._order(streams[0], streams[1:])
+        self.order(streams[0], streams[1:])
         return array
 
     def fill(self, array: Any, streams: Sequence[Stream]) -> None:
         """Let `streams` write to an array of the consumer's, after what the consumer has been given."""
         self._results.append(array)
-        self._order(self.api.consumer_stream(), streams)
+        self.order(self.api.consumer_stream(), streams)
 
-    def _order(self, before: Stream, streams: Sequence[Stream]) -> None:
+    def order(self, before: Stream, streams: Sequence[Stream]) -> None:
         """Let streams wait for what another one has been given so far."""
         event = self.api.event()
         self.api.record(event, before)

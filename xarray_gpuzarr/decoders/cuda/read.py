@@ -206,10 +206,8 @@ class Read:
         if not rows:
             return
         api, works = self._api, self._workspace.works
-        work, copied, done = works[self._n_submitted % len(works)], api.event(), api.event()
+        work, done = works[self._n_submitted % len(works)], api.event()
         self._n_submitted += 1
-        api.record(copied, self._workspace.copy)
-        api.wait(work, copied)
         receipt, memories = self._decoder.decode(put_together(staged), np.concatenate(rows), work)
         api.record(done, work)
         self._missing = []
