@@ -23,6 +23,7 @@ from helpers.simulated.fake_cuda import (
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
@@ -59,24 +60,6 @@ def test_a_device_says_what_it_is(fake, native, monkeypatch, driver, shown):
     assert dict(identity.versions) == {"CuPy": "14.2.0", "RMM": "26.10.0", "nvCOMP": "6.0.0", "CUDA": "13.0"}
 
 
-def test_sharing_is_asked_for_by_configure_alone(fake, native):
-    configure(memory="pool")
-    assert not fake.called("set_per_device_resource")
-    configure(memory="pool", share=True)
-    ((index, resource),) = fake.called("set_per_device_resource")
-    assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
-    assert fake.called("set_allocator") == [["RMM's for CuPy"]]
-
-
-def test_sharing_without_cupy_is_refused(monkeypatch):
-    monkeypatch.delitem(sys.modules, "xarray_gpuzarr.cuda.device", raising=False)
-    monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-
-    with pytest.raises(DeviceUnavailableError, match=r"CuPy or RMM cannot be imported\n[^/]*cupy"):
-        configure(share=True)
-
-
 def is_private(resource):
     """Return "private" if a resource is a pool that only reads use."""
     return "private" if type(resource).__name__ == "PrivatePool" else ""
@@ -85,54 +68,50 @@ def is_private(resource):
 PLAIN, USERS = CudaMemoryResource(), PoolMemoryResource("plain")
 
 
-@pytest.mark.parametrize(
-    ("install", "memory", "current", "resource", "allocator"),
-    [
-        ("always", "pool", PLAIN, PoolMemoryResource, "RMM's for CuPy"),
-        ("always", "pool", USERS, PoolMemoryResource, "RMM's for CuPy"),
-        ("always", "auto", USERS, USERS, "RMM's for CuPy"),
-        ("always", "current", PLAIN, PLAIN, "RMM's for CuPy"),
-        ("if plain", "auto", PLAIN, "private", "RMM's for CuPy"),
-        ("if plain", "async", USERS, USERS, "RMM's for CuPy"),
-        ("if plain", "current", PLAIN, PLAIN, "CuPy's own"),
-        ("never", "async", PLAIN, PLAIN, "CuPy's own"),
-        ("never", "async", USERS, USERS, "RMM's for CuPy"),
-    ],
-)
-def test_sharing_leaves_the_users_pool_alone(  # noqa: PLR0917
-    fake, native, install, memory, current, resource, allocator
-):
+@pytest.mark.parametrize("memory", ["auto", "async", "current"])
+@pytest.mark.parametrize(("current", "allocator"), [(PLAIN, "CuPy's own"), (USERS, "RMM's for CuPy")])
+def test_sharing_lets_cupy_use_the_users_pool_and_sets_no_other(fake, native, memory, current, allocator):
     fake.current_resource = current
     device, _ = make(native, memory)
 
-    undo = device.share(install)
+    undo = device.share()
 
-    found = fake.current_resource
-    assert found is resource or (type(found) is resource and found is not current) or is_private(found) is resource
-    assert fake.allocator == allocator
+    assert (fake.current_resource, fake.allocator) == (current, allocator)
     undo()
     assert (fake.current_resource, fake.allocator) == (current, "CuPy's own")
+    assert not fake.called("set_per_device_resource")
 
 
 def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, device):
-    undo = device.share("if plain")
-    fake.current_resource, fake.allocator = USERS, "the user's"
+    fake.current_resource = USERS
+    undo = device.share()
+    fake.allocator = "the user's"
 
     undo()
 
-    assert (fake.current_resource, fake.allocator) == (USERS, "the user's")
+    assert fake.allocator == "the user's"
 
 
 def test_sharing_is_taken_back_once(fake, device):
-    undo = device.share("if plain")
+    fake.current_resource = USERS
+    undo = device.share()
     undo()
-    again = device.share("if plain")
+    again = device.share()
 
     undo()
 
-    assert is_private(fake.current_resource)
+    assert fake.allocator == "RMM's for CuPy"
     again()
-    assert type(fake.current_resource) is CudaMemoryResource
+    assert fake.allocator == "CuPy's own"
+
+
+def test_a_device_without_cupy_is_refused(monkeypatch):
+    monkeypatch.delitem(sys.modules, "xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    with pytest.raises(DeviceUnavailableError, match=r"CuPy or RMM cannot be imported\n[^/]*cupy"):
+        native_device()
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])
@@ -215,7 +194,7 @@ def test_an_adaptor_without_a_pool_below_it_is_used_and_spoken_of(fake, device, 
     (warning,) = recwarn
     words = ("has no pool", adaptor.__name__, "rmm_async=True", "memory='async'")
     assert [word for word in words if word not in str(warning.message)] == []
-    device.share("never")
+    device.share()
     assert fake.allocator == "CuPy's own"  # whose pool is quicker
 
 
@@ -224,7 +203,7 @@ def test_an_adaptor_over_a_pool_is_a_pool(fake, device, stream, pool, recwarn):
     fake.current_resource = TrackingResourceAdaptor(pool)
 
     device.allocate(100, stream)
-    device.share("never")
+    device.share()
 
     assert list(recwarn) == []
     assert fake.allocator == "RMM's for CuPy"

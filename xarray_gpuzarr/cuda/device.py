@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
 
-It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator and
-RMM's current resource, is touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
+It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator, is
+touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from xarray_gpuzarr.cuda.api import (
     DeviceIdentity,
     DeviceMemory,
     Event,
-    Install,
     Kernel,
     PinnedMemory,
     Stream,
@@ -275,9 +274,9 @@ class NativeDevice:
             self._compile(kernel)
 
     @cuda_call("cupy.cuda.set_allocator")
-    def share(self, install: Install) -> Undo:
-        """Let CuPy and RMM use the memory resource of reads, process-wide; see `share_memory`."""
-        return share_memory(self.index, self.memory, install)
+    def share(self) -> Undo:
+        """Let CuPy allocate from RMM's current pool, process-wide; see `share_memory`."""
+        return share_memory(self.index)
 
     @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
     def trim(self) -> None:

@@ -1,7 +1,7 @@
 """Which RMM resource device memory comes from, and memory from it.
 
-`share_memory` alone sets RMM's current resource and CuPy's allocator, where a process has asked for that, and can undo
-it. Otherwise an application's own choice stays in force.
+RMM's current resource is the application's own choice, and stays in force. `share_memory` alone sets CuPy's allocator,
+where a process has asked for that, and can undo it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import cupy
@@ -19,7 +17,7 @@ import rmm
 from rmm.allocators.cupy import rmm_cupy_allocator
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Install, Undo
+from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
 from xarray_gpuzarr.cuda.private_pool import private_pool
@@ -146,37 +144,21 @@ def _advise_on(resource: object) -> None:
         )
 
 
-def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
-    """Let reads, RMM and CuPy use one pool; return what takes back what was changed here and not since.
+def share_memory(index: int) -> Undo:
+    """Let CuPy allocate from the pool of a device that is RMM's current one; return what takes that back.
 
-    `install` says when to make the resource of `memory` RMM's current one. CuPy is made to allocate through RMM unless
-    that is then a plain one, which is slower than CuPy's own pool. Arrays that live keep their memory.
+    Without a pool nothing is changed: CuPy's own is quicker. Arrays that live keep their memory. Nothing is taken back
+    that somebody else has set since.
     """
-    undone: list[Callable[[], None]] = []
-    current = rmm.mr.get_per_device_resource(index)
-    if install == "always" or (install == "if plain" and is_plain(current)):
-        get, put = rmm.mr.get_per_device_resource, rmm.mr.set_per_device_resource
-        undone += _exchanged(partial(get, index), partial(put, index), memory.resource())
-        current = rmm.mr.get_per_device_resource(index)
-    if install == "always" or not has_no_pool(current):
-        undone += _exchanged(cupy.cuda.get_allocator, cupy.cuda.set_allocator, rmm_cupy_allocator)
+    before = cupy.cuda.get_allocator()
+    if before is rmm_cupy_allocator or has_no_pool(rmm.mr.get_per_device_resource(index)):
+        return lambda: None
+    cupy.cuda.set_allocator(rmm_cupy_allocator)
+    kept = [before]
 
     def undo() -> None:
-        while undone:
-            undone.pop()()
+        if kept and cupy.cuda.get_allocator() is rmm_cupy_allocator:
+            cupy.cuda.set_allocator(kept[0])
+        kept.clear()
 
     return undo
-
-
-def _exchanged(get: Callable[[], object], put: Callable[[object], object], wanted: object) -> list[Callable[[], None]]:
-    """Put something in place of what is in force; return what takes that back, unless somebody else did meanwhile."""
-    before = get()
-    if before is wanted:
-        return []
-    put(wanted)
-
-    def take_back() -> None:
-        if get() is wanted:
-            put(before)
-
-    return [take_back]

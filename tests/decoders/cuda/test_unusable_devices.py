@@ -175,11 +175,11 @@ def test_cuda_is_an_error_that_says_what_to_do(start):
 def test_a_worker_is_prepared_for_the_host(start):
     preparation = Preparation()
 
-    assert preparation.enter(device="auto", pool=True, options={}) == "host"
+    assert preparation.enter(device="auto", options={}) == "host"
     assert usable_device("auto") == "host"
     preparation.leave()
     with pytest.raises(GpuZarrError):
-        preparation.enter(device="cuda", pool=True, options={})
+        preparation.enter(device="cuda", options={})
 
 
 @never_starts
@@ -265,7 +265,7 @@ def test_streams_of_threads_are_refused_before_the_first_task(streams_of_threads
     doors = [
         lambda: xr.open_dataset(path, engine="gpuzarr", device="cuda", chunks={}),
         lambda: read_array(zarr.open_array(f"{path}/a"), device="cuda"),
-        lambda: Preparation().enter(device="cuda", pool=False, options={}),
+        lambda: Preparation().enter(device="cuda", options={}),
         lambda: why_refused("cuda", SimpleNamespace(name="w", address="tcp://127.0.0.1:1")),
     ]
 

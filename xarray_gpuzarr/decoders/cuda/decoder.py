@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from xarray_gpuzarr.cuda import checksum
-from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
+from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.gds_files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
@@ -231,12 +231,12 @@ class CudaDecoder:
 
         return resources.lock.exclusive(read_patiently)
 
-    def prepare(self, install: Install) -> Undo:
-        """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
+    def prepare(self) -> Undo:
+        """Check nvCOMP, share the caller's pool with CuPy, and build kernels; see `PreparedDecoder.prepare`."""
         api = self._current_resources().api
         with api.activate():
             assert api.nvcomp  # finding it checks its version
-            undo = api.share(install)
+            undo = api.share()
             try:
                 api.build(usual_kernels())
             except BaseException:
