@@ -70,8 +70,8 @@ class ResourceOptions:
     ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
     always the caller's current one."""
     little: Little = "auto"
-    """Where reads of a few chunks are decoded. ``auto``: on the host, if one of its threads decodes them sooner than
-    the device decodes a single chunk. ``device``: on the device."""
+    """Where reads of a few chunks are decoded. ``auto``: up to 30 on the host, which is assumed to be sooner than the
+    device, unless they are not compressed. ``device``: on the device."""
     checks: Checks = "warn"
     """What to do where the device has given a wrong answer to one of the self-checks that a read rests on. ``warn``:
     the host decodes. ``strict``: reads raise `CudaError`, which names the check. ``off``: nothing is checked."""

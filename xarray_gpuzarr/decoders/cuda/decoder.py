@@ -30,7 +30,7 @@ from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, DifferentValuesError
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_little, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
@@ -87,9 +87,9 @@ class CudaDecoder:
         why = None if options.checks == "off" else self._trust.known_failure(asked, spec, _native(cast))
         if why is not None:
             return Route(where=f"host, {ONE_COPY}", why=why)
-        rule = latency(spec) if options.little == "auto" else None
-        if rule is not None and rule.most_chunks >= math.prod(spec.grid.chunks_per_shard):
-            return Route(where=f"host, {ONE_COPY}", why=str(rule))
+        little = why_little(spec, math.prod(spec.grid.chunks_per_shard)) if options.little == "auto" else None
+        if little is not None:
+            return Route(where=f"host, {ONE_COPY}", why=little)
         return Route(where="cuda", why="")
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
@@ -156,7 +156,7 @@ class CudaDecoder:
         if why_not_device(spec, cast) is not None or not fits_kernels(target):
             return True
         options = resource_options()
-        if options.little == "auto" and is_little(spec, target.n_chunks):
+        if options.little == "auto" and why_little(spec, target.n_chunks) is not None:
             return True
         return self._trust.fails(self._device(), spec, target, cast, options.checks)
 
