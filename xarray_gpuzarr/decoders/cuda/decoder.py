@@ -140,7 +140,7 @@ class CudaDecoder:
         if verify is None:
             verify = "off" if resources.api.identity is None else "first"
         # Chunks that are longer than what the device can sum up are not compared.
-        is_compared = verify not in ("off", 0) and spec.chunk_nbytes <= checksum.MAX_NBYTES
+        is_compared = verify != "off" and spec.chunk_nbytes <= checksum.MAX_NBYTES
         choice = Choice(spec, verify) if is_compared else None
 
         def read(workspace: Workspace) -> Any:
