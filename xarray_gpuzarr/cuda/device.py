@@ -37,7 +37,6 @@ from xarray_gpuzarr.cuda.api import (
 from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
-from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
@@ -262,10 +261,14 @@ class NativeDevice:
 
     def why_no_files(self) -> str | None:
         """Say why files cannot be read straight into device memory; None if they can."""
+        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # where it is asked for
+
         return why_no_files()
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file for reads into device memory."""
+        from xarray_gpuzarr.cuda.gds_files import NativeFile  # noqa: PLC0415  # where it is asked for
+
         return NativeFile(path, self.synchronize)
 
     def build(self, kernels: Iterable[Kernel]) -> None:

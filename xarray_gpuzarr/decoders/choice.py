@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.cuda.configuration import native_device
-from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn, WorkersDecoder
@@ -78,7 +77,11 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
-    resolved = resolve_device(device) if storage == "gds" else None
+    if storage != "gds":
+        return cast("Storage", storage)
+    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # where it is asked for
+
+    resolved = resolve_device(device)
     if resolved == "host":
         raise OptionError(
             'storage="gds" cannot be used here',
@@ -87,11 +90,11 @@ def resolve_storage(storage: str, device: str) -> Storage:
             do="leave storage out"
             + (": this machine has no usable GPU" if resolve_device("auto") == "host" else ', or say device="cuda"'),
         )
-    decoder = None if resolved in (None, "workers") else decoder_for(resolved)
+    decoder = None if resolved == "workers" else decoder_for(resolved)
     why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
     if why is not None:
         raise no_direct_files(why)
-    return cast("Storage", storage)
+    return "gds"
 
 
 def resolve_device(device: str) -> Device:

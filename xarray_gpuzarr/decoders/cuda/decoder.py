@@ -21,7 +21,6 @@ import numpy as np
 from xarray_gpuzarr.cuda import checksum
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
-from xarray_gpuzarr.cuda.gds_files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
@@ -101,8 +100,11 @@ class CudaDecoder:
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
-        device = None if self._current_device is native_device else self._current_device(*self._index)
-        return why_no_files() if device is None else device.why_no_files()
+        if self._current_device is not native_device:
+            return self._current_device(*self._index).why_no_files()
+        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # where it is asked for
+
+        return why_no_files()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order: the only one that device arrays have."""

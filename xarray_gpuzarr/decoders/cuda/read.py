@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
-from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     BatchLimits,
@@ -95,10 +94,12 @@ class Read:
             self._limits = self._limits.at_most(most_nbytes // self._needed_nbytes)
         new_stager = Stager
         if source.storage == "gds" and why_not_direct(self._chain) is None:
-            if (why_not := self._api.why_no_files()) is not None:
-                raise no_direct_files(why_not)
-            from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # where asked for
+            from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # where it is asked for
+            from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # likewise
 
+            why_not = self._api.why_no_files()
+            if why_not is not None:
+                raise no_direct_files(why_not)
             new_stager = DirectStager
         self.stager = new_stager(workspace, source, spec, chain=self._chain, choice=choice)
         self._choice = choice
