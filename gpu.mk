@@ -10,7 +10,33 @@ SANITIZE_FLAGS ?=
 TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
+OUT ?= gpu-proof
+STEP = @mkdir -p $(OUT); step() { limit=$$1 name=$$2; shift 2; echo "== $$name"; \
+	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; [ $$code = 0 ] || status=1; }; \
+	export XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
+GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -q -p no:cacheprovider --maxfail=25
+
+.PHONY: gpu-a gpu-b gpu-c test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
+
+gpu-a: $(GPU_READY) ## First of three short calls: examined, the engine's tests (OUT=logs; four minutes)
+	$(STEP); \
+	step 75 doctor $(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json $(OUT)/doctor.json; \
+	step 150 engine $(GPU_TEST) -n 8 --dist worksteal tests/on_gpu \
+		-k "(native_device or self_checks or nvcomp_alone or stress) and not compiles"; exit $$status
+
+gpu-b: $(GPU_READY) ## Second: from how many chunks on is nvCOMP no quicker; kernels and formats
+	$(STEP); \
+	step 100 saturation $(GPU_PYTHON) -m benchmarks.gpu.saturation --out $(OUT)/saturation.json \
+		--only "zstd 3, 1024" "zstd 3, 64 kB" "lz4, 1024" "lz4, 64 kB"; \
+	step 110 kernels $(GPU_TEST) -n 12 --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
+		tests/reads/test_formats.py tests/reads/test_blosc_writers.py; exit $$status
+
+gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck
+	$(STEP); \
+	step 100 warm $(GPU_PYTHON) -m benchmarks.gpu --only "blog, warm" --seconds 300 --rounds 3 --out $(OUT)/warm.json; \
+	step 40 cluster $(GPU_TEST) tests/on_gpu/test_local_cuda_cluster.py -k "two and threads and not workers"; \
+	step 45 memcheck $(SANITIZER) --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m benchmarks.gpu.sanitize; \
+	exit $$status
 
 test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	status=0; \

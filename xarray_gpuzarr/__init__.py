@@ -141,7 +141,11 @@ if not TYPE_CHECKING:  # a type checker is to miss names that are not there
         if name in _MODULES:
             return import_module(f"{__name__}.{_MODULES[name]}")
         if name == "__version__":
-            return import_module("importlib.metadata").version("xarray-gpuzarr")
+            metadata = import_module("importlib.metadata")
+            try:
+                return metadata.version("xarray-gpuzarr")
+            except metadata.PackageNotFoundError:  # a folder that is used without being installed
+                return ""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

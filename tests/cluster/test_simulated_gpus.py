@@ -66,9 +66,9 @@ def pinned_nbytes():
 
 class TestPlugin:
     def test_prepares_every_worker(self, client):
-        register(client, device="cuda", pool=True, **SMALL)
+        register(client, device="cuda", **SMALL)
 
-        assert of_devices(client, "shared") == [["if plain"]] * N_WORKERS
+        assert of_devices(client, "n_shared") == [1] * N_WORKERS
         assert all(built[-len(usual_kernels()) :] == usual_kernels() for built in of_devices(client, "built"))
         assert set(client.run(pinned_nbytes).values()) == {N_THREADS * WORKSPACE_NBYTES}
         assert {o.slot_nbytes for o in client.run(resource_options).values()} == {SMALL["slot_nbytes"]}
@@ -86,17 +86,17 @@ class TestPlugin:
 
         register(client, **SMALL | {"n_slots": 3})
 
-        assert of_devices(client, "shared") == [["never"]] * N_WORKERS
+        assert of_devices(client, "n_shared") == [1] * N_WORKERS
         assert set(client.run(pinned_nbytes).values()) == {N_THREADS * (WORKSPACE_NBYTES + 64 * 1024)}
 
     def test_gives_everything_back(self, client, ds):
-        register(client, pool=True, **SMALL)
+        register(client, **SMALL)
         ds.u10.mean().gpuzarr.to_host().compute()
 
         client.unregister_worker_plugin("xarray_gpuzarr")
 
         assert set(client.run(pinned_nbytes).values()) == {0}
-        assert of_devices(client, "shared") == [[]] * N_WORKERS
+        assert of_devices(client, "n_shared") == [0] * N_WORKERS
         assert {o.n_slots for o in client.run(resource_options).values()} == {3}
 
     def test_reads_work_before_and_after(self, client, ds, path):
@@ -238,7 +238,7 @@ class TestWorkersOfOneProcess:
     @pytest.mark.every_value
     @pytest.mark.parametrize("read_by", ["workers", "cuda"])
     def test_common_work(self, threads, path, read_by):
-        register(threads, device="cuda", pool=True, **SMALL)
+        register(threads, device="cuda", **SMALL)
         ds = xr.open_dataset(path, engine="gpuzarr", chunks={}, device=read_by)
 
         results = dask.compute(*(work(ds).gpuzarr.to_host() for work in COMMON_WORK.values()))
@@ -248,20 +248,20 @@ class TestWorkersOfOneProcess:
             xr.testing.assert_allclose(result, work(stock).compute(), rtol=1e-5)
 
     def test_process_is_prepared_once_and_every_thread_of_both_workers(self, threads, device):
-        register(threads, device="cuda", pool=True, **SMALL)
+        register(threads, device="cuda", **SMALL)
 
-        assert device.shared == ["if plain"]
+        assert device.n_shared == 1
         assert pinned_nbytes() == 3 * WORKSPACE_NBYTES  # as many reads run at once
 
     def test_last_worker_gives_everything_back(self, threads, device, ds, path):
-        register(threads, device="cuda", pool=True, **SMALL)
+        register(threads, device="cuda", **SMALL)
         threads.cluster.scale(1)
         assert eventually(lambda: len(threads.nthreads()), 1) == 1
 
         mean = ds.u10.mean().gpuzarr.to_host().compute()
-        assert device.shared == ["if plain"]
+        assert device.n_shared == 1
         threads.unregister_worker_plugin("xarray_gpuzarr")
 
         xr.testing.assert_allclose(mean, open_stock(path).u10.mean().compute(), rtol=1e-5)
-        assert device.shared == []
+        assert device.n_shared == 0
         assert pinned_nbytes() == 0

@@ -1,5 +1,6 @@
 """The real implementation of the device interface, with fakes of CuPy and RMM; a GPU is needed for the rest."""
 
+import gc
 import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,14 @@ from helpers.simulated.fake_cuda import (
     FakeCuda,
     PoolMemoryResource,
     StatisticsResourceAdaptor,
+    TrackingResourceAdaptor,
 )
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
+from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
 KERNEL = Kernel(file="double.cu", name="double_it")
@@ -56,75 +60,58 @@ def test_a_device_says_what_it_is(fake, native, monkeypatch, driver, shown):
     assert dict(identity.versions) == {"CuPy": "14.2.0", "RMM": "26.10.0", "nvCOMP": "6.0.0", "CUDA": "13.0"}
 
 
-def test_sharing_is_asked_for_by_configure_alone(fake, native):
-    configure(memory="pool")
-    assert not fake.called("set_per_device_resource")
-    configure(memory="pool", share=True)
-    ((index, resource),) = fake.called("set_per_device_resource")
-    assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
-    assert fake.called("set_allocator") == [["RMM's for CuPy"]]
-
-
-def test_sharing_without_cupy_is_refused(monkeypatch):
-    monkeypatch.delitem(sys.modules, "xarray_gpuzarr.cuda.device", raising=False)
-    monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-
-    with pytest.raises(DeviceUnavailableError, match=r"CuPy or RMM cannot be imported\n[^/]*cupy"):
-        configure(share=True)
+def is_private(resource):
+    """Return "private" if a resource is a pool that only reads use."""
+    return "private" if type(resource).__name__ == "PrivatePool" else ""
 
 
 PLAIN, USERS = CudaMemoryResource(), PoolMemoryResource("plain")
 
 
-@pytest.mark.parametrize(
-    ("install", "memory", "current", "resource", "allocator"),
-    [
-        ("always", "pool", PLAIN, PoolMemoryResource, "RMM's for CuPy"),
-        ("always", "pool", USERS, PoolMemoryResource, "RMM's for CuPy"),
-        ("always", "auto", USERS, USERS, "RMM's for CuPy"),
-        ("always", "current", PLAIN, PLAIN, "RMM's for CuPy"),
-        ("if plain", "auto", PLAIN, CudaAsyncMemoryResource, "RMM's for CuPy"),
-        ("if plain", "async", USERS, USERS, "RMM's for CuPy"),
-        ("if plain", "current", PLAIN, PLAIN, "CuPy's own"),
-        ("never", "async", PLAIN, PLAIN, "CuPy's own"),
-        ("never", "async", USERS, USERS, "RMM's for CuPy"),
-    ],
-)
-def test_sharing_leaves_the_users_pool_alone(  # noqa: PLR0917
-    fake, native, install, memory, current, resource, allocator
-):
+@pytest.mark.parametrize("memory", ["auto", "async", "current"])
+@pytest.mark.parametrize(("current", "allocator"), [(PLAIN, "CuPy's own"), (USERS, "RMM's for CuPy")])
+def test_sharing_lets_cupy_use_the_users_pool_and_sets_no_other(fake, native, memory, current, allocator):
     fake.current_resource = current
     device, _ = make(native, memory)
 
-    undo = device.share(install)
+    undo = device.share()
 
-    found = fake.current_resource
-    assert found is resource or (type(found) is resource and found is not current)
-    assert fake.allocator == allocator
+    assert (fake.current_resource, fake.allocator) == (current, allocator)
     undo()
     assert (fake.current_resource, fake.allocator) == (current, "CuPy's own")
+    assert not fake.called("set_per_device_resource")
 
 
 def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, device):
-    undo = device.share("if plain")
-    fake.current_resource, fake.allocator = USERS, "the user's"
+    fake.current_resource = USERS
+    undo = device.share()
+    fake.allocator = "the user's"
 
     undo()
 
-    assert (fake.current_resource, fake.allocator) == (USERS, "the user's")
+    assert fake.allocator == "the user's"
 
 
 def test_sharing_is_taken_back_once(fake, device):
-    undo = device.share("if plain")
+    fake.current_resource = USERS
+    undo = device.share()
     undo()
-    again = device.share("if plain")
+    again = device.share()
 
     undo()
 
-    assert type(fake.current_resource) is CudaAsyncMemoryResource
+    assert fake.allocator == "RMM's for CuPy"
     again()
-    assert type(fake.current_resource) is CudaMemoryResource
+    assert fake.allocator == "CuPy's own"
+
+
+def test_a_device_without_cupy_is_refused(monkeypatch):
+    monkeypatch.delitem(sys.modules, "xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    with pytest.raises(DeviceUnavailableError, match=r"CuPy or RMM cannot be imported\n[^/]*cupy"):
+        native_device()
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])
@@ -147,14 +134,14 @@ def test_trimming_gives_back_what_cupy_keeps_and_pytorch_if_it_is_in_use(fake, d
 @pytest.mark.parametrize(
     ("memory", "current", "has_async", "expected"),
     [
-        ("auto", CudaMemoryResource(), True, CudaAsyncMemoryResource),
+        ("auto", CudaMemoryResource(), True, "private"),
         ("auto", CudaMemoryResource(), False, PoolMemoryResource),
         ("auto", PoolMemoryResource("plain"), True, "current"),
         ("auto", CudaAsyncMemoryResource(), False, "current"),
         ("auto", StatisticsResourceAdaptor(CudaMemoryResource()), True, "current"),
         ("current", CudaMemoryResource(), True, "current"),
         ("current", PoolMemoryResource("plain"), True, "current"),
-        ("async", PoolMemoryResource("plain"), False, CudaAsyncMemoryResource),
+        ("async", PoolMemoryResource("plain"), False, "private"),
         ("pool", CudaAsyncMemoryResource(), True, PoolMemoryResource),
     ],
 )
@@ -168,8 +155,8 @@ def test_memory_comes_from_the_resource_that_was_asked_for(fake, native, memory,
     assert (nbytes, on) == (100, stream.for_rmm)
     if expected == "current":
         assert resource is current
-    elif expected is CudaAsyncMemoryResource:
-        assert (type(resource), resource.release_threshold) == (expected, 1000 // 4)  # which leaves memory to others
+    elif expected == "private":
+        assert is_private(resource)
     else:
         assert (type(resource), type(resource.upstream_mr)) == (PoolMemoryResource, CudaMemoryResource)
         assert resource.options == {"initial_pool_size": 0}
@@ -191,8 +178,117 @@ def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, device
     device.allocate(100, stream)
 
     first, second = (resource for _, _, resource in fake.called("allocate"))
-    assert type(first) is CudaAsyncMemoryResource
+    assert is_private(first)
     assert second is fake.current_resource
+
+
+@pytest.mark.parametrize("adaptor", [TrackingResourceAdaptor, StatisticsResourceAdaptor])
+def test_an_adaptor_without_a_pool_below_it_is_used_and_spoken_of(fake, device, stream, adaptor, recwarn, monkeypatch):
+    monkeypatch.setattr(advice, "said", set())
+    fake.current_resource = adaptor(StatisticsResourceAdaptor(CudaMemoryResource()))
+
+    for _ in range(2):
+        device.allocate(100, stream)
+
+    assert [resource for *_, resource in fake.called("allocate")] == 2 * [fake.current_resource]
+    (warning,) = recwarn
+    words = ("has no pool", adaptor.__name__, "rmm_async=True", "memory='async'")
+    assert [word for word in words if word not in str(warning.message)] == []
+    device.share()
+    assert fake.allocator == "CuPy's own"  # whose pool is quicker
+
+
+@pytest.mark.parametrize("pool", [PoolMemoryResource(CudaMemoryResource()), CudaAsyncMemoryResource()])
+def test_an_adaptor_over_a_pool_is_a_pool(fake, device, stream, pool, recwarn):
+    fake.current_resource = TrackingResourceAdaptor(pool)
+
+    device.allocate(100, stream)
+    device.share()
+
+    assert list(recwarn) == []
+    assert fake.allocator == "RMM's for CuPy"
+
+
+# --- the pool of reads -----------------------------------------------------------------------------------------------
+
+
+def attributes(fake):
+    """Return whether a stream may be made to wait, and the bytes that the only pool keeps."""
+    (pool,) = fake.pools.values()
+    return pool["ReuseAllowInternalDependencies"], pool["AttrReleaseThreshold"].value
+
+
+def test_the_pool_of_reads_is_one_of_its_device(fake, native):
+    device = native.NativeDevice(3, ResourceOptions())
+
+    device.allocate(100, device.stream())
+
+    assert [pool["device"] for pool in fake.pools.values()] == [3]
+
+
+def test_no_stream_waits_for_whoever_freed_its_memory(fake, device, stream):
+    device.allocate(100, stream)
+
+    assert attributes(fake)[0] == 0
+
+
+def test_a_stream_waits_for_whoever_freed_its_memory_where_there_is_no_other(fake, device, stream, monkeypatch):
+    take, waits = fake.take, []
+
+    def take_if_it_may_wait(nbytes):
+        waits.append(attributes(fake)[0])
+        if not waits[-1]:
+            raise MemoryError(POOL_IS_FULL)
+        return take(nbytes)
+
+    monkeypatch.setattr(fake, "take", take_if_it_may_wait)
+    kept = device.allocate(100, stream)
+
+    assert (kept.nbytes, waits, attributes(fake)[0]) == (100, [0, 1], 0)
+
+
+def test_live_results_do_not_count_as_what_the_pool_keeps(fake, device, stream):
+    first = device.allocate(700, stream)
+    assert attributes(fake)[1] == 700 + 1000 // 4
+    second = device.allocate(100, stream)
+    assert attributes(fake)[1] == 800 + 1000 // 4
+    del first, second
+    assert attributes(fake)[1] == 1000 // 4  # which leaves memory to others
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [("POOL_WAITS", "1", (1, 350)), ("POOL_WAITS", "0", (0, 350)), ("POOL_KEPT_NBYTES", "2 KiB", (0, 2048))],
+)
+def test_settings_of_the_pool_can_be_turned_back(fake, device, monkeypatch, variable, value, expected):
+    monkeypatch.setenv(f"XARRAY_GPUZARR_{variable}", value)
+
+    kept = device.allocate(100, device.stream())
+
+    assert (kept.nbytes, *attributes(fake)) == (100, *expected)
+
+
+def test_the_pool_goes_with_the_last_memory_of_it(fake, native):
+    device, stream = make(native)
+    kept = device.allocate(100, stream)
+    del device
+    fake.calls.clear()  # which know the pool, too
+    gc.collect()
+    assert len(fake.pools) == 1
+
+    del kept
+    fake.calls.clear()
+    gc.collect()
+
+    assert fake.pools == {}
+
+
+@pytest.mark.parametrize("call", ["cudaMemPoolCreate", "cudaMemPoolSetAttribute", "cudaMemPoolGetAttribute"])
+def test_a_pool_that_cannot_be_made_is_a_cuda_error(fake, device, stream, call):
+    fake.failures[call] = RuntimeError("cudaErrorNotSupported")
+
+    with pytest.raises(CudaError, match=f"cudaErrorNotSupported, by {call}"):
+        device.allocate(100, stream)
 
 
 def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, device, stream):
@@ -418,7 +514,7 @@ def test_want_of_device_memory_says_how_much_and_what_to_set(fake, device, strea
     with pytest.raises(DeviceMemoryError) as caught:
         device.allocate(100, stream) if ask == "allocate" else device.empty((25,), np.dtype("f4"), stream)
 
-    assert caught.value.tried == "100 bytes on device 0 from RMM's CudaAsyncMemoryResource"
+    assert caught.value.tried == "100 bytes on device 0 from the pool of reads"
     assert caught.value.found == f"300 bytes free of 1000; {words}"
     assert "XARRAY_GPUZARR_BATCH_NBYTES" in caught.value.do
 
@@ -429,7 +525,7 @@ def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, 
     with pytest.raises(CudaError, match="this process can no longer use the GPU") as caught:
         device.allocate(100, stream)
 
-    assert caught.value.tried == "100 bytes on device 0 from RMM's CudaAsyncMemoryResource"
+    assert caught.value.tried == "100 bytes on device 0 from the pool of reads"
 
 
 def test_want_of_pinned_memory_says_how_much_and_what_to_set(fake, device):
@@ -573,10 +669,12 @@ def members(of, path=""):
                 yield from members(value, f"{path}{name}.")
 
 
-@pytest.mark.parametrize("name", ["cupy", "rmm"])
+@pytest.mark.parametrize("name", ["cupy", "rmm", "cuda.bindings"])
 def test_the_fakes_hold_nothing_that_the_real_modules_lack(name):
     real = pytest.importorskip(name, reason=f"{name} is not installed")
-    for room in {"cupy": ["cupy.cuda.compiler"], "rmm": ["rmm.pylibrmm.stream", "rmm.allocators.cupy"]}[name]:
+    for room in {"cupy": ["cupy.cuda.compiler"], "rmm": ["rmm.pylibrmm.stream", "rmm.allocators.cupy"]}.get(
+        name, ["cuda.bindings.runtime", "cuda.bindings.driver"]
+    ):
         importlib.import_module(room)
 
     def has(path):

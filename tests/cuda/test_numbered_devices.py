@@ -171,7 +171,7 @@ def test_a_worker_prepares_the_gpu_that_is_named(gpus, fake, native, monkeypatch
     prepared = []
     for number, gpu in gpus.items():
         monkeypatch.setattr(gpu, "build", lambda _kernels, number=number: prepared.append(number))
-        monkeypatch.setattr(gpu, "share", lambda _install: lambda: None)
+        monkeypatch.setattr(gpu, "share", lambda: lambda: None)
     plugin = GpuZarrPlugin(device="cuda:1")
 
     with ThreadPoolExecutor(2) as threads:

@@ -53,7 +53,7 @@ OF_THE_ENVIRONMENT = {
         "memory": ("pool", "pool"),
         "little": ("device", "device"),
         "checks": ("strict", "strict"),
-        "verify": ("0.5", 0.5),
+        "verify": ("all", "all"),
     },
 }
 
@@ -87,6 +87,7 @@ UNUSABLE = {
     "valid options: auto, pool, async, current": [("memory", "managed"), ("memory", None)],
     "valid options: auto, device": [("little", "host")],
     "valid options: warn, strict, off": [("checks", True)],
+    "valid options: first, all, off": [("verify", 0.5), ("verify", True)],
     NO_SIZE: [(name, text) for name in SETTINGS for text in ("64 M", "", "-1 kB", "many")],
 }
 

@@ -13,10 +13,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from xarray_gpuzarr import __version__
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
 _EXAMPLES = """\
@@ -109,7 +109,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gpuzarr {version('xarray-gpuzarr')}")
+    version = __version__ or "of a folder that is not installed"
+    parser.add_argument("--version", action="version", version=f"gpuzarr {version}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")

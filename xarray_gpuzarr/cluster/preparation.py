@@ -30,7 +30,7 @@ class Preparation:
         self._n_users = 0
         self._undo: list[Undo] = []
 
-    def enter(self, *, device: str, pool: bool, options: Mapping[str, Any]) -> Device:
+    def enter(self, *, device: str, options: Mapping[str, Any]) -> Device:
         """Prepare this process for one more user; return the device that it reads to.
 
         Arguments as for `GpuZarrPlugin`. Whatever is raised, nothing is left behind.
@@ -39,7 +39,7 @@ class Preparation:
         with self._lock:
             if self._n_users == 0:
                 try:
-                    self._prepare(resolved, pool=pool, options=options)
+                    self._prepare(resolved, options)
                 except BaseException:
                     self._take_back()
                     raise
@@ -58,7 +58,7 @@ class Preparation:
         if not isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
             _cuda_decoder(device).prepare_threads(n_threads)
 
-    def _prepare(self, device: Device, *, pool: bool, options: Mapping[str, Any]) -> None:
+    def _prepare(self, device: Device, options: Mapping[str, Any]) -> None:
         if options:
             before = options_in_force()
             configure(**options)
@@ -66,7 +66,7 @@ class Preparation:
         if device != "host":
             decoder = _cuda_decoder(device)
             self._undo.append(_forget_devices)
-            self._undo.append(decoder.prepare("if plain" if pool else "never"))
+            self._undo.append(decoder.prepare())
             self._undo.append(decoder.close)
 
     def _take_back(self) -> None:

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 
 
-def register(client: Any = None, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
+def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any:
     """Prepare all workers, and those that come later, for reading with this engine.
 
-    You can work without it; then the first reads check, compile and allocate. Calling it again with the same arguments
-    does nothing, and with other arguments replaces the settings.
+    You can work without it; then the first reads check, compile and allocate. Pools that dask-cuda or you have
+    installed stay in use, and CuPy allocates from them. Calling it again with the same arguments does nothing, and with
+    other arguments replaces the settings.
 
     Parameters
     ----------
@@ -24,9 +25,6 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
         Client of a `LocalCluster`, a `LocalCUDACluster` or any other cluster. By default the current client.
     device : "auto", "cuda", "cuda:1" (any number, as each worker counts its GPUs) or "host"
         "cuda" raises an error if a worker cannot use a GPU; "auto" leaves such workers unchanged.
-    pool : bool
-        Install one pool for reads, RMM and CuPy on workers that have no pool. Pools that dask-cuda or you have
-        installed stay in use in any case, and CuPy allocates from them.
     **options
         Fields of `ResourceOptions`, such as ``slot_nbytes``, for the workers.
 
@@ -44,7 +42,7 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
-    plugin = GpuZarrPlugin(device=device, pool=pool, **options)
+    plugin = GpuZarrPlugin(device=device, **options)
     if client is None:
         from distributed import Client  # noqa: PLC0415  # takes long
 

@@ -20,14 +20,12 @@ from xarray_gpuzarr.process.advice import advise
 
 
 class GpuZarrPlugin(WorkerPlugin):
-    """Worker plugin that checks the GPU, shares a memory pool, builds kernels and reserves streams and pinned memory.
+    """Worker plugin that checks the GPU, shares RMM's pool with CuPy, builds kernels and reserves memory.
 
     Parameters
     ----------
     device : "auto", "cuda", "cuda:1" (any number, as the worker counts its GPUs) or "host"
         "cuda" raises an error on a worker that cannot use a GPU; "auto" leaves such a worker unchanged.
-    pool : bool
-        Install one pool for reads, RMM and CuPy on a worker that has no pool.
     **options
         Fields of `ResourceOptions`.
 
@@ -40,7 +38,7 @@ class GpuZarrPlugin(WorkerPlugin):
     name = "xarray_gpuzarr"
     idempotent = True
 
-    def __init__(self, *, device: str = "auto", pool: bool = False, **options: Any) -> None:
+    def __init__(self, *, device: str = "auto", **options: Any) -> None:
         if device == "workers" or not is_device(device):
             raise OptionError(
                 "unknown device",
@@ -49,7 +47,7 @@ class GpuZarrPlugin(WorkerPlugin):
                 do="leave device out, or choose one of these" + perhaps_device(device, ("auto", "cuda", "host")),
             )
         check_options(options)
-        self.settings: dict[str, Any] = {"device": device, "pool": pool, "options": options}
+        self.settings: dict[str, Any] = {"device": device, "options": options}
         self._entered = False
 
     async def setup(self, worker: Worker) -> None:

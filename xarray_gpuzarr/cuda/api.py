@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 
 Bytes = npt.NDArray[np.uint8]
 """Host memory as a flat array of bytes."""
-
-Install = Literal["always", "if plain", "never"]
-"""When the memory resource of reads becomes the one of the whole process."""
 
 Undo = Callable[[], None]
 """Take back what was changed; the second call does nothing."""
@@ -216,8 +213,8 @@ class DeviceApi(Protocol):
     def build(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels that have not been launched yet, so that no read has to wait for that."""
 
-    def share(self, install: Install) -> Undo:
-        """Let the array library allocate from the pool of reads, process-wide; see `rmm_memory.share_memory`."""
+    def share(self) -> Undo:
+        """Let the array library allocate from the caller's pool, process-wide; see `rmm_memory.share_memory`."""
 
     def trim(self) -> None:
         """Give back device memory that pools of the array library keep unused."""

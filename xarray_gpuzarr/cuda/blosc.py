@@ -14,21 +14,15 @@ MAX_NBYTES = 2**31 - 1
 """Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
 
 _TILE_NBYTES = 1 << 15
-_WARPS, _LANES = 2, 32
-_ENOUGH_WARPS = 1024
-"""Two for each scheduler of 132 multiprocessors, about."""
+_N_STREAMS, _N_BLOSCLZ_THREADS = 8, 64
+"""Streams and threads of a block."""
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
-BLOSCLZ_TOGETHER = (32, 16, 8, 4)
-"""How many streams may share the instructions of a warp; there is a kernel for each."""
-_BLOSCLZ = {
-    streams: Kernel(file="blosclz.cu", name="blosclz", defines=(("STREAMS", str(streams)),))
-    for streams in BLOSCLZ_TOGETHER
-}
+_BLOSCLZ = Kernel(file="blosclz.cu", name="blosclz")
 
 
 def blosc_kernels() -> list[Kernel]:
     """Return the kernels of this module."""
-    return [_UNSHUFFLE, *_BLOSCLZ.values()]
+    return [_UNSHUFFLE, _BLOSCLZ]
 
 
 def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
@@ -61,16 +55,7 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
         api.launch(_UNSHUFFLE, n_blocks, N_THREADS, (table, n, n_tiles), stream)
 
 
-def blosclz(  # noqa: PLR0913
-    api: DeviceApi,
-    stream: Stream,
-    *,
-    table: Address,
-    n: int,
-    actual: Address,
-    status: Address,
-    together: int | None = None,
-) -> None:
+def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: Address, status: Address) -> None:
     """Decompress streams of blosclz.
 
     Parameters
@@ -83,8 +68,6 @@ def blosclz(  # noqa: PLR0913
     status : Address of int32, shape (n,)
         Written: 0, or nvCOMP's status of damaged streams, 12, where a stream gives fewer bytes than its result should
         have, or more, or refers to what is not there. As many as `actual` says are then written.
-    together : one of `BLOSCLZ_TOGETHER`, optional
-        Streams that share a warp, for a check of each kernel; None: as many as leave enough warps.
 
     Notes
     -----
@@ -97,7 +80,4 @@ def blosclz(  # noqa: PLR0913
     C-Blosc 1, ``blosc/blosclz.c``, function ``blosclz_decompress``.
     """
     if n:
-        # More streams share a warp only if there are warps enough for a device.
-        streams = together or next((streams for streams in _BLOSCLZ if n >= streams * _ENOUGH_WARPS), min(_BLOSCLZ))
-        n_blocks = -(-n // (_WARPS * streams))
-        api.launch(_BLOSCLZ[streams], n_blocks, _WARPS * _LANES, (table, n, actual, status), stream)
+        api.launch(_BLOSCLZ, -(-n // _N_STREAMS), _N_BLOSCLZ_THREADS, (table, n, actual, status), stream)

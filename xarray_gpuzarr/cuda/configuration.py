@@ -1,4 +1,4 @@
-"""`configure`: one function for all settings of a process, and for the memory that reads share with CuPy and RMM."""
+"""`configure`: one function for all settings of a process; and the way to its GPU."""
 
 from __future__ import annotations
 
@@ -40,14 +40,11 @@ def check_options(options: Mapping[str, object]) -> None:
         in_force.chosen({name: options[name] for name in options if name in names})
 
 
-def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
+def configure(**options: object) -> dict[str, Any]:
     """Configure requests to stores and GPU memory for this process, from the next read on.
 
     Parameters
     ----------
-    share : bool
-        Also make the memory resource of reads RMM's current one on the current device, and let CuPy allocate through
-        RMM: one pool for reads and for what is computed from them. Needs a GPU.
     **options
         Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
         default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``. ``engine="plain"`` stands for the most cautious
@@ -63,8 +60,6 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     ------
     OptionError
         An unknown name or an unusable value. Nothing has changed then.
-    DeviceUnavailableError
-        `share` without CuPy and RMM.
 
     Examples
     --------
@@ -78,8 +73,6 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     chosen = decoding.with_engine(options)
     for in_force, names in _RECORDS:
         in_force.choose({name: chosen[name] for name in chosen if name in names})
-    if share:
-        native_device().share("always")
     return options_in_force()
 
 

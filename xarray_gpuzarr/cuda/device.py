@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
 
-It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator and
-RMM's current resource, is touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
+It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator, is
+touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from xarray_gpuzarr.cuda.api import (
     DeviceIdentity,
     DeviceMemory,
     Event,
-    Install,
     Kernel,
     PinnedMemory,
     Stream,
     Undo,
 )
+from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
-from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context, share_memory
+from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 
@@ -262,10 +261,14 @@ class NativeDevice:
 
     def why_no_files(self) -> str | None:
         """Say why files cannot be read straight into device memory; None if they can."""
+        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # where it is asked for
+
         return why_no_files()
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file for reads into device memory."""
+        from xarray_gpuzarr.cuda.gds_files import NativeFile  # noqa: PLC0415  # where it is asked for
+
         return NativeFile(path, self.synchronize)
 
     def build(self, kernels: Iterable[Kernel]) -> None:
@@ -274,9 +277,9 @@ class NativeDevice:
             self._compile(kernel)
 
     @cuda_call("cupy.cuda.set_allocator")
-    def share(self, install: Install) -> Undo:
-        """Let CuPy and RMM use the memory resource of reads, process-wide; see `share_memory`."""
-        return share_memory(self.index, self.memory, install)
+    def share(self) -> Undo:
+        """Let CuPy allocate from RMM's current pool, process-wide; see `share_memory`."""
+        return share_memory(self.index)
 
     @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
     def trim(self) -> None:

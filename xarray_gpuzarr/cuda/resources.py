@@ -20,7 +20,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.workspace_memory import PinnedRing, ResultOwner, Slot, WorkspaceMemory
+from xarray_gpuzarr.cuda.workspace_memory import PinnedRing, ResultOwner, Shortage, Slot, WorkspaceMemory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.waiting import Bell
@@ -128,9 +128,17 @@ class Workspace:
     Where it `keeps_results`, nobody but its `copy` stream looks at results: the array library may work on any stream.
     """
 
-    def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
+    def __init__(
+        self,
+        api: DeviceApi,
+        options: ResourceOptions,
+        *,
+        shortage: Shortage | None = None,
+        keeps_results: bool = False,
+    ) -> None:
         self.api = api
         self.options = options
+        self.shortage = shortage or Shortage()
         self.scratch_nbytes = scratch_nbytes(options, api.memory_nbytes()[1])
         """Device memory that the batches of a read may use besides results.
 
@@ -168,15 +176,15 @@ class Workspace:
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._results.append(array)
-        self._order(streams[0], streams[1:])
+        self.order(streams[0], streams[1:])
         return array
 
     def fill(self, array: Any, streams: Sequence[Stream]) -> None:
         """Let `streams` write to an array of the consumer's, after what the consumer has been given."""
         self._results.append(array)
-        self._order(self.api.consumer_stream(), streams)
+        self.order(self.api.consumer_stream(), streams)
 
-    def _order(self, before: Stream, streams: Sequence[Stream]) -> None:
+    def order(self, before: Stream, streams: Sequence[Stream]) -> None:
         """Let streams wait for what another one has been given so far."""
         event = self.api.event()
         self.api.record(event, before)
@@ -275,6 +283,7 @@ class WorkerResources:
         self.api = api
         self.options = options
         self.lock = SharedLock(options.n_reads)
+        self._shortage = Shortage()
         self._workspaces: list[Workspace] = []
         self._lent: dict[int, Workspace] = {}
         """By the thread that reads."""
@@ -299,7 +308,7 @@ class WorkerResources:
             with self._lock:
                 idle = self._idle()
                 if not idle:
-                    idle = [Workspace(self.api, self.options)]
+                    idle = [Workspace(self.api, self.options, shortage=self._shortage)]
                     self._workspaces += idle
                 self._threads.add(me)
                 workspace = self._lent[me] = idle[0]
@@ -326,7 +335,7 @@ class WorkerResources:
         """Take the streams and pinned memory that reads of so many more threads use."""
         with self._lock:
             more = min(n_threads, self.options.n_reads - len(self._workspaces))
-            self._workspaces += [Workspace(self.api, self.options) for _ in range(more)]
+            self._workspaces += [Workspace(self.api, self.options, shortage=self._shortage) for _ in range(more)]
             for workspace in self._idle():
                 workspace.prepare()
 

@@ -1,7 +1,7 @@
 """Which RMM resource device memory comes from, and memory from it.
 
-`share_memory` alone sets RMM's current resource and CuPy's allocator, where a process has asked for that, and can undo
-it. Otherwise an application's own choice stays in force.
+RMM's current resource is the application's own choice, and stays in force. `share_memory` alone sets CuPy's allocator,
+where a process has asked for that, and can undo it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import cupy
@@ -19,24 +17,19 @@ import rmm
 from rmm.allocators.cupy import rmm_cupy_allocator
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Install, Undo
+from xarray_gpuzarr.cuda.api import Undo
+from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
+from xarray_gpuzarr.cuda.private_pool import private_pool
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import MemoryChoice
 
-_KEPT = 4
-"""A private pool keeps up to that part of the device's memory once it is idle."""
-
-
-@contextmanager
-def in_context(context: int) -> Iterator[None]:
-    """Work in a context inside a ``with`` block, on whatever thread drops things; its own device stays what it is."""
-    before = cupy.cuda.driver.ctxGetCurrent()
-    cupy.cuda.driver.ctxSetCurrent(context)
-    try:
-        yield
-    finally:
-        cupy.cuda.driver.ctxSetCurrent(before)
+_ADAPTORS = tuple(
+    getattr(rmm.mr, f"{name}ResourceAdaptor")
+    for name in ("Limiting", "Logging", "Statistics", "Tracking", "FailureCallback", "Prefetch")
+)
+"""What hands all that it is asked for on to the resource below it."""
 
 
 class NativeMemory:
@@ -76,6 +69,8 @@ class RmmMemory:
         self.choice = choice
         self._lock = threading.Lock()
         self._private: Any = None
+        self._seen: object = None
+        """The caller's resource that was looked at last."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
@@ -84,7 +79,8 @@ class RmmMemory:
         try:
             address = resource.allocate(nbytes, stream.for_rmm) if nbytes else 0
         except MemoryError as error:
-            call = f"{nbytes} bytes on device {self._index} from RMM's {type(resource).__name__}"
+            pool = "the pool of reads" if resource is self._private else f"RMM's {type(resource).__name__}"
+            call = f"{nbytes} bytes on device {self._index} from {pool}"
             if not is_out_of_memory(error):
                 raise cuda_error(call, error) from error
             free, total = cupy.cuda.runtime.memGetInfo()
@@ -103,6 +99,9 @@ class RmmMemory:
             current = rmm.mr.get_per_device_resource(self._index)
             # Anything around a plain resource was put there by the caller, to limit or count, and holds for us too.
             if self.choice == "current" or not is_plain(current):
+                if current is not self._seen:
+                    self._seen = current
+                    _advise_on(current)
                 return current
         if self._private is None:
             with self._lock:
@@ -115,9 +114,8 @@ class RmmMemory:
         if self.choice == "async" or (
             self.choice == "auto" and runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index)
         ):
-            # RMM would keep all that it ever had, where CuPy's own pool beside it could never get it from.
             _, total = runtime.memGetInfo()
-            return rmm.mr.CudaAsyncMemoryResource(release_threshold=total // _KEPT)
+            return private_pool(self._index, total)
         # RMM would take half of the free memory at once; this one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
 
@@ -127,37 +125,40 @@ def is_plain(resource: object) -> bool:
     return type(resource) is rmm.mr.CudaMemoryResource
 
 
-def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
-    """Let reads, RMM and CuPy use one pool; return what takes back what was changed here and not since.
+def has_no_pool(resource: object) -> bool:
+    """Whether a resource is a plain one, or hands everything on to one."""
+    while isinstance(resource, _ADAPTORS):
+        resource = resource.upstream_mr
+    return is_plain(resource)
 
-    `install` says when to make the resource of `memory` RMM's current one. CuPy is made to allocate through RMM unless
-    that is then a plain one, which is slower than CuPy's own pool. Arrays that live keep their memory.
+
+def _advise_on(resource: object) -> None:
+    """Say so if a caller's resource, which is not RMM's first one, asks the driver for each piece of memory."""
+    if has_no_pool(resource) and not is_plain(resource):
+        advise(
+            "memory without a pool",
+            "RMM's current resource has no pool; the GPU stands still at each allocation of a read",
+            found=f"{type(resource).__name__} over CudaMemoryResource",
+            do="LocalCUDACluster(rmm_async=True, ...) beside enable_cudf_spill or rmm_track_allocations, or put it "
+            "around a rmm.mr.CudaAsyncMemoryResource; configure(memory='async') gives reads a pool of their own",
+        )
+
+
+def share_memory(index: int) -> Undo:
+    """Let CuPy allocate from the pool of a device that is RMM's current one; return what takes that back.
+
+    Without a pool nothing is changed: CuPy's own is quicker. Arrays that live keep their memory. Nothing is taken back
+    that somebody else has set since.
     """
-    undone: list[Callable[[], None]] = []
-    current = rmm.mr.get_per_device_resource(index)
-    if install == "always" or (install == "if plain" and is_plain(current)):
-        get, put = rmm.mr.get_per_device_resource, rmm.mr.set_per_device_resource
-        undone += _exchanged(partial(get, index), partial(put, index), memory.resource())
-        current = rmm.mr.get_per_device_resource(index)
-    if install == "always" or not is_plain(current):
-        undone += _exchanged(cupy.cuda.get_allocator, cupy.cuda.set_allocator, rmm_cupy_allocator)
+    before = cupy.cuda.get_allocator()
+    if before is rmm_cupy_allocator or has_no_pool(rmm.mr.get_per_device_resource(index)):
+        return lambda: None
+    cupy.cuda.set_allocator(rmm_cupy_allocator)
+    kept = [before]
 
     def undo() -> None:
-        while undone:
-            undone.pop()()
+        if kept and cupy.cuda.get_allocator() is rmm_cupy_allocator:
+            cupy.cuda.set_allocator(kept[0])
+        kept.clear()
 
     return undo
-
-
-def _exchanged(get: Callable[[], object], put: Callable[[object], object], wanted: object) -> list[Callable[[], None]]:
-    """Put something in place of what is in force; return what takes that back, unless somebody else did meanwhile."""
-    before = get()
-    if before is wanted:
-        return []
-    put(wanted)
-
-    def take_back() -> None:
-        if get() is wanted:
-            put(before)
-
-    return [take_back]

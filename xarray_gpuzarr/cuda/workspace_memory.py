@@ -68,6 +68,32 @@ class WorkspaceMemory:
                 memory.free_behind(self._quiet)
 
 
+_N_SHORT_READS = 64
+
+
+class Shortage:
+    """How much device memory a batch may take since a longer one found none; shared by the reads of a device.
+
+    Memory may come back, and who gives it back says nothing: after some reads, one tries full batches again.
+    """
+
+    def __init__(self) -> None:
+        self._most_nbytes = 0
+        self._n_reads = 0
+        """Reads that are still to do with so little."""
+
+    def note(self, most_nbytes: int) -> None:
+        """Let the next reads have batches that take no more than so much."""
+        self._most_nbytes, self._n_reads = most_nbytes, _N_SHORT_READS
+
+    def most_nbytes(self) -> int | None:
+        """Return how much a batch of the next read may take; None: as much as its options say."""
+        if not self._n_reads:
+            return None
+        self._n_reads -= 1
+        return self._most_nbytes
+
+
 class ResultOwner:
     """Keeps a result's memory until nobody knows the result any more.
 

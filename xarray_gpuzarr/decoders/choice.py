@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.cuda.configuration import native_device
-from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn, WorkersDecoder
@@ -33,6 +32,7 @@ _AS_EVER = frozenset({"auto", "posix"})
 _ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
 """What other packages call a device -> what it is called here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
+_PER_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
@@ -81,6 +81,8 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
+    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # where it is asked for
+
     resolved = resolve_device(device)
     if resolved == "host":
         raise OptionError(
@@ -94,7 +96,7 @@ def resolve_storage(storage: str, device: str) -> Storage:
     why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
     if why is not None:
         raise no_direct_files(why)
-    return cast("Storage", storage)
+    return "gds"
 
 
 def resolve_device(device: str) -> Device:
@@ -105,7 +107,8 @@ def resolve_device(device: str) -> Device:
     OptionError
         `device` is none of ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"``, ``"workers"``.
     DeviceUnavailableError
-        ``"cuda"`` was asked for and something that it needs is missing, or there is no GPU of that number.
+        ``"cuda"`` was asked for and something that it needs is missing, or there is no GPU of that number, or CuPy's
+        stream is another one on each thread.
     """
     if not is_device(device):
         raise OptionError(
@@ -126,7 +129,7 @@ def resolve_device(device: str) -> Device:
                 found=f"{count}, the last of them 'cuda:{count - 1}'",
                 do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
             )
-        return "cuda" if device == "auto" else device
+        return _with_one_stream(device)
     lacks_packages_only = set(missing) <= set(_CUDA_NEEDS.values())
     if device != "auto":
         where = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
@@ -143,6 +146,20 @@ def resolve_device(device: str) -> Device:
             found="missing: " + ", ".join(missing),
             do=f"{INSTALL_FOR_CUDA}; device='host' if that is meant",
         )
+    return "host"
+
+
+def _with_one_stream(device: str) -> Device:
+    """Return the device that is read to, unless CuPy works on another stream on each thread; imports no CuPy."""
+    setting = os.environ.get(_PER_THREAD, "0")
+    if setting == "0":
+        return "cuda" if device == "auto" else device
+    found = f"{_PER_THREAD}={setting}: arrays may be freed on threads where that stream is another one"
+    do = f"unset {_PER_THREAD} for this process and for workers; device='host' reads without the GPU"
+    if device != "auto":
+        headline = "cannot read to CuPy's per-thread default streams"
+        raise DeviceUnavailableError(headline, tried=f"device={device!r}", found=found, do=do)
+    advise(_PER_THREAD, "this machine has a GPU, and device='auto' reads to the host", found=found, do=do)
     return "host"
 
 

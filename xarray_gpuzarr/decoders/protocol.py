@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Install, Undo
+from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.fetch.source import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -131,8 +131,8 @@ class SelfChecking(Protocol):
 class PreparedDecoder(Decoder, Protocol):
     """A decoder that can do beforehand what its first reads would do, and let go of it."""
 
-    def prepare(self, install: Install) -> Undo:
-        """Check what the device needs, build kernels, share memory as `install` says; return what undoes the latter."""
+    def prepare(self) -> Undo:
+        """Check what the device needs, build kernels, share the caller's pool; return what undoes the latter."""
 
     def prepare_threads(self, n_threads: int) -> None:
         """Take what reads of so many more threads will use."""

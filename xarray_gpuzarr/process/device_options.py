@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +15,7 @@ from xarray_gpuzarr.process.settings import InForce, check_number, given_numbers
 MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
 
-Verify = Literal["first", "all", "off"] | float
+Verify = Literal["first", "all", "off"]
 """Which chunks the host decodes as well; see `ResourceOptions.verify`."""
 
 Checks = Literal["warn", "strict", "off"]
@@ -66,19 +65,19 @@ class ResourceOptions:
     memory, divided by `n_reads`. Allocations may be a sixteenth larger."""
     memory: MemoryChoice = "auto"
     """RMM resource for device memory. ``auto``: the caller's current one, unless that is a plain `CudaMemoryResource`,
-    which stalls the device at each allocation; then like ``async``. ``async``: a private `CudaAsyncMemoryResource`, or
-    like ``pool`` if the driver does not support it. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
+    which stalls the device at each allocation; then like ``async``. ``async``: a private pool of the driver's, or like
+    ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
     always the caller's current one."""
     little: Little = "auto"
-    """Where reads of a few chunks are decoded. ``auto``: on the host, if one of its threads decodes them sooner than
-    the device decodes a single chunk. ``device``: on the device."""
+    """Where reads of a few chunks are decoded. ``auto``: up to 30 on the host, which is assumed to be sooner than the
+    device, unless they are not compressed. ``device``: on the device."""
     checks: Checks = "warn"
     """What to do where the device has given a wrong answer to one of the self-checks that a read rests on. ``warn``:
     the host decodes. ``strict``: reads raise `CudaError`, which names the check. ``off``: nothing is checked."""
     verify: Verify | None = None
     """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of
-    each array in each process. A number from 0 to 1: a random share of this size. ``all`` or ``off``. If the two
-    differ, the read is repeated on the host, which then decodes this array. None: ``first``, on a real GPU."""
+    each array in each process. ``all`` or ``off``. If the two differ, the read is repeated on the host, which then
+    decodes this array. None: ``first``, on a real GPU."""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
@@ -88,14 +87,10 @@ class ResourceOptions:
             check_number(name, value, least)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
+            if value is None and name == "verify":
+                continue
             if value not in choices:
                 raise unusable(name, f"{name}={value!r}", "valid options: " + ", ".join(choices))
-        verify = self.verify
-        is_usable = verify in (None, "first", "all", "off")
-        if isinstance(verify, int | float) and not isinstance(verify, bool):
-            is_usable = 0 <= verify <= 1
-        if not is_usable:
-            raise unusable("verify", f"verify={verify!r}", "not one of first, all, off, nor a number from 0 to 1")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ResourceOptions:
@@ -113,11 +108,6 @@ class ResourceOptions:
         """
         chosen: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
         chosen |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
-        text = environ.get(variable("verify"))
-        if text is not None:
-            chosen["verify"] = text
-            with suppress(ValueError):
-                chosen["verify"] = float(text)
         return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **chosen}))
 
 
@@ -137,6 +127,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "memory": get_args(MemoryChoice),
     "little": get_args(Little),
     "checks": get_args(Checks),
+    "verify": get_args(Verify),
 }
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)

@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
 from helpers.data.datasets import open_stock
+from helpers.kernels import on_host as host_kernels
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.reads import limits
@@ -164,6 +165,26 @@ def test_missing_device_is_an_error_and_auto_the_host(path, monkeypatch):
     with pytest.raises(DeviceUnavailableError, match="missing: CuPy"):
         open_on_device(path)
     assert open_on_device(path, device="auto").gpuzarr.device == "host"
+
+
+def test_files_straight_to_the_gpu_cost_no_import_before_they_are_asked_for(path):
+    host_kernels.require_compiler()
+    program = f"""
+import sys
+import xarray as xr
+from helpers.simulated.worker import installed
+with installed() as device:
+    ds = xr.open_dataset({str(path)!r}, engine="gpuzarr", device="cuda")
+    ds.gpuzarr.explain()
+    ds.load()
+    assert device.calls["upload"]
+assert not {{"xarray_gpuzarr.cuda.gds_files", "xarray_gpuzarr.decoders.cuda.staging.direct"}} & set(sys.modules)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XARRAY_GPUZARR_LITTLE": "device"}
+
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_opening_explaining_and_pickling_import_no_gpu_package(path, tmp_path):

@@ -157,6 +157,41 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
         assert_nothing_is_left(reads)
 
 
+@pytest.mark.parametrize("n_shards", [1, 8])
+@pytest.mark.parametrize("n_fitting", [100, 40])
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_what_memory_was_once_too_short_for_crosses_once_in_later_reads(seed, n_fitting, n_shards):
+    n_chunks, chunk_nbytes = 512, 1024
+    data = np.random.default_rng(0).integers(0, 1 << 14, (n_chunks, chunk_nbytes // 2), "i2")
+    shards = (n_chunks // n_shards, data.shape[1])
+    array = write(MemoryStore(), data, chunks=(1, data.shape[1]), shards=shards, compressors=ZstdCodec(), filters=None)
+    fitting_nbytes = n_fitting * (3 * chunk_nbytes + 6936)  # nvCOMP's scratch of so many
+    device = SimulatedDevice(seed, fail_allocations=lambda nbytes: data.nbytes != nbytes > fitting_nbytes)
+    reads, ample = CudaReads(device), CudaReads(SimulatedDevice(seed))
+    with limits(slot_nbytes=MIB, batch_nbytes=1, batch_chunks=128):
+        np.testing.assert_array_equal(ample.values(array), data)
+        for number in range(4):
+            before = device.nbytes_uploaded
+            np.testing.assert_array_equal(reads.values(array), data)
+            factor = (device.nbytes_uploaded - before) / ample.device.nbytes_uploaded
+            assert factor < (1.01 if number else 1.5)
+    device.check()
+
+
+def test_batches_become_long_again_where_memory_is_back():
+    reads = CudaReads(SimulatedDevice(LAZY, fail_allocations=(fail := NoMemory({5}))))
+    n_calls = []
+    for _ in range(66):
+        before = reads.device.calls["nvcomp"]
+        assert_reads(reads)
+        n_calls.append(reads.device.calls["nvcomp"] - before)
+
+    assert fail.n > 5
+    assert n_calls[0] > n_calls[-1]
+    assert len(set(n_calls[1:65])) == 1
+    assert n_calls[64] > n_calls[65] == 4
+
+
 def test_what_zarr_has_read_is_brought_up_again_where_memory_was_short():
     data = counting((8, 64))
     twice = [BytesCodec(), Crc32cCodec(), Crc32cCodec()]

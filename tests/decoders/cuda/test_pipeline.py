@@ -113,6 +113,23 @@ def test_host_waits_for_staging_slots_and_for_the_oldest_batch_alone(name):
     assert blocking <= {"Upload.__init__", "upload_pageable", "Read._retire"}
 
 
+@pytest.mark.parametrize("name", SCENES)
+def test_tables_cross_before_the_next_slot(name, monkeypatch):
+    """On a stream of their own they would stand behind it: there is one engine for copies up."""
+    device, streams = SimulatedDevice(LAZY), set()
+    upload = device.upload
+
+    def noting(to, data, stream):
+        streams.add(stream.handle)
+        upload(to, data, stream)
+
+    monkeypatch.setattr(device, "upload", noting)
+    with limits():
+        assert_reads(device, name)
+
+    assert len(streams) == 1
+
+
 @pytest.mark.parametrize("n_batches", [1, 2, 3])
 def test_batches_are_under_way_before_the_host_waits_for_the_first(n_batches):
     notes = noted("zstd, scattered", n_slots=16, n_batches=n_batches).notes

@@ -1,7 +1,9 @@
 """Devices that do not start, or lack memory for a moment: ``auto`` reads to the host, or once more; nothing is kept."""
 
+import importlib.metadata
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from helpers.simulated.array import SimulatedArray
 from helpers.simulated.planted_faults import Fault, FaultyDevice, engine
 from zarr.codecs import GzipCodec, ShardingCodec, ZstdCodec
 
+import xarray_gpuzarr
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.cluster.preparation import Preparation
+from xarray_gpuzarr.cluster.worker import why_refused
 from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import remembered
@@ -171,11 +175,11 @@ def test_cuda_is_an_error_that_says_what_to_do(start):
 def test_a_worker_is_prepared_for_the_host(start):
     preparation = Preparation()
 
-    assert preparation.enter(device="auto", pool=True, options={}) == "host"
+    assert preparation.enter(device="auto", options={}) == "host"
     assert usable_device("auto") == "host"
     preparation.leave()
     with pytest.raises(GpuZarrError):
-        preparation.enter(device="cuda", pool=True, options={})
+        preparation.enter(device="cuda", options={})
 
 
 @never_starts
@@ -241,3 +245,76 @@ def test_the_decoder_is_the_one_of_auto():
     """Else nothing of the above is about ``device="auto"``."""
     with simulated_worker.installed():
         assert isinstance(decoder_for("auto"), CudaDecoder)
+
+
+# --- another stream on each thread ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams_of_threads(monkeypatch, tmp_path):
+    """A store, on a machine with a GPU whose CuPy works on another stream on each thread."""
+    zarr.create_array(tmp_path / "s.zarr/a", data=VALUES, chunks=(10, 30), dimension_names=("y", "x"))
+    zarr.open_group(tmp_path / "s.zarr")
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    with simulated_worker.installed() as device:
+        yield str(tmp_path / "s.zarr"), device
+
+
+def test_streams_of_threads_are_refused_before_the_first_task(streams_of_threads):
+    path, device = streams_of_threads
+    doors = [
+        lambda: xr.open_dataset(path, engine="gpuzarr", device="cuda", chunks={}),
+        lambda: read_array(zarr.open_array(f"{path}/a"), device="cuda"),
+        lambda: Preparation().enter(device="cuda", options={}),
+        lambda: why_refused("cuda", SimpleNamespace(name="w", address="tcp://127.0.0.1:1")),
+    ]
+
+    for door in doors:
+        with pytest.raises(DeviceUnavailableError, match=r"per-thread default streams(.|\n)*unset CUPY_CUDA_PER"):
+            raise door() or AssertionError
+
+    assert device.calls["allocate"] == 0
+
+
+def test_auto_reads_to_the_host_where_streams_are_of_threads_and_says_so(streams_of_threads):
+    path, device = streams_of_threads
+
+    with pytest.warns(GpuZarrWarning, match="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
+        opened = xr.open_dataset(path, engine="gpuzarr")
+
+    np.testing.assert_array_equal(opened.a, VALUES)
+    assert device.calls["allocate"] == 0
+
+
+@pytest.mark.parametrize("setting", ["0", None])
+def test_one_stream_for_all_threads_is_no_matter(streams_of_threads, monkeypatch, setting):
+    if setting is None:
+        monkeypatch.delenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
+    else:
+        monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", setting)
+
+    assert usable_device("auto") == "cuda"
+
+
+# --- a folder that is not installed -----------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_installed_reads_to_the_gpu(tmp_path, monkeypatch):
+    asked = importlib.metadata.version
+
+    def version(name):
+        if name == "xarray-gpuzarr":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return asked(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    remembered._made_of.cache_clear()
+    array = zarr.create_array(tmp_path / "a", data=VALUES, chunks=(10, 30), compressors=ZstdCodec())
+    device = FaultyDevice(None)
+
+    values = read(stored_array(array), ..., CudaDecoder(lambda *_: device))
+
+    assert values.get().tolist() == VALUES.tolist()
+    assert device.calls["nvcomp"] > 0
+    assert xarray_gpuzarr.__version__ == ""
+    remembered._made_of.cache_clear()

@@ -45,11 +45,14 @@ class CudaMemoryResource(DeviceMemoryResource):
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
-    """RMM's resource over ``cudaMallocAsync``. Making one takes long enough for threads to meet."""
+    """RMM's resource over ``cudaMallocAsync``."""
 
-    def __init__(self, release_threshold=None):
-        self.release_threshold = release_threshold
-        time.sleep(0.01)
+
+class CudaAsyncViewMemoryResource(DeviceMemoryResource):
+    """RMM's resource over a pool of the driver's. What makes it takes long enough for threads to meet."""
+
+    def __init__(self, pool_handle):
+        self.handle = pool_handle
 
 
 class UpstreamResource(DeviceMemoryResource):
@@ -66,6 +69,10 @@ class PoolMemoryResource(UpstreamResource):
 
 class StatisticsResourceAdaptor(UpstreamResource):
     """RMM's counter around another resource."""
+
+
+class TrackingResourceAdaptor(UpstreamResource):
+    """RMM's list of what was allocated, around another resource."""
 
 
 class CUDARuntimeError(RuntimeError):
@@ -94,6 +101,8 @@ class FakeCuda:
         self.current_stream = 0
         self.contexts = Contexts()
         self.has_async = True
+        self.pools = {}
+        """Attributes of each of the driver's pools, by its handle; its device as ``"device"``."""
         self._taken = {}
         self._at = itertools.count(4096, 4096)
         DeviceMemoryResource.fake = self
@@ -133,6 +142,7 @@ class FakeCuda:
             "cupy": cupy,
             "cupy.cuda": cupy.cuda,
             "cupy.cuda.compiler": cupy.cuda.compiler,
+            **self._bindings(),
             "rmm": rmm,
             "rmm.allocators": rmm.allocators,
             "rmm.allocators.cupy": rmm.allocators.cupy,
@@ -194,11 +204,58 @@ class FakeCuda:
             RawModule=self.call("RawModule", self._raw_module),
         )
 
+    def _bindings(self):
+        """Return the modules of ``cuda-bindings``, whose functions return an error and a value."""
+        success = SimpleNamespace(name="cudaSuccess")
+
+        def answering(name, returns=lambda *_: None):
+            function = self.call(name, returns)
+
+            def answer(*args):
+                try:
+                    return success, function(*args)
+                except RuntimeError as error:
+                    return SimpleNamespace(name=str(error)), None
+
+            return answer
+
+        names = ("ReuseAllowInternalDependencies", "AttrReleaseThreshold", "AttrUsedMemCurrent")
+        runtime = module(
+            "cuda.bindings.runtime",
+            cudaError_t=SimpleNamespace(cudaSuccess=success),
+            cudaMemAllocationType=SimpleNamespace(cudaMemAllocationTypePinned=1),
+            cudaMemLocationType=SimpleNamespace(cudaMemLocationTypeDevice=1),
+            cudaMemPoolAttr=SimpleNamespace(**{f"cudaMemPool{name}": name for name in names}),
+            cudaMemPoolProps=lambda: SimpleNamespace(location=SimpleNamespace()),
+            cudaMemPoolCreate=answering("cudaMemPoolCreate", self._new_pool),
+            cudaMemPoolSetAttribute=answering(
+                "cudaMemPoolSetAttribute", lambda pool, name, value: self.pools[pool].update({name: value})
+            ),
+            cudaMemPoolGetAttribute=answering("cudaMemPoolGetAttribute", lambda *_: sum(self._taken.values())),
+            cudaMemPoolDestroy=answering("cudaMemPoolDestroy", self.pools.pop),
+        )
+        driver = module("cuda.bindings.driver", cuuint64_t=lambda value: SimpleNamespace(value=value))
+        bindings = module("cuda.bindings", runtime=runtime, driver=driver)
+        return {"cuda": module("cuda", bindings=bindings), "cuda.bindings": bindings}
+
+    def _new_pool(self, properties):
+        time.sleep(0.01)  # long enough for threads to meet
+        handle = 1 + len(self.pools)
+        self.pools[handle] = {"device": properties.location.id}
+        return handle
+
     def _rmm(self):
         mr = SimpleNamespace(
             CudaMemoryResource=CudaMemoryResource,
             CudaAsyncMemoryResource=CudaAsyncMemoryResource,
+            CudaAsyncViewMemoryResource=CudaAsyncViewMemoryResource,
             PoolMemoryResource=PoolMemoryResource,
+            LimitingResourceAdaptor=type("LimitingResourceAdaptor", (UpstreamResource,), {}),
+            LoggingResourceAdaptor=type("LoggingResourceAdaptor", (UpstreamResource,), {}),
+            StatisticsResourceAdaptor=StatisticsResourceAdaptor,
+            TrackingResourceAdaptor=TrackingResourceAdaptor,
+            FailureCallbackResourceAdaptor=type("FailureCallbackResourceAdaptor", (UpstreamResource,), {}),
+            PrefetchResourceAdaptor=type("PrefetchResourceAdaptor", (UpstreamResource,), {}),
             get_per_device_resource=lambda _index: self.current_resource,
             set_per_device_resource=self.call(
                 "set_per_device_resource", lambda _index, resource: vars(self).update(current_resource=resource)

@@ -26,7 +26,7 @@ from helpers.simulated.files import SimulatedFile
 from helpers.simulated.memory import POISON, Arena, Block, PinnedPool, SimulatedMemory, SimulatedPinned
 from helpers.simulated.streams import Scheduler, SimulatedEvent, SimulatedStream, Touch, touch_all, touch_of
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Bytes, DeviceIdentity, Install, Kernel, Undo
+from xarray_gpuzarr.cuda.api import Bytes, DeviceIdentity, Kernel, Undo
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.errors import DeviceMemoryError
 
@@ -64,7 +64,7 @@ class SimulatedDevice:
         self.stolen: list[tuple[SimulatedStream, SimulatedStream]] = []
         """Who took memory, and from whom, where that one had more to do than to free it."""
         self.nbytes_uploaded = self.nbytes_downloaded = 0
-        self.shared: list[Install] = []
+        self.n_shared = 0
         self.built: list[Kernel] = []
         self._total_nbytes = memory_nbytes
         self._pinned_limit = pinned_nbytes
@@ -226,11 +226,15 @@ class SimulatedDevice:
         with self._border.call("build"):
             self.built += list(map(host_kernels.build, kernels))
 
-    def share(self, install: Install) -> Undo:
-        """Only note down what was asked for: what sharing does is no matter of this device."""
+    def share(self) -> Undo:
+        """Only count: what sharing does is no matter of this device."""
+
+        def undo() -> None:
+            self.n_shared = 0
+
         with self._border.call("share"):
-            self.shared.append(install)
-        return self.shared.clear
+            self.n_shared += 1
+        return undo
 
     def trim(self) -> None:
         with self._border.call("trim"):

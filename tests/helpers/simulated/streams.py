@@ -7,7 +7,6 @@ very fact not ordered with it: a race, and so a fault.
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from helpers.simulated.memory import POISON, Block
+from helpers.simulated.memory import Block
 
 MODES = ("lazy", "eager", "random", "starving")
 """How a seed runs work, by its remainder: as late and as little as possible, at once, by chance, or that of one stream
@@ -43,8 +42,7 @@ class Touch:
         if "block" in kinds:
             return True
         if "pointer" in kinds:
-            # A kernel may take the start of memory of which it uses another part; but not start on poison.
-            return pending.kind == "write" and ctypes.string_at(self.start, 1)[0] == POISON
+            return pending.kind == "write"  # a kernel that starts on what lay there before may end the process
         return "write" in kinds
 
 

@@ -1,7 +1,6 @@
 // Streams of blosclz, the default codec of C-Blosc.
 //
-// Grid: ceil(n / (2 * STREAMS)) blocks of 64 threads; a warp decodes STREAMS streams, for which this is compiled: a
-// multiple of 4. `table` has four columns of n words: source, its length, target, its length, both lengths below 2^31.
+// Grid: ceil(n / 8) blocks of 64 threads; a warp decodes 4 streams. `table` has four columns of n words: source, its length, target, its length, both lengths below 2^31.
 // `actual` (u8) gets the bytes written; `statuses` (int) 0, or 12 if the stream is damaged or does not give as many bytes
 // as the target has. Nothing outside of both is touched. Neighbours in the table are best of about the same length: a
 // warp goes on until its last stream ends.
@@ -26,7 +25,7 @@ typedef unsigned long long u8;
 
 constexpr u4 n_lanes = 32, n_warps = 2, all_lanes = 0xffffffff;
 constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job that a lane holds; that are held
-constexpr u4 jobs_per_round = n_lanes / job_lanes, n_rounds = STREAMS / jobs_per_round;
+constexpr u4 n_streams = n_lanes / job_lanes;  // of a warp: a job of each is done at a time
 constexpr u4 n_steps = 7, most = (1 + n_steps) * step;  // steps of a job that are not held; bytes of a job
 constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;
 constexpr u4 token_nbytes = 12;  // that a turn looks at
@@ -253,42 +252,39 @@ __device__ inline void copy_before(const Job job, u4 lane)
 }
 
 struct Shared {
-    Words rings[STREAMS][ring_nbytes / 16 + 1];
-    Job jobs[2][STREAMS];
+    Words rings[n_streams][ring_nbytes / 16 + 1];
+    Job jobs[2][n_streams];
 };
 
 // Returns when the streams of all lanes that have one are decoded.
 __device__ inline void decode(Decoder& decoder, Shared& shared, u4 lane)
 {
-    Held held[n_rounds] = {};
+    Held held = {};
     u4 turn = 0;
     while (__ballot_sync(all_lanes, decoder.is_active())) {
         Job* const jobs = shared.jobs[turn ^= 1];
         Job job = {};
-        if (lane < STREAMS) jobs[lane] = job = decoder.take_turn();
-#pragma unroll
-        for (u4 i = 0; i < n_rounds; ++i) held[i].store();
+        if (lane < n_streams) jobs[lane] = job = decoder.take_turn();
+        held.store();
         __syncwarp();
-#pragma unroll
-        for (u4 i = 0; i < n_rounds; ++i) held[i].load(jobs[i * jobs_per_round + lane / job_lanes], lane % job_lanes);
+        held.load(jobs[lane / job_lanes], lane % job_lanes);
         for (u4 rest = __ballot_sync(all_lanes, job.before != 0); rest; rest &= rest - 1)
             copy_before(jobs[__ffs((int)rest) - 1], lane);
     }
-#pragma unroll
-    for (u4 i = 0; i < n_rounds; ++i) held[i].store();
+    held.store();
 }
 
 extern "C" __global__ void blosclz(u8 table, u8 n, u8 actual, u8 statuses)
 {
     __shared__ Shared shared[n_warps];
     const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
-    const u8 row = ((u8)blockIdx.x * n_warps + warp) * STREAMS + lane;
-    const bool is_row = lane < STREAMS && row < n;
+    const u8 row = ((u8)blockIdx.x * n_warps + warp) * n_streams + lane;
+    const bool is_row = lane < n_streams && row < n;
     const u8* const column = (const u8*)table + (is_row ? row : 0);
     // A lane without a stream has one without bytes.
     const u1* const source = is_row ? (const u1*)column[0] : nullptr;
     const u4 source_nbytes = is_row ? (u4)column[n] : 0, nbytes = is_row ? (u4)column[3 * n] : 0;
-    Decoder decoder(shared[warp].rings[lane % STREAMS], source, source_nbytes, (u1*)column[2 * n], nbytes);
+    Decoder decoder(shared[warp].rings[lane % n_streams], source, source_nbytes, (u1*)column[2 * n], nbytes);
     decode(decoder, shared[warp], lane);
     if (!is_row) return;
     ((u8*)actual)[row] = decoder.done;

@@ -19,9 +19,8 @@ from typing import Any, Self
 import numpy as np
 
 from xarray_gpuzarr.cuda import checksum
-from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
+from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
-from xarray_gpuzarr.cuda.gds_files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
@@ -30,7 +29,7 @@ from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, DifferentValuesError
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_little, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
@@ -87,9 +86,9 @@ class CudaDecoder:
         why = None if options.checks == "off" else self._trust.known_failure(asked, spec, _native(cast))
         if why is not None:
             return Route(where=f"host, {ONE_COPY}", why=why)
-        rule = latency(spec) if options.little == "auto" else None
-        if rule is not None and rule.most_chunks >= math.prod(spec.grid.chunks_per_shard):
-            return Route(where=f"host, {ONE_COPY}", why=str(rule))
+        little = why_little(spec, math.prod(spec.grid.chunks_per_shard)) if options.little == "auto" else None
+        if little is not None:
+            return Route(where=f"host, {ONE_COPY}", why=little)
         return Route(where="cuda", why="")
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
@@ -101,8 +100,11 @@ class CudaDecoder:
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
-        device = None if self._current_device is native_device else self._current_device(*self._index)
-        return why_no_files() if device is None else device.why_no_files()
+        if self._current_device is not native_device:
+            return self._current_device(*self._index).why_no_files()
+        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # where it is asked for
+
+        return why_no_files()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order: the only one that device arrays have."""
@@ -140,7 +142,7 @@ class CudaDecoder:
         if verify is None:
             verify = "off" if resources.api.identity is None else "first"
         # Chunks that are longer than what the device can sum up are not compared.
-        is_compared = verify not in ("off", 0) and spec.chunk_nbytes <= checksum.MAX_NBYTES
+        is_compared = verify != "off" and spec.chunk_nbytes <= checksum.MAX_NBYTES
         choice = Choice(spec, verify) if is_compared else None
 
         def read(workspace: Workspace) -> Any:
@@ -156,7 +158,7 @@ class CudaDecoder:
         if why_not_device(spec, cast) is not None or not fits_kernels(target):
             return True
         options = resource_options()
-        if options.little == "auto" and is_little(spec, target.n_chunks):
+        if options.little == "auto" and why_little(spec, target.n_chunks) is not None:
             return True
         return self._trust.fails(self._device(), spec, target, cast, options.checks)
 
@@ -231,12 +233,12 @@ class CudaDecoder:
 
         return resources.lock.exclusive(read_patiently)
 
-    def prepare(self, install: Install) -> Undo:
-        """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
+    def prepare(self) -> Undo:
+        """Check nvCOMP, share the caller's pool with CuPy, and build kernels; see `PreparedDecoder.prepare`."""
         api = self._current_resources().api
         with api.activate():
             assert api.nvcomp  # finding it checks its version
-            undo = api.share(install)
+            undo = api.share()
             try:
                 api.build(usual_kernels())
             except BaseException:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
-from xarray_gpuzarr.cuda.gds_files import no_direct_files
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     BatchLimits,
     Cutter,
     Piece,
     aligned,
-    cut_segments,
     n_chunks,
     parts,
     row_of,
-    split_pieces,
 )
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain, why_not_direct
@@ -82,23 +80,28 @@ class Read:
         self._workspace = workspace
         self._api = workspace.api
         self._spec = spec
-        self._chain = chain = read_chain(spec)
+        self._chain = read_chain(spec)
+        self._needed_nbytes = needed_nbytes(spec)
         self._limits = BatchLimits.of(
             spec.path,
             chunk_nbytes=spec.chunk_nbytes,
-            needed_nbytes=needed_nbytes(spec),
+            needed_nbytes=self._needed_nbytes,
             budget_nbytes=workspace.scratch_nbytes,
             options=workspace.options,
         )
-        self._n_chunks = target.n_chunks
+        most_nbytes = workspace.shortage.most_nbytes()
+        if most_nbytes is not None and most_nbytes < self._limits.n_chunks * self._needed_nbytes:
+            self._limits = self._limits.at_most(most_nbytes // self._needed_nbytes)
         new_stager = Stager
-        if source.storage == "gds" and why_not_direct(chain) is None:
-            if (why_not := self._api.why_no_files()) is not None:
-                raise no_direct_files(why_not)
-            from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # where asked for
+        if source.storage == "gds" and why_not_direct(self._chain) is None:
+            from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # where it is asked for
+            from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # likewise
 
+            why_not = self._api.why_no_files()
+            if why_not is not None:
+                raise no_direct_files(why_not)
             new_stager = DirectStager
-        self.stager = new_stager(workspace, source, spec, chain=chain, choice=choice)
+        self.stager = new_stager(workspace, source, spec, chain=self._chain, choice=choice)
         self._choice = choice
         if out is None or self._api.address(out) % np.dtype(cast.dtype).itemsize:  # where no kernel writes to
             out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.works)
@@ -106,7 +109,9 @@ class Read:
             workspace.fill(out, workspace.works)
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(out))
-        self._decoder = BatchDecoder(workspace, self._placing, chain)
+        self._decoder = BatchDecoder(workspace, self._placing, self._chain)
+        self._uncut: deque[Piece] = deque()
+        """Pieces whose rows belong to no segment yet."""
         self._gathering: list[Piece] = []
         """Of the segment that is not full yet."""
         self._expected: deque[_Segment] = deque()
@@ -115,6 +120,11 @@ class Read:
         """Chunks that take the fill value with the next batch, as `ReadPlan.missing_row`."""
         self._submitted: deque[_Submitted] = deque()
         self._n_submitted = 0
+        self._is_shortened = False
+        """Whether memory was short for a batch, and nothing was submitted since."""
+        # What full batches leave over comes first, so that decoding begins while the next bytes are fetched.
+        n_over = target.n_chunks % self._limits.n_chunks
+        self._cutter = self._new_cutter(*([n_over] if n_over else []))
         self._doubtful: list[tuple[Sequence[Piece], Rows]] = []
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
@@ -131,9 +141,8 @@ class Read:
                     self._submit(pieces, staged)
                     pieces, staged = [], []
             except DeviceMemoryError:
-                if n_chunks(pieces) < 2:
+                if not self._begin_again(pieces):
                     raise
-                self._submit_halves(pieces)
                 pieces, staged = [], []
         while self._submitted:
             self._retire()
@@ -149,18 +158,16 @@ class Read:
         return self.out
 
     def _segments(self, plans: Iterator[ReadPlan]) -> Iterator[_Segment]:
-        """Cut plans into segments; yield each once the store has as many requests as it takes."""
+        """Cut plans into segments; yield each once the store has as many requests as it takes.
+
+        Pieces are cut when their turn comes: those behind a batch that had to be shortened become as short.
+        """
         stager, requests = self.stager, self.stager.requests
-        most_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
-        cutter = Cutter(self._sizes(), most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         while True:
-            with self._api.range("read::index"):  # drawing a plan reads indexes; who plans counts the seconds
-                plan = next(plans, None)
-            if plan is None:
-                break
-            if len(plan.missing_row):
-                self._missing.append(plan.missing_row)
-            for piece, full in cutter.cut(parts(plan, stager.rule)):
+            while self._draw(plans):
+                piece, full, remaining = self._cutter.cut(self._uncut.popleft())
+                if remaining is not None:
+                    self._uncut.appendleft(remaining)
                 if full is not None:
                     self._expected.append(_Segment(self._gathering, full == "batch"))
                     self._gathering = []
@@ -169,20 +176,30 @@ class Read:
                     requests.expect(piece.requests(stager.most_nbytes))
                 while self._expected and (requests is None or requests.are_enough):
                     yield self._expected.popleft()
-        self._expected.append(_Segment(self._gathering, ends_batch=True))
-        self._gathering = []
-        while self._expected:
-            yield self._expected.popleft()
+            self._expected.append(_Segment(self._gathering, ends_batch=True))
+            self._gathering = []
+            while self._expected:
+                yield self._expected.popleft()
+            if not self._uncut:  # else memory was short for what came last
+                return
 
-    def _sizes(self) -> Iterator[int]:
-        """Yield how many chunks each batch may have, without an end.
+    def _draw(self, plans: Iterator[ReadPlan]) -> bool:
+        """Whether there are pieces to be cut, after drawing the next plan that has some."""
+        while not self._uncut:
+            with self._api.range("read::index"):  # drawing a plan reads indexes; who plans counts the seconds
+                plan = next(plans, None)
+            if plan is None:
+                return False
+            if len(plan.missing_row):
+                self._missing.append(plan.missing_row)
+            self._uncut.extend(parts(plan, self.stager.rule))
+        return True
 
-        What full batches leave over comes first, so that decoding begins while the next bytes are fetched.
-        """
-        if self._n_chunks % self._limits.n_chunks:
-            yield self._n_chunks % self._limits.n_chunks
-        while True:
-            yield self._limits.n_chunks
+    def _new_cutter(self, *first_sizes: int) -> Cutter:
+        """Return what cuts batches of the limits in force; the first ones may have fewer chunks."""
+        most_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
+        sizes = chain(first_sizes, repeat(self._limits.n_chunks))
+        return Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=self.stager.slot_nbytes)
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on a stream of its own, once what was staged of it has crossed."""
@@ -190,35 +207,39 @@ class Read:
         if not rows:
             return
         api, works = self._api, self._workspace.works
-        work, copied, done = works[self._n_submitted % len(works)], api.event(), api.event()
+        work, done = works[self._n_submitted % len(works)], api.event()
         self._n_submitted += 1
-        api.record(copied, self._workspace.copy)
-        api.wait(work, copied)
         receipt, memories = self._decoder.decode(put_together(staged), np.concatenate(rows), work)
         api.record(done, work)
         self._missing = []
         memories += [memory for part in staged for memory in part.memories]
         self._submitted.append(_Submitted(pieces=pieces, receipt=receipt, memories=memories, done=done))
+        self._is_shortened = False
 
-    def _submit_halves(self, pieces: Sequence[Piece]) -> None:
-        """Submit what has been staged of a batch once more, a half at a time; later batches are as short."""
+    def _begin_again(self, pieces: Sequence[Piece]) -> bool:
+        """Stage a batch anew for which there was no memory, and what comes after it, in batches half as long.
+
+        Returns whether that was done: not for a single chunk, nor if half a batch has just found no memory either.
+        """
+        n_half = -(-n_chunks(pieces) // 2)
+        self._workspace.shortage.note(n_half * self._needed_nbytes)
+        if n_chunks(pieces) < 2 or self._is_shortened:
+            return False
         while self._submitted:
             self._retire()
         self._workspace.settle()
         self._workspace.free_all(but=[self._placing.memory])
-        n_half = n_chunks(pieces) // 2
-        self._limits = BatchLimits(n_chunks=n_half, n_batches=1)
-        halves = [cut_segments(half, self.stager.slot_nbytes) for half in split_pieces(pieces, n_half)]
+        self._is_shortened = True
+        self._limits = self._limits.at_most(n_half)
+        self._cutter = self._new_cutter()
+        for segment in reversed(self._expected):
+            self._gathering[:0] = segment.pieces
+        self._uncut.extendleft(reversed([*pieces, *self._gathering]))
+        self._expected.clear()
+        self._gathering = []
         if self.stager.requests is not None:
             self.stager.requests.forget()
-            later = [segment.pieces for segment in self._expected]
-            for segment in (*halves[0], *halves[1], *later, self._gathering):
-                for piece in segment:
-                    self.stager.requests.expect(piece.requests(self.stager.most_nbytes))
-        for segments in halves:
-            staged = [self.stager.stage(segment) for segment in segments]
-            self._submit([piece for segment in segments for piece in segment], staged)
-            self._retire()
+        return True
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""

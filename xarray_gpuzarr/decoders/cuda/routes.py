@@ -6,7 +6,6 @@ latency is a multiple of what a thread of the host takes. Many streams at once m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,11 +13,9 @@ import numpy as np
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.cast import can_cast
 from xarray_gpuzarr.decoders.cuda.chain import chain_of, read_chain
-from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.protocol import Route
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
 
 ONE_COPY = "then one copy to the device"
 
@@ -47,62 +44,17 @@ def route(spec: ArraySpec, cast: Cast) -> Route:
     return Route(where=f"{by}, {ONE_COPY}", why=why)
 
 
-_LAUNCH_S = 0.5e-3
-"""Of a call of nvCOMP, however short its streams are. Assumed."""
-_ZSTD_RATE = 34e6
-"""Decoded bytes a second of one stream. 400 chunks of 1.024 MB take an H100 25 to 45 ms ("GPU-accelerated Zarr", 2025);
-one frame of 16 MiB takes an H200 39 ms if it hardly compresses (srivarra/czarr, 2026)."""
-_STREAM_RATES: dict[str, float] = {
-    "zstd": _ZSTD_RATE,
-    "lz4": 5 * _ZSTD_RATE,
-    "snappy": 5 * _ZSTD_RATE,
-    "zlib": _ZSTD_RATE / 1.5,
-    "blosclz": 45e6,
-}
-"""LZ4 and snappy: for batched LZ4, 31 to 110 GB/s are reported (kvikio, issue 293), zstd decodes 9 to 16. Deflate:
-nvCOMP's documentation calls its throughput low, and zstd's moderate. blosclz: instructions of our kernel, counted."""
-_FORMATS: dict[type[CompressorSpec], str] = {ZstdSpec: "zstd", Lz4Spec: "lz4", GzipSpec: "zlib", ZlibSpec: "zlib"}
-_BLOSC_BLOCK_NBYTES = 256 * 1024
-"""C-Blosc compresses a chunk in blocks of about this length, each a stream or several."""
+MOST_LITTLE = 30
+"""Chunks of a read that the host decodes: a thread of it takes a millisecond for 1 MB of zstd, where nvCOMP on an H100
+takes 25 to 45 ms for 400 such chunks ("GPU-accelerated Zarr", 2025). For fewer it is assumed to take as long, and other
+formats are assumed to be alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """What one chunk takes on either side, in seconds."""
-
-    host_s: float
-    """One thread of the host."""
-    device_s: float
-    """A call of nvCOMP, of any number of chunks that the device decodes at once."""
-
-    @property
-    def most_chunks(self) -> int:
-        """Chunks of a read that the host decodes."""
-        return int(self.device_s / self.host_s)
-
-    def __str__(self) -> str:
-        return (
-            f"reads of up to {self.most_chunks} chunks are decoded by the host: one of its threads takes "
-            f"{self.host_s * 1e3:.3g} ms for a chunk, the GPU at least {self.device_s * 1e3:.3g} ms for a read"
-        )
-
-
-@lru_cache(maxsize=256)
-def latency(spec: ArraySpec) -> Latency | None:
-    """Return what a chunk of an array takes on either side; None where nothing is decompressed."""
-    compressor = read_chain(spec).compressor
-    if compressor is None:
+def why_little(spec: ArraySpec, n_chunks: int) -> str | None:
+    """Say why the host decodes so many chunks sooner than the device; None if it does not."""
+    if n_chunks > MOST_LITTLE or read_chain(spec).compressor is None:
         return None
-    stream_nbytes = spec.chunk_nbytes
-    if isinstance(compressor, BloscSpec):
-        name, stream_nbytes = compressor.cname.removesuffix("hc"), min(stream_nbytes, _BLOSC_BLOCK_NBYTES)
-    else:
-        name = _FORMATS[type(compressor)]
-    device_s = _LAUNCH_S + stream_nbytes / _STREAM_RATES[name]
-    return Latency(host_s=spec.chunk_nbytes / decoded_rate(spec.codecs), device_s=device_s)
-
-
-def is_little(spec: ArraySpec, n_chunks: int) -> bool:
-    """Say whether one thread of the host decodes so many chunks sooner than the device decodes one."""
-    of_chunk = latency(spec)
-    return of_chunk is not None and n_chunks <= of_chunk.most_chunks
+    return (
+        f"reads of up to {MOST_LITTLE} chunks are decoded by the host: a GPU is assumed to take as long for one chunk "
+        "as for hundreds, thirty times as long as a thread of the host"
+    )

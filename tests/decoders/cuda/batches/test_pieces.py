@@ -7,7 +7,7 @@ from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, cut_segments, parts
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, parts
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
@@ -57,9 +57,18 @@ def span(piece, lo, hi):
     return int(piece.plan.offset[hi - 1] + piece.plan.nbytes[hi - 1] - piece.plan.offset[lo])
 
 
-def batches_of(cuts):
+def cuts_of(cutter, pieces):
+    """Yield what each piece is cut into, and what is full before that."""
+    for piece in pieces:
+        remaining = piece
+        while remaining is not None:
+            head, full, remaining = cutter.cut(remaining)
+            yield head, full
+
+
+def batches_of(cutter, shards):
     batches = []
-    for piece, full in cuts:
+    for piece, full in cuts_of(cutter, [piece for plan in shards for piece in parts(plan, RULE)]):
         if full == "batch" or not batches:
             batches.append([[]])
         elif full == "segment":
@@ -82,7 +91,7 @@ def room_for(segment, following):
 def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, sizes, nbytes, slot):
     cutter = Cutter(cycle(sizes), most_nbytes=nbytes, slot_nbytes=slot)
 
-    batches = batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))
+    batches = batches_of(cutter, shards)
 
     segments = [segment for batch in batches for segment in batch]
     pieces = [piece for segment in segments for piece in segment]
@@ -101,7 +110,9 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
 @many
 @given(plans(), st.integers(1, 300))
 def test_segments_are_full(shards, slot_nbytes):
-    segments = cut_segments([p for plan in shards for p in parts(plan, RULE)], slot_nbytes)
+    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
+
+    segments = [segment for batch in batches_of(cutter, shards) for segment in batch]
 
     assert all(room_for(segment, following) > slot_nbytes for segment, following in pairwise(segments))
 
@@ -111,7 +122,7 @@ def test_segments_are_full(shards, slot_nbytes):
 def test_batches_are_full(shards, size, nbytes):
     cutter = Cutter(repeat(size), most_nbytes=nbytes, slot_nbytes=ENDLESS)
 
-    batches = [b[0] for b in batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))]
+    batches = [b[0] for b in batches_of(cutter, shards)]
 
     for batch, following in pairwise(batches):
         used, first = sum(p.nbytes for p in batch), following[0]

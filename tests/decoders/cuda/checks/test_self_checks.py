@@ -6,12 +6,14 @@ A fault is planted in each codec and kernel in turn. "The next process" is a new
 import functools
 import json
 import os
+import shutil
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from queue import Empty
 
@@ -468,3 +470,28 @@ def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):
     assert cache_folder() == Path(os.sep, "caches", "xarray-gpuzarr")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "xarray-gpuzarr"
+
+
+# --- what outcomes belong to ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".py", ".cu", ".cuh", ".c", ".h", ".json"])
+def test_outcomes_belong_to_the_code_that_made_them(tmp_path, monkeypatch, suffix):
+    package = shutil.copytree(files("xarray_gpuzarr"), tmp_path / "package", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(remembered.resources, "files", lambda _: package)
+    names = {remembered._made_of.__wrapped__()}
+
+    changed = sorted(package.rglob(f"*{suffix}"))
+    for file in (changed[0], changed[-1]):
+        file.write_bytes(file.read_bytes() + b"\n")
+        names.add(remembered._made_of.__wrapped__())
+
+    assert len(names) == 3 if changed[0] != changed[-1] else 2
+
+
+@pytest.mark.parametrize("library", ["np", "numcodecs"])
+def test_outcomes_belong_to_the_libraries_that_said_what_is_right(monkeypatch, library):
+    before = remembered._made_of.__wrapped__()
+    monkeypatch.setattr(getattr(remembered, library), "__version__", "999")
+
+    assert remembered._made_of.__wrapped__() != before

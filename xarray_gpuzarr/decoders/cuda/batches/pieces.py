@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
 from xarray_gpuzarr.errors import DeviceMemoryError
@@ -107,20 +107,6 @@ def n_chunks(pieces: Iterable[Piece]) -> int:
     return sum([piece.hi - piece.lo for piece in pieces])
 
 
-def split_pieces(pieces: Iterable[Piece], n: int) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces of the first `n` chunks, and of the others."""
-    first: list[Piece] = []
-    others: list[Piece] = []
-    for piece in pieces:
-        head, tail = piece.split(n) if n else (None, piece)
-        if head is not None:
-            first.append(head)
-            n -= head.hi - head.lo
-        if tail is not None:
-            others.append(tail)
-    return first, others
-
-
 Full = Literal["segment", "batch"] | None
 """What is full before a piece; with a batch, its last segment is full, too."""
 
@@ -137,43 +123,25 @@ class Cutter:
         self._most_nbytes = most_nbytes
         self._slot_nbytes = slot_nbytes
         self._room, self._room_nbytes, self._slot_room = next(sizes), most_nbytes, slot_nbytes
-        self._batch_is_empty = self._segment_is_empty = True
+        self._is_empty = True
 
-    def cut(self, pieces: Iterable[Piece]) -> list[tuple[Piece, Full]]:
-        """Return pieces, cut where they do not fit, and what is full before each."""
-        cuts: list[tuple[Piece, Full]] = []
-        for piece in pieces:
-            rest: Piece | None = piece
-            full: Full = None
-            while rest is not None:
-                n = rest.fitting(self._room, self._room_nbytes, self._slot_room)
-                if not n and not self._batch_is_empty and not rest.fitting(self._room, self._room_nbytes, ENDLESS):
-                    full, self._batch_is_empty = "batch", True
-                    self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
-                    self._slot_room, self._segment_is_empty = self._slot_nbytes, True
-                elif not n and not self._segment_is_empty:
-                    full = "segment"
-                    self._slot_room, self._segment_is_empty = self._slot_nbytes, True
-                else:
-                    head, rest = rest.split(max(1, n))
-                    self._room -= head.hi - head.lo
-                    self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
-                    self._slot_room -= aligned(head.nbytes)
-                    self._batch_is_empty = self._segment_is_empty = False
-                    cuts.append((head, full))
-                    full = None
-        return cuts
-
-
-def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]:
-    """Cut the pieces of one batch into segments."""
-    segments: list[list[Piece]] = []
-    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
-    for piece, full in cutter.cut(pieces):
-        if full is not None or not segments:
-            segments.append([])
-        segments[-1].append(piece)
-    return segments
+    def cut(self, piece: Piece) -> tuple[Piece, Full, Piece | None]:
+        """Return the rows of a piece for which there is room, what is full before them, and the rows that remain."""
+        full: Full = None
+        n = piece.fitting(self._room, self._room_nbytes, self._slot_room)
+        if not n and not self._is_empty:
+            full = "segment"
+            if not piece.fitting(self._room, self._room_nbytes, ENDLESS):
+                full = "batch"
+                self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
+            self._slot_room = self._slot_nbytes
+            n = piece.fitting(self._room, self._room_nbytes, self._slot_room)
+        head, remaining = piece.split(max(1, n))
+        self._room -= head.hi - head.lo
+        self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
+        self._slot_room -= aligned(head.nbytes)
+        self._is_empty = False
+        return head, full, remaining
 
 
 class ChunkDoesNotFitError(DeviceMemoryError):
@@ -209,3 +177,7 @@ class BatchLimits:
         full = at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // at_once)
         n_chunks = max(1, min(full, fitting // 2))  # rather two full batches than several that are not
         return cls(n_chunks=n_chunks, n_batches=min(options.n_batches + 1, fitting // n_chunks))
+
+    def at_most(self, n_chunks: int) -> BatchLimits:
+        """Return limits of batches that take memory one after another, and have no more than so many chunks."""
+        return BatchLimits(n_chunks=max(1, min(n_chunks, self.n_chunks)), n_batches=1)

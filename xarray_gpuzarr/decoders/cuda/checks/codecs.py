@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
 from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare
 from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
-from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
@@ -50,8 +45,7 @@ def compressor(spec: CompressorSpec, nbytes: int) -> Check:
     def run(workspace: Workspace) -> int:
         frames = [f for f in known_frames()[name.partition(",")[0]] if compressor_name(spec, f.nbytes) == name]
         lengths = sorted({f.nbytes for f in frames})
-        n_compared = sum(_decode(workspace, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
-        return n_compared + (_blosclz_kernels(workspace, frames) if name == "blosc blosclz" else 0)
+        return sum(_decode(workspace, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
 
     return Check(name, run)
 
@@ -76,38 +70,6 @@ def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFr
     if n_left:
         raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
     return result.nbytes
-
-
-def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
-    """Decode streams of blosclz with each of its kernels; which one a read uses depends on how many streams it has."""
-    nbytes = max(f.nbytes for f in frames)
-    lengths = np.array([len(f.frame) for f in frames if f.nbytes == nbytes])
-    data = np.frombuffer(b"".join(f.frame for f in frames if f.nbytes == nbytes), np.uint8)
-    walk = walk_blosc(data, lengths.cumsum() - lengths, lengths, nbytes)
-    of_blosclz = np.flatnonzero(walk.codec == BLOSCLZ)
-    source, source_nbytes, target_nbytes = (
-        column[of_blosclz] for column in (walk.source, walk.source_nbytes, walk.target_nbytes)
-    )
-    n, ends = len(of_blosclz), target_nbytes.cumsum()
-
-    def run(workspace: Workspace) -> list[npt.NDArray[Any]]:
-        memory, results = sent(workspace, data.tobytes()), []
-        for together in BLOSCLZ_TOGETHER:
-            out = sent(workspace, bytes(int(ends[-1])))
-            columns = (source + memory.address, source_nbytes, ends - target_nbytes + out.address, target_nbytes)
-            table = sent(workspace, np.array([*columns, *np.zeros((2, n))], np.uint64).tobytes())
-            actual, status = Address(table.address + 32 * n), Address(table.address + 40 * n)
-            blosclz(
-                workspace.api, workspace.copy, table=table.address, n=n, actual=actual, status=status, together=together
-            )
-            compare(download(workspace, actual, (n,), np.dtype("u8")), target_nbytes.astype("u8"))
-            results.append(download(workspace, out.address, (int(ends[-1]),), np.dtype("u1")))
-        return results
-
-    first, *others = workspace.run(run)
-    for other in others:
-        compare(other, first)
-    return first.nbytes * len(BLOSCLZ_TOGETHER)
 
 
 def shuffle(elementsize: int) -> Check:

@@ -1,5 +1,7 @@
 """Outcomes of self-checks, kept in the user's cache folder for one GPU, driver, and set of library versions.
 
+They belong to the code that made them: with any other file of this package, checks run anew.
+
 A file that cannot be read, or written, is as good as none: checks then run anew.
 """
 
@@ -8,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, lru_cache
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from uuid import uuid4
+
+import numcodecs
+import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceIdentity
 
@@ -27,6 +33,9 @@ def cache_folder() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # without a home, too
     return Path(caches) / "xarray-gpuzarr"
 
+
+_DECIDING = {".py", ".c", ".h", ".so", ".cu", ".cuh", ".json"}
+"""Files that decide what a device is asked, and what the right answer is."""
 
 Outcomes = Mapping[str, str]
 """What each check has found, by its name; empty for what has passed."""
@@ -83,7 +92,7 @@ def _in_folder(folder: Path, _changed: int) -> Sequence[tuple[DeviceIdentity, Ou
 
 
 def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:
-    """Return what a file is about, and the outcomes in it; nothing if they are not of this version."""
+    """Return what a file is about, and the outcomes in it; nothing if other code has made them."""
     try:
         document = json.loads(path.read_text()) if path.is_file() else {}
         checks, fields = document["checks"], document["identity"]
@@ -107,10 +116,12 @@ def _fields(identity: DeviceIdentity) -> dict[str, object]:
 
 @cache
 def _made_of() -> str:
-    """Return what changes with this package's version, kernels and known answers."""
-    digest = hashlib.sha256(metadata.version("xarray-gpuzarr").encode())
-    kernels = sorted((resources.files("xarray_gpuzarr.cuda") / "kernels").iterdir(), key=lambda file: file.name)
-    for file in (*kernels, resources.files(__package__) / "known.json"):
-        if file.is_file():
-            digest.update(file.read_bytes())
+    """Return what changes with all that decides an answer: this package's files, and the libraries that it calls.
+
+    Those of the device are part of its identity.
+    """
+    digest = hashlib.sha256(f"Python {sys.version}, NumPy {np.__version__}, numcodecs {numcodecs.__version__}".encode())
+    root = Path(str(resources.files("xarray_gpuzarr")))
+    for file in sorted(path for path in root.rglob("*") if path.suffix in _DECIDING):
+        digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -82,7 +82,8 @@ class BatchDecoder:
     def decode(self, staged: Staged, rows: Rows, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
         """Enqueue all that turns staged chunks into elements of the result.
 
-        `rows`, as `ReadPlan.row`, are of staged chunks, then of missing ones; `stream` waits for the `copy` stream.
+        `rows`, as `ReadPlan.row`, are of staged chunks, then of missing ones. `stream` waits for the `copy` stream,
+        which brings the tables behind the chunks: on another stream they would stand behind the next chunks.
 
         Returns a receipt that tells how it went, once `stream` has come to this point, or None if there is nothing to
         tell, and the memory that is in use until then.
@@ -92,7 +93,8 @@ class BatchDecoder:
         scratch = self._allocate(plan, staged, stream)
         tables = Tables()
         offsets = self._fill_tables(tables, staged, plan, scratch, rows)
-        memory = tables.send(self._workspace, stream)
+        memory = tables.send(self._workspace)
+        self._workspace.order(self._workspace.copy, [stream])
         table = memory.address
         answer = Address(table + offsets.receipt)
         flags = Address(answer + streams_nbytes(plan.n_coded))

@@ -63,15 +63,15 @@ class Tables:
                 self._n_words += column.size
         return offset
 
-    def send(self, workspace: Workspace, stream: Stream) -> DeviceMemory:
-        """Copy all columns to device memory of the workspace on a stream; return it."""
+    def send(self, workspace: Workspace) -> DeviceMemory:
+        """Copy all columns to device memory of the workspace on its `copy` stream; return it."""
         nbytes = 8 * self._n_words
         slot = workspace.tables.lend(nbytes)
         packed = slot.array[:nbytes]
         np.concatenate(self._columns, out=packed.view(np.uint64))
-        memory = workspace.device_tables.lend(nbytes, stream)
-        workspace.upload(memory.address, packed, stream)
-        slot.give_back(stream)
+        memory = workspace.device_tables.lend(nbytes, workspace.copy)
+        workspace.upload(memory.address, packed, workspace.copy)
+        slot.give_back(workspace.copy)
         return memory
 
 

@@ -6,10 +6,6 @@ chunks are chosen is a setting, `ResourceOptions.verify`.
 
 from __future__ import annotations
 
-from functools import cached_property
-
-import numpy as np
-
 from xarray_gpuzarr.decoders.cuda.batches.streams import Columns, Rows, TableColumn
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -35,26 +31,21 @@ class Choice:
     def __init__(self, spec: ArraySpec, verify: Verify) -> None:
         self._spec = spec
         self._is_for_first = verify == "first"
-        self._share = float(verify == "all") if isinstance(verify, str) else verify
         self._is_asked = False
 
     def of(self, rows: Rows) -> Rows:
         """Return those of some chunks that are to be decoded by the host as well."""
-        if self._is_for_first:
-            if self._is_asked or not len(rows) or hash(self._spec) in _compared:
-                return rows[:0]
-            self._is_asked = True
-            return rows[:1]
-        return rows[self._random.random(len(rows)) < self._share]
+        if not self._is_for_first:
+            return rows
+        if self._is_asked or not len(rows) or hash(self._spec) in _compared:
+            return rows[:0]
+        self._is_asked = True
+        return rows[:1]
 
     def compared(self) -> None:
         """Note that chunks have been compared, which may not come to be after they were chosen."""
         if self._is_for_first:
             _compared.add(hash(self._spec))
-
-    @cached_property
-    def _random(self) -> np.random.Generator:
-        return np.random.default_rng()
 
 
 class DifferentValuesError(CudaError):
