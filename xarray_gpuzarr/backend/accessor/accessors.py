@@ -44,7 +44,7 @@ class DataArrayAccessor(Accessor):
         return copied
 
     def to_zarr(self, store: Any, chunks: Size = "1 MiB", shards: Size | None = "128 MiB", **options: Any) -> Any:
-        """Write the array and its coordinates as `xarray.DataArray.to_zarr` does; see `DatasetAccessor.to_zarr`.
+        """Write the array and its coordinates as ``xarray.DataArray.to_zarr`` does; see `DatasetAccessor.to_zarr`.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class DataTreeAccessor(Accessor):
         check_values: bool = True,
         **options: Any,
     ) -> Any:
-        """Write all groups as `xarray.DataTree.to_zarr` does, in shards; see `DatasetAccessor.to_zarr`.
+        """Write all groups as ``xarray.DataTree.to_zarr`` does, in shards; see `DatasetAccessor.to_zarr`.
 
         Parameters
         ----------
@@ -125,12 +125,12 @@ class DataTreeAccessor(Accessor):
         encoding : mapping of group path to mapping of variable name to mapping, optional
             Entries that are to be different for some variables, such as ``{"/": {"t2m": {"dtype": "int16"}}}``.
         mode : "w", "w-", "a" or "r+"
-            As for `xarray.DataTree.to_zarr`.
+            As for ``xarray.DataTree.to_zarr``.
         write_inherited_coords : bool
             Whether coordinates of a parent are also written to the groups below it.
         **options
             `compute`, `consolidated`, `region`, `storage_options`, `zarr_format` and others of
-            `xarray.DataTree.to_zarr`.
+            ``xarray.DataTree.to_zarr``.
 
         Returns
         -------
