@@ -143,6 +143,8 @@ class BlockReader(AheadReader):
         stored = self.lazy.stored
         if not isinstance(self.array, indexing.LazilyIndexedArray) or self.lazy.device == "workers":
             return None
+        if not self.lazy.takes_long:
+            return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
             return None
         assert stored.source is not None
