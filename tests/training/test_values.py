@@ -353,9 +353,11 @@ def winds(seed=0, n_times=10, chunks=None):
         lambda ds: ds.isel(time=slice(None, None, -1), y=3),
         lambda ds: ds.assign(v=ds.v * 2),
         lambda ds: ds.assign(w=ds.w.load()),
+        lambda ds: ds * 2,
+        lambda ds: ds.compute(),
         lambda ds: xr.concat([ds, ds.isel(time=slice(4))], "time"),
     ],
-    ids=["whole", "reversed", "computed", "in memory", "concatenated"],
+    ids=["whole", "reversed", "computed", "in memory", "all computed", "all in memory", "concatenated"],
 )
 def test_stacked_variables_are_what_to_dataarray_gives(select, dtype, chunks):
     ds = select(winds(chunks=chunks))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from dask.array.utils import meta_from_array
 from xarray import Dataset
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.training.sources import Computed, InMemory, Source, Stored
+from xarray_gpuzarr.training.sources import ByXarray, Computed, InMemory, Source, Stored
 
 SAMPLE = "sample"
 """The dimension that batches have before all others."""
@@ -61,12 +62,14 @@ class Channels:
             raise _not_alike(self.dim, ", ".join(f"{name!r} on {device}" for device, name in known.items()))
 
     def allocate(self, sources: Mapping[Hashable, Source], shape: tuple[int, ...]) -> Any:
-        """Return an empty array of a shape where the samples of the first variable are decoded, in C order."""
-        for name in self.names:
-            source = sources[name]
-            if isinstance(source, Stored):
-                return source.parts.lazy.by_decoder(lambda decoder: decoder.empty(shape, self.dtype))
-        return np.empty(shape, self.dtype)
+        """Return an empty array of a shape where the samples of the first variable will be, in C order."""
+        source = sources[self.names[0]]
+        if isinstance(source, Stored):
+            return source.parts.lazy.by_decoder(lambda decoder: decoder.empty(shape, self.dtype))
+        if isinstance(source, ByXarray):
+            return np.empty(shape, self.dtype)
+        like = meta_from_array(source.array) if isinstance(source, Computed) else source.array
+        return np.empty_like(like, dtype=self.dtype, order="C", shape=shape)
 
 
 def _device_of(source: Source) -> str | None:
