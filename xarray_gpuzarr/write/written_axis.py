@@ -30,7 +30,7 @@ class WrittenAxis:
 
 def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
     """Return what a write to the elements `target` of an array touches along each axis of its grid of chunks."""
-    if target.spans is not None and max(target.n_pieces, default=0) <= MAX_KEPT:
+    if target.spans is not None and max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_KEPT:
         return list(map(_kept_axis, target.spans, grid.chunks_per_shard))
     return list(map(_written_axis, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
 
