@@ -8,6 +8,7 @@
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -809,12 +810,18 @@ static run_t run_of(const work_t *work, int64_t row, int64_t end)
 }
 
 /* Have the system bring a range of a file into memory. That is advice: whoever reads the file sees what is wrong. */
+#ifdef POSIX_FADV_WILLNEED
 static void ask_for(int file, int64_t first, int64_t nbytes)
 {
-#ifdef POSIX_FADV_WILLNEED
     posix_fadvise(file, first, nbytes, POSIX_FADV_WILLNEED);
-#endif
 }
+#else /* macOS */
+static void ask_for(int file, int64_t first, int64_t nbytes)
+{
+    struct radvisory range = {.ra_offset = first, .ra_count = nbytes < INT_MAX ? (int)nbytes : INT_MAX};
+    fcntl(file, F_RDADVISE, &range);
+}
+#endif
 
 /* Ask for the file of a row, or the part of it that is wanted. */
 static void ask_for_object(const work_t *work, int64_t row)
