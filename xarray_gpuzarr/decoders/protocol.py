@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import Undo
-from xarray_gpuzarr.fetch.source import ByteSource, Storage
+from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -56,6 +56,12 @@ class Decoder(Protocol):
         """Return an array of this decoder's library; its elements are undefined.
 
         A zero-length one is the dask meta of everything that this decoder reads.
+        """
+
+    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
+        """Read all of `target` in one call; return None if it has to be planned, and carried out by `decode`.
+
+        Only what is so short that planning takes longer than decoding is read at once. `out` is as of `decode`.
         """
 
     def decode(

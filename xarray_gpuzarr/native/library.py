@@ -99,6 +99,17 @@ class LookupStruct(ctypes.Structure):
     )
 
 
+class BoxStruct(ctypes.Structure):
+    """``box_t``: a box of a few chunks of one file, and where it goes."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("job", "axes", "offset", "nbytes", "version")),
+        ("path", ctypes.c_char_p),
+        *((name, ctypes.c_void_p) for name in ("decoded", "out", "scratch", "room")),
+        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "most_nbytes", "n_read")),
+    )
+
+
 class EncoderStruct(ctypes.Structure):
     """``encoder_t``: how the chunks of one write are encoded, and where they are in their objects."""
 
@@ -141,6 +152,8 @@ class Loops:
         self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
+        self.read_box = library.gpuzarr_read_box
+        self.read_box.argtypes, self.read_box.restype = (address,), number
         self.begin_write = library.gpuzarr_begin_write
         self.begin_write.argtypes = (address, address, number, number, number, address)
         self.begin_write.restype = address

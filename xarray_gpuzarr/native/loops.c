@@ -1307,4 +1307,5 @@ int64_t gpuzarr_look_up(lookup_t *all)
     return n_stored;
 }
 
+#include "read_box.h"
 #include "encode.h"

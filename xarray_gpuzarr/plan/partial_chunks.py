@@ -27,7 +27,7 @@ class PartialChunks:
         self._axes: list[_Flags | None] = []
         """Per axis, whether pieces are less than their chunks; None if none is."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
-            self.are_all = _is_part(target.spans, target.axes)
+            self.are_all = is_part(target)
         elif isinstance(target, BoxTarget):
             self._cut(target, grid)
         elif isinstance(target, StackTarget):
@@ -87,9 +87,10 @@ def _reach(target: Target) -> float:
     return (first.first % first.chunk_length + (first.n_elements - 1) * first.step + 1) / first.chunk_length
 
 
-def _is_part(spans: Sequence[Span], axes: Sequence[tuple[object, int, int]]) -> bool:
-    """Whether a box in a single chunk is less than what the array has of that chunk."""
-    for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(spans, axes, strict=True):
+def is_part(target: BoxTarget) -> bool:
+    """Whether a box of evenly spaced elements is less than what the array has of its chunks."""
+    assert target.spans is not None
+    for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
         end = first + (n_elements - 1) * step + 1
         if first % chunk_length or step != 1 or (end % chunk_length and end < length):
             return True

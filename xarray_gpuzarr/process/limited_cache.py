@@ -36,14 +36,17 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
 
     def get(self, key: Key) -> Entry | None:
         """Return an entry, None if it is not there."""
-        return self.get_all([key])[0]
+        with self._lock:
+            self._begin_if_torn()
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            return entry
 
     def get_all(self, keys: Sequence[Key]) -> list[Entry | None]:
         """Return entries, None for each that is not there."""
         with self._lock:
-            if self._is_torn:
-                self._begin()
-                self._is_torn = False
+            self._begin_if_torn()
             entries = [*map(self._entries.get, keys)]
             for key, entry in zip(keys, entries, strict=True):
                 if entry is not None:
@@ -79,6 +82,12 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
         """Forget everything."""
         with self._lock:
             self._is_torn = True
+            self._begin()
+            self._is_torn = False
+
+    def _begin_if_torn(self) -> None:
+        """Forget everything if a change was interrupted halfway."""
+        if self._is_torn:
             self._begin()
             self._is_torn = False
 

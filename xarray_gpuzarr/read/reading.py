@@ -112,12 +112,17 @@ def _read_target(
     stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
 ) -> Any:
     """Read until an attempt ends well, or another one is not worth it."""
-    assert stored.source is not None
-    attempts = Attempts(stored.source, spec, decoder, or_host=or_host)
+    source = stored.source
+    assert source is not None
     account = counters.of_thread.account
     before = account.stage
     try:
         account.switch("decode")
+        if not shown_bars and source.identity not in needed:
+            array = decoder.read_at_once(source, spec, target, stored.cast, out)
+            if array is not None:
+                return array
+        attempts = Attempts(source, spec, decoder, or_host=or_host)
         while True:
             try:
                 if attempts.is_alone:  # and the error of the last one is gone, with all that it has kept alive

@@ -34,7 +34,7 @@ from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
-from xarray_gpuzarr.fetch.source import ByteSource, Storage
+from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.counters import counters
@@ -115,6 +115,10 @@ class CudaDecoder:
         api = self._device()
         with api.activate():
             return api.empty(shape, dtype, api.consumer_stream())
+
+    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
+        """Return None: every read of a device is planned."""
+        return None
 
     def decode(
         self,

@@ -266,14 +266,20 @@ class CachedRead:
         chunks.kept[row] = key, chunk
 
 
-def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
-    """Return the cache as a read uses it; None if it takes whole chunks only, or too much, or may keep none."""
-    limit, nbytes, versions = fetch_options().cache_nbytes, array.kept_nbytes, source.chunk_versions
+def may_be_kept(array: HostArray, n_chunks: int) -> bool:
+    """Whether the cache may keep so many chunks of an array."""
+    limit, nbytes = fetch_options().cache_nbytes, array.kept_nbytes
     if cache.entries.nbytes > limit:  # which was lowered
         cache.entries.shrink(limit)
-    if versions is None or array.is_copied or not 0 < nbytes <= limit // 2:
-        return None
-    if target.n_chunks > _MOST_CHUNKS or target.n_chunks * (nbytes + _ENTRY_NBYTES) > limit:
+    if array.is_copied or not 0 < nbytes <= limit // 2:
+        return False
+    return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + _ENTRY_NBYTES) <= limit
+
+
+def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
+    """Return the cache as a read uses it; None if it takes whole chunks only, or too much, or may keep none."""
+    versions = source.chunk_versions
+    if versions is None or not may_be_kept(array, target.n_chunks):
         return None
     partial = PartialChunks(target, array.spec.grid)
     return None if partial.are_none else CachedRead(array, partial, versions, is_remote=source.is_remote)

@@ -21,9 +21,10 @@ from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, cached_read
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
+from xarray_gpuzarr.decoders.host.short_read import read_short
 from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
-from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory, threads
@@ -57,6 +58,11 @@ class HostDecoder:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised NumPy array."""
         return host_memory.result_memory.empty(shape, dtype)
+
+    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any:
+        """Read a few chunks of a local file by one call of the compiled loops; see `Decoder.read_at_once`."""
+        array = host_array(spec, cast, loops())
+        return read_short(array, target, source, out, costs=self.costs, keeps_chunks=self._keeps_chunks)
 
     def decode(
         self,

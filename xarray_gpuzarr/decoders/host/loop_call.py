@@ -74,7 +74,7 @@ class Encoded:
 
 ROOM_NBYTES = 256 * 1024
 """Of neighbours in a file that are read at once; they stay in a core's cache."""
-_BLOCK_NBYTES = 512
+BLOCK_NBYTES = 512
 """What is in memory of a file is whole blocks of this size, but for its end."""
 _DONE, _LEFT = 0, 1
 """What became of a row: it was placed, or Python has to read it."""
@@ -146,7 +146,7 @@ def _job(
     return struct, (numbers, fill)
 
 
-_kept_job = lru_cache(maxsize=64)(_job)
+kept_job = lru_cache(maxsize=64)(_job)
 """Most reads of an array are alike."""
 
 
@@ -172,7 +172,7 @@ class LoopOutput:
         else:
             axes = _axes_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
         n_new = int(isinstance(target, StackTarget))
-        job = _job if axes.index else _kept_job
+        job = _job if axes.index else kept_job
         of_array, pointed_to = job(array, axes.n_pieces, axes.steps, out.strides, axes.index, n_new)
         self._kept = axes, pointed_to, out, array
         self._struct = struct = JobStruct.from_buffer_copy(of_array)
@@ -299,6 +299,15 @@ class LoopCall:
         return [*((became == _LEFT).nonzero()[0] + rows.start).tolist()]
 
 
+def encoded_path(path: str) -> bytes | None:
+    """Return a path as the system takes it, as `os.fsencode` does; None if no file can have it."""
+    try:
+        encoded = path.encode(_ENCODING, _ERRORS)
+    except UnicodeEncodeError:
+        return None
+    return None if b"\0" in encoded else encoded
+
+
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:
     """Return the files that hold the chunks of a plan, one at least; None if there can be no such files.
 
@@ -308,21 +317,19 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] |
     paths = bytearray()
     starts: list[int] = []
     versions: list[int] = []
-    try:
-        for key in plan.keys:
-            path, version = source.local_file(key)
-            starts.append(len(paths))
-            paths += path.encode(_ENCODING, _ERRORS) + b"\0"  # as `os.fsencode` does
-            versions += version or _NO_VERSION
-    except UnicodeEncodeError:
-        return None
-    if paths.count(b"\0") > len(starts):
-        return None
+    for key in plan.keys:
+        path, version = source.local_file(key)
+        encoded = encoded_path(path)
+        if encoded is None:
+            return None
+        starts.append(len(paths))
+        paths += encoded + b"\0"
+        versions += version or _NO_VERSION
     if plan.spec.index is not None:
         rule, offset = source.rule, plan.at["offset"]
         room_nbytes, max_gap_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes)), rule.max_gap_nbytes
     else:
-        room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES, 0
+        room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES, 0
         versions, offset = [], 0
     about, at = int64_columns(path_at=starts, version=versions)
     lengths = room_nbytes, max_gap_nbytes, plan.spec.most_nbytes

@@ -1,0 +1,202 @@
+"""Short reads: a box of a few chunks of one local file, read by a single call of the compiled loops.
+
+Python's part of an ordinary read, from the snapshot of its shards to the tables of its chunks, takes longer than a
+chunk of 64 KB takes to decode. A short read hands the box, the cached index of the shard and the output to one call,
+which looks up, reads, decodes and places the chunks on the calling thread.
+
+It reads only what needs no second thought: all chunks are stored and in the page cache, and the file is of the version
+that the index was read from. Of a chunk of which a part is wanted, it takes what `chunk_cache` has. Everything else is
+left to an ordinary read, which begins anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, cache, may_be_kept
+from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
+from xarray_gpuzarr.decoders.host.loop_call import BLOCK_NBYTES, ROOM_NBYTES, encoded_path, kept_job
+from xarray_gpuzarr.decoders.host.schedule import Costs
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.fetch.index_cache import CachedIndex
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.source import Version
+from xarray_gpuzarr.native.library import BoxStruct, address, int64_columns
+from xarray_gpuzarr.plan.partial_chunks import is_part
+from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.process import host_memory
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.host_memory import lent
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+_MOST_CHUNKS = 16
+"""Number of chunks in a short read at most; `MOST_BOX_CHUNKS` of `read_box.h`."""
+_MOST_CHUNK_NBYTES = 1024 * 1024
+"""Length of a chunk that is read alone at most: decoding a longer one takes so long that nothing is gained."""
+
+
+class _ShortReads:
+    """What all short reads of one array have in common."""
+
+    def __init__(self, array: HostArray) -> None:
+        ones = (1,) * array.spec.grid.ndim
+        self._job, self._kept = kept_job(array, ones, ones, ones, (), 0)  # the call works out what depends on the box
+        self.job_address = ctypes.addressof(self._job)
+        assert array.program is not None
+        self.scratch_nbytes = array.program.scratch_nbytes
+        whole_blocks = -(-array.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
+        self.room_nbytes = max(ROOM_NBYTES, whole_blocks)
+        """Memory for encoded chunks, in bytes; a chunk that is longer is left to an ordinary read."""
+
+
+_short_reads = lru_cache(maxsize=128)(_ShortReads)
+
+
+@record
+class _File:
+    """The file that holds all chunks of a box."""
+
+    key: str
+    index: CachedIndex | None
+    """The index of a shard, and the version that the file must be of; None for a chunk that is a file of its own."""
+
+
+def read_short(
+    array: HostArray, target: Target, source: Any, out: Array | None, *, costs: Costs, keeps_chunks: bool
+) -> Array | None:
+    """Read a box of a few chunks of one local file, or return None if an ordinary read has to.
+
+    Parameters
+    ----------
+    array : HostArray
+        The array and the cast of its elements.
+    target : Target
+        What is wanted, cut at the borders of chunks.
+    source : ObjectSource
+        Where the array is stored.
+    out : numpy.ndarray or None
+        Where the result goes; None for a new array.
+    costs : Costs
+        Tells which reads are so short that one thread does them soonest.
+    keeps_chunks : bool
+        Whether chunks of which a part is read are kept in `chunk_cache`.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Shape `target.shape`, dtype `array.dtype`: `out`, or a new array in C order. If it is None, `out` may have been
+        written to.
+    """
+    if not isinstance(target, BoxTarget) or type(source) is not LocalSource or not _is_short(array, target, costs):
+        return None
+    file = _file_of(array.spec, target, source)
+    path = None if file is None else encoded_path(source.local_path(file.key))
+    if file is None or path is None:
+        return None
+    chunk = None
+    if keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target):
+        chunk = _kept_chunk(array, target, source, file)
+        if chunk is None:
+            return None
+    if out is None:
+        out = host_memory.result_memory.empty(target.shape, array.dtype)
+    elif out.shape != target.shape or out.dtype != array.dtype or not out.flags.carray:
+        return None
+    nbytes = _call_loops(array, target, file, path, chunk, out, source.rule.max_gap_nbytes)
+    if nbytes is None:
+        return None
+    decoded_nbytes = target.n_chunks * array.chunk_nbytes
+    counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=decoded_nbytes)
+    if chunk is not None:
+        counters.add(n_cache_hits=1, cached_nbytes=decoded_nbytes)
+    return out
+
+
+def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
+    """Whether one thread reads a box as soon as several do, and the compiled loops know how."""
+    n = target.n_chunks
+    if array.program is None or target.spans is None or not 0 < n <= _MOST_CHUNKS:
+        return False
+    if n == 1:
+        return array.chunk_nbytes <= _MOST_CHUNK_NBYTES
+    return n * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
+
+
+def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File | None:
+    """Return the file that holds a box; None if there are several, or the index of the shard is not at hand."""
+    coordinates = []
+    assert target.spans is not None
+    for (first, n_elements, step, _, chunk_length), per_shard in zip(
+        target.spans, spec.grid.chunks_per_shard, strict=True
+    ):
+        shard_length = chunk_length * per_shard
+        coordinate = first // shard_length
+        if (first + (n_elements - 1) * step) // shard_length != coordinate:
+            return None
+        coordinates.append(coordinate)
+    key = spec.keys.key(tuple(coordinates))
+    if spec.index is None:
+        return _File(key=key, index=None)
+    index = index_cache.cache.get((source.identity, key, spec.index))
+    return None if index is None else _File(key=key, index=index)
+
+
+def _kept_chunk(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> CachedChunk | None:
+    """Return the only chunk of a box from the cache, if its file is of the same version still."""
+    if target.n_chunks > 1:
+        return None
+    spec, offset = array.spec, 0
+    if file.index is not None:
+        offset = int(file.index.index.offset[_entry(spec, target)])
+    chunk = cache.entries.get(((source.identity, spec.metadata, array.kept_form, file.key), offset))
+    if chunk is None or (file.index is not None and chunk.version != file.index.version):
+        return None
+    version: Version = source.settled_version(file.key)
+    return chunk if chunk.version == version else None
+
+
+def _entry(spec: ArraySpec, target: BoxTarget) -> int:
+    """Return the number of the only chunk of a box in the index of its shard."""
+    entry = 0
+    assert target.spans is not None
+    for along, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
+        entry = entry * per_shard + along.first // along.chunk_length % per_shard
+    return entry
+
+
+def _call_loops(
+    array: HostArray,
+    target: BoxTarget,
+    file: _File,
+    path: bytes,
+    chunk: CachedChunk | None,
+    out: Array,
+    max_gap_nbytes: int,
+) -> int | None:
+    """Let the loops fill `out`; return how many bytes they have read, None if they have not filled it."""
+    short = _short_reads(array)
+    scratch, scratch_address = lent("scratch", short.scratch_nbytes)
+    room, room_address = lent("staging", short.room_nbytes)
+    struct = BoxStruct(
+        job=short.job_address,
+        axes=target.spans_at,
+        path=path,
+        decoded=None if chunk is None else chunk.address,
+        out=address(out),
+        scratch=scratch_address,
+        room=room_address,
+        room_nbytes=short.room_nbytes,
+        max_gap_nbytes=max_gap_nbytes,
+        most_nbytes=array.spec.most_nbytes,
+    )
+    version = None
+    if file.index is not None and chunk is None:
+        struct.offset, struct.nbytes = file.index.index.addresses
+        version, addresses = int64_columns(version=file.index.version)
+        struct.version = addresses["version"]
+    assert array.loops is not None
+    is_placed = array.loops.read_box(ctypes.addressof(struct))
+    return int(struct.n_read) if is_placed else None

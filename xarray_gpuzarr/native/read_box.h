@@ -1,0 +1,74 @@
+/* A box of a few chunks that lie in one file: looked up, read, decoded and placed by one call, on the calling thread.
+ *
+ * Python's tables for a box (a plan, the axes of the output, the files) take longer than a chunk of 64 KB takes to decode. This
+ * call keeps the same tables on its stack and treats the rows as gpuzarr_read_rows does. It returns 0, and the caller reads in
+ * the ordinary way, wherever that way has more to do than this: a chunk is missing, a file is of another version or not in
+ * memory, a chunk cannot be decoded. */
+
+enum { MOST_BOX_CHUNKS = 16 };
+
+typedef struct {
+    const job_t *job;                /* of the array: what depends on the box is worked out here */
+    const span_of_axis_t *axes;      /* one for each axis of the array */
+    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the only chunk of the box is a file of its own */
+    const int64_t *version;          /* what the file of a shard must be */
+    const char *path;
+    const char *decoded;             /* the elements of the only chunk, if it is decoded already; else NULL */
+    char *out;                       /* in C order */
+    char *scratch, *room;
+    int64_t room_nbytes, max_gap_nbytes;
+    int64_t most_nbytes;             /* of a stored chunk: a longer one is not read */
+    int64_t n_read;                  /* result: bytes */
+} box_t;
+
+/* The tables of a box. */
+typedef struct {
+    int64_t pieces[3 * (MOST_BOX_CHUNKS + MOST_AXES)];
+    int64_t first_piece[MOST_AXES], every[MOST_AXES], out_strides[MOST_AXES], ranges[2 * MOST_AXES];
+    int64_t table[MOST_BOX_CHUNKS * (3 + MOST_AXES)];
+    const char *src[MOST_BOX_CHUNKS];
+    uint8_t left[MOST_BOX_CHUNKS];
+} box_tables_t;
+
+/* Fill in what a job says of the axes of its output; return the number of chunks, or 0 if they are too many. */
+static int64_t cut_box(const box_t *box, job_t *job, box_tables_t *tables)
+{
+    int64_t n_chunks = 1, n_pieces = 0, stride = job->out_itemsize;
+    for (int64_t i = 0; i < job->ndim; i++) {
+        const span_of_axis_t *axis = box->axes + i;
+        n_chunks *= axis->n_pieces;
+        if (n_chunks > MOST_BOX_CHUNKS) return 0;
+        tables->first_piece[i] = n_pieces, tables->every[i] = axis->step;
+        tables->ranges[2 * i] = 0, tables->ranges[2 * i + 1] = axis->n_pieces;
+        n_pieces += axis->n_pieces;
+    }
+    for (int64_t i = job->ndim - 1; i >= 0; stride *= box->axes[i--].count) tables->out_strides[i] = stride;
+    gpuzarr_cut_axes(box->axes, job->ndim, n_pieces, tables->pieces);
+    job->n_pieces = n_pieces, job->pieces = tables->pieces, job->first_piece = tables->first_piece;
+    job->every = tables->every, job->out_strides = tables->out_strides, job->out = box->out;
+    return n_chunks;
+}
+
+/* Read a box, of MOST_BOX_CHUNKS chunks at most; return whether all of it has been placed. */
+int64_t gpuzarr_read_box(box_t *box)
+{
+    static const int64_t path_at = 0;
+    box_tables_t tables;
+    job_t job = *box->job;
+    int64_t n = cut_box(box, &job, &tables), *nbytes = tables.table + 2 * n;
+    const int64_t *index[2] = {box->offset, box->nbytes};
+    lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
+    if (box->offset) all.index = index;
+    if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes || all.most_nbytes > box->room_nbytes) return 0;
+    rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
+    if (box->decoded) {
+        rows.src[0] = box->decoded, nbytes[0] = DECODED;
+        return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
+    }
+    files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,
+                     .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
+    if (box->offset) files.version = box->version, files.offset = tables.table + n;
+    int64_t n_left = gpuzarr_read_rows(&job, &rows, &files, 0, n, box->scratch, 1);
+    box->n_read = files.n_read;
+    return n_left == 0;
+}
