@@ -22,6 +22,7 @@ from xarray import DataArray, Dataset
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.threads import n_cores
 from xarray_gpuzarr.training import Batches
+from xarray_gpuzarr.training.iterator import BatchIterator
 from xarray_gpuzarr.training.passes import Pass, Passes
 
 _NUMERIC = "biufc"
@@ -147,6 +148,9 @@ class BatchesOfPass(Iterator[Any]):
         self._convert = convert
         self._passes = passes
         self._which = which
+        # It is no generator: a garbage collection closes generators, and may run on a thread that holds a lock that the
+        # reads need whose end `BatchIterator.close` waits for.
+        self._reading: BatchIterator | None = None
         epoch, batch = passes.begin(which)
         if not batch:
             batches.set_epoch(epoch)
@@ -161,13 +165,31 @@ class BatchesOfPass(Iterator[Any]):
         self._go_on(epoch, batch, refused)
 
     def _go_on(self, epoch: int, batch: int, refused: OptionError | None = None) -> None:
-        self._epoch, self._batch = epoch, batch
-        self._reading = _converted(self._batches, epoch, batch, self._convert, refused)
+        if self._reading is not None:
+            self._reading.close()
+        self._epoch, self._batch, self._refused = epoch, batch, refused
+        self._reading = None
+
+    def _begun(self) -> BatchIterator:
+        """Return the iterator of the batches; it begins, or is refused, when the first batch is asked for.
+
+        PyTorch carries errors over only from there.
+        """
+        if self._refused is not None:
+            raise self._refused
+        if self._reading is None:
+            self._reading = self._batches.begin(self._epoch, self._batch, _stream_of)
+        return self._reading
 
     def __next__(self) -> Any:
         caller = currentframe()
         _require_no_collation(caller and caller.f_back)
-        batch = next(self._reading)
+        reading = self._begun()
+        try:
+            batch = self._convert(next(reading))
+        except BaseException:
+            reading.close()
+            raise
         self._batch += 1
         return batch
 
@@ -183,18 +205,11 @@ class BatchesOfPass(Iterator[Any]):
         self._go_on(epoch, batch)
 
 
-def _converted(
-    batches: Batches, epoch: int, batch: int, convert: Callable[[Any], Any], refused: OptionError | None
-) -> Iterator[Any]:
-    if refused is not None:  # PyTorch carries errors over only where it asks for a batch
-        raise refused
-    with batches.begin(epoch, batch, _stream_of) as iterator:
-        yield from map(convert, iterator)
-
-
 def _require_no_collation(caller: FrameType | None) -> None:
     """Raise an `OptionError` if the part of a loader that asks for batches would make batches of them."""
-    asking = caller.f_locals.get("self") if caller else None
+    # Looking at the variables of a frame keeps them alive, and a user's frame may hold batches.
+    is_loader = caller is not None and str(caller.f_globals.get("__name__")).startswith("torch.utils.data.")
+    asking = caller.f_locals.get("self") if caller and is_loader else None
     if getattr(asking, "auto_collation", False):
         raise OptionError(
             "batches of batches",

@@ -3,8 +3,10 @@
 import gc
 import importlib
 import sys
+import weakref
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from zarr.storage import MemoryStore
 import xarray_gpuzarr
 from xarray_gpuzarr import batches
 from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.training.ahead import Ahead
 
 MODULE = "xarray_gpuzarr.torch"
 VALUES = np.arange(48 * 64.0).reshape(48, 64)
@@ -107,3 +110,20 @@ def test_batches_are_kept_for_cupys_stream_where_pytorch_has_no_cuda(gpu, ds, to
         seen = list(loader)
 
     assert np.array_equal(np.concatenate(seen).reshape(VALUES.shape), VALUES)
+
+
+def test_an_iterator_that_is_forgotten_does_not_wait_for_its_reads(torch, monkeypatch):
+    """A garbage collection may run on a thread that holds a lock that these reads need."""
+    close = MagicMock()
+    monkeypatch.setattr(Ahead, "close", close)
+    store = MemoryStore()
+    xr.Dataset({"a": (("time", "x"), VALUES)}).to_zarr(store, consolidated=False)
+    dataset = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False)
+    iterator = iter(torch.batches(batches(dataset, {"time": 2}, 2, prefetch=2), lambda batch: batch.a.data))
+    next(iterator)
+    cycle, forgotten = [iterator], weakref.ref(iterator)
+    cycle.append(cycle)
+    del iterator, cycle
+    gc.collect()
+    assert forgotten() is None
+    close.assert_not_called()

@@ -15,7 +15,8 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, cache, may_be_kept
+from xarray_gpuzarr.decoders.host import chunk_cache
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, may_be_kept
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import BLOCK_NBYTES, ROOM_NBYTES, encoded_path, kept_job
 from xarray_gpuzarr.decoders.host.schedule import Costs
@@ -60,6 +61,7 @@ class _File:
     """The file that holds all chunks of a box."""
 
     key: str
+    path: bytes
     index: CachedIndex | None
     """The index of a shard, and the version that the file must be of; None for a chunk that is a file of its own."""
 
@@ -93,8 +95,7 @@ def read_short(
     if not isinstance(target, BoxTarget) or type(source) is not LocalSource or not _is_short(array, target, costs):
         return None
     file = _file_of(array.spec, target, source)
-    path = None if file is None else encoded_path(source.local_path(file.key))
-    if file is None or path is None:
+    if file is None:
         return None
     chunk = None
     if keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target):
@@ -105,7 +106,7 @@ def read_short(
         out = host_memory.result_memory.empty(target.shape, array.dtype)
     elif out.shape != target.shape or out.dtype != array.dtype or not out.flags.carray:
         return None
-    nbytes = _call_loops(array, target, file, path, chunk, out, source.rule.max_gap_nbytes)
+    nbytes = _call_loops(array, target, source, file, chunk, out)
     if nbytes is None:
         return None
     decoded_nbytes = target.n_chunks * array.chunk_nbytes
@@ -138,10 +139,11 @@ def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File |
             return None
         coordinates.append(coordinate)
     key = spec.keys.key(tuple(coordinates))
-    if spec.index is None:
-        return _File(key=key, index=None)
-    index = index_cache.cache.get((source.identity, key, spec.index))
-    return None if index is None else _File(key=key, index=index)
+    path = encoded_path(source.local_path(key))
+    index = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
+    if path is None or (index is None and spec.index is not None):
+        return None
+    return _File(key=key, path=path, index=index)
 
 
 def _kept_chunk(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> CachedChunk | None:
@@ -151,7 +153,7 @@ def _kept_chunk(array: HostArray, target: BoxTarget, source: LocalSource, file: 
     spec, offset = array.spec, 0
     if file.index is not None:
         offset = int(file.index.index.offset[_entry(spec, target)])
-    chunk = cache.entries.get(((source.identity, spec.metadata, array.kept_form, file.key), offset))
+    chunk = chunk_cache.cache.entries.get(((source.identity, spec.metadata, array.kept_form, file.key), offset))
     if chunk is None or (file.index is not None and chunk.version != file.index.version):
         return None
     version: Version = source.settled_version(file.key)
@@ -168,35 +170,30 @@ def _entry(spec: ArraySpec, target: BoxTarget) -> int:
 
 
 def _call_loops(
-    array: HostArray,
-    target: BoxTarget,
-    file: _File,
-    path: bytes,
-    chunk: CachedChunk | None,
-    out: Array,
-    max_gap_nbytes: int,
+    array: HostArray, target: BoxTarget, source: LocalSource, file: _File, chunk: CachedChunk | None, out: Array
 ) -> int | None:
     """Let the loops fill `out`; return how many bytes they have read, None if they have not filled it."""
     short = _short_reads(array)
-    scratch, scratch_address = lent("scratch", short.scratch_nbytes)
-    room, room_address = lent("staging", short.room_nbytes)
+    _scratch, scratch_address = lent("scratch", short.scratch_nbytes)
+    _room, room_address = lent("staging", short.room_nbytes)
     struct = BoxStruct(
         job=short.job_address,
         axes=target.spans_at,
-        path=path,
+        path=file.path,
         decoded=None if chunk is None else chunk.address,
         out=address(out),
         scratch=scratch_address,
         room=room_address,
         room_nbytes=short.room_nbytes,
-        max_gap_nbytes=max_gap_nbytes,
+        max_gap_nbytes=source.rule.max_gap_nbytes,
         most_nbytes=array.spec.most_nbytes,
     )
-    version = None
+    memory: Any = None
     if file.index is not None and chunk is None:
         struct.offset, struct.nbytes = file.index.index.addresses
-        version, addresses = int64_columns(version=file.index.version)
+        memory, addresses = int64_columns(version=file.index.version)
         struct.version = addresses["version"]
     assert array.loops is not None
     is_placed = array.loops.read_box(ctypes.addressof(struct))
+    del memory  # which the struct points to
     return int(struct.n_read) if is_placed else None

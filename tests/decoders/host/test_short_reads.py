@@ -1,0 +1,255 @@
+"""Short reads: one call of the compiled loops gives what an ordinary read gives, or leaves the read to it."""
+
+import os
+import threading
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import tensorstore
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.loops import require_loops
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+from xarray_gpuzarr import FetchOptions, read_array
+from xarray_gpuzarr.decoders.choice import decoder_for
+from xarray_gpuzarr.decoders.host import HostDecoder, chunk_cache
+from xarray_gpuzarr.errors import CorruptChunkError
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read import read, stored_array
+
+pytestmark = pytest.mark.timeout(60)
+
+SHAPE, CHUNKS, SHARDS = (30, 20, 17), (5, 4, 6), (10, 8, 18)
+DATA = np.random.default_rng(0).integers(1, 500, SHAPE).astype("i2")
+CODECS = {
+    "raw": None,
+    "zstd": ZstdCodec(),
+    "Blosc": BloscCodec(cname="lz4", shuffle="bitshuffle", typesize=2),
+    "gzip": GzipCodec(),
+    "zstd with a checksum": (ZstdCodec(), Crc32cCodec()),
+}
+
+
+@pytest.fixture(autouse=True)
+def loops_and_empty_caches(monkeypatch):
+    """No chunk is known, and files are taken to be old at once."""
+    require_loops()
+    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+    monkeypatch.setattr(chunk_cache, "cache", chunk_cache.ChunkCache())
+    index_cache.cache.clear()
+    yield
+    index_cache.cache.clear()
+
+
+def written(path, *, codec="zstd", sharded=True, data=DATA, **keywords):
+    zarr.create_array(
+        path,
+        data=data,
+        chunks=CHUNKS,
+        shards=SHARDS if sharded else None,
+        compressors=CODECS[codec],
+        overwrite=True,
+        **keywords,
+    )
+    return zarr.open_array(path, mode="r")
+
+
+def short_reads(read):
+    """Return the result of `read`, and how many reads of it were short."""
+    results = []
+    original = HostDecoder.read_at_once
+
+    def spy(*arguments):
+        results.append(original(*arguments))
+        return results[-1]
+
+    with patch.object(HostDecoder, "read_at_once", spy):
+        result = read()
+    return result, sum(each is not None for each in results)
+
+
+def box(draw, whole_chunks):
+    """Draw a box inside one shard, of whole chunks if asked for."""
+    box = []
+    for length, chunk, shard in zip(SHAPE, CHUNKS, SHARDS, strict=True):
+        first = draw(st.integers(0, (length - 1) // shard)) * shard
+        end = min(first + shard, length)
+        if whole_chunks:
+            low = draw(st.sampled_from(range(first, end, chunk)))
+            high = draw(st.sampled_from([*range(low + chunk, end, chunk), end]))
+        else:
+            low = draw(st.integers(first, end - 1))
+            high = draw(st.integers(low + 1, end))
+        box.append(slice(low, high))
+    return tuple(box)
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    root = tmp_path_factory.mktemp("arrays")
+    return {
+        (codec, sharded): written(root / f"{codec} {sharded}", codec=codec, sharded=sharded)
+        for codec in CODECS
+        for sharded in (True, False)
+    }
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_boxes_are_what_numpy_selects(arrays, data):
+    codec, sharded = data.draw(st.sampled_from(sorted(arrays)))
+    selection = box(data.draw, data.draw(st.booleans()))
+    for _ in range(3):  # with no index, with an index, and of chunks that were kept
+        assert_same_bits(read_array(arrays[codec, sharded], selection, device="host"), DATA[selection])
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_whole_chunk_is_read_by_one_call(tmp_path, codec, sharded):
+    array = written(tmp_path, codec=codec, sharded=sharded)
+    selection = slice(5, 10), slice(4, 8), slice(6, 12)
+    read_array(array, selection, device="host")  # reads the index
+    before = counters.snapshot()
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    counts = counters.snapshot() - before
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+    assert (counts.n_reads, counts.n_shards, counts.decoded_nbytes) == (1, 1, result.nbytes)
+    assert counts.read_nbytes > 0
+    assert counts.n_cache_hits == counts.n_cache_misses == 0
+
+
+def test_several_chunks_of_a_shard_are_read_by_one_call(tmp_path):
+    array = written(tmp_path)
+    selection = slice(10, 20), slice(8, 16), slice(None)
+    read_array(array, selection, device="host")
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_part_of_a_kept_chunk_is_taken_from_memory(tmp_path, sharded):
+    array = written(tmp_path, sharded=sharded)
+    for _ in range(2):
+        read_array(array, (0, slice(0, 4), slice(0, 6)), device="host")
+    selection = slice(1, 5, 2), slice(3, 4), slice(2, 6)
+    before = counters.snapshot()
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    counts = counters.snapshot() - before
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+    assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (1, 0, 0)
+
+
+def test_packed_values_are_masked_and_scaled(tmp_path):
+    attributes = {"_FillValue": -1, "scale_factor": 0.1, "add_offset": 3.0}
+    zarr.create_group(tmp_path).create_array(
+        "v",
+        data=np.where(DATA % 7 == 0, -1, DATA).astype("i2"),
+        chunks=CHUNKS,
+        shards=SHARDS,
+        dimension_names=["t", "y", "x"],
+        attributes=attributes,
+    )
+    ours = xr.open_dataset(tmp_path, engine="gpuzarr", device="host", consolidated=False, cache=False).v
+    theirs = xr.open_dataset(tmp_path, engine="zarr", consolidated=False, cache=False).v
+    selection = slice(5, 10), slice(4, 8), slice(6, 12)
+    ours[selection].load()
+    result, n_short = short_reads(lambda: ours[selection].values)
+    assert n_short == 1
+    assert_same_bits(result, theirs[selection].values)
+
+
+def test_missing_chunks_are_left_to_an_ordinary_read(tmp_path):
+    array = zarr.create_array(tmp_path, shape=SHAPE, dtype="i2", chunks=CHUNKS, shards=SHARDS, fill_value=7)
+    array[0:5, 0:4, 0:6] = DATA[0:5, 0:4, 0:6]
+    selection = slice(0, 10), slice(0, 4), slice(0, 6)
+    expected = np.full(SHAPE, 7, "i2")
+    expected[0:5, 0:4, 0:6] = DATA[0:5, 0:4, 0:6]
+    read_array(array, selection, device="host")
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 0
+    assert_same_bits(result, expected[selection])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_shard_that_was_replaced_is_read_anew(tmp_path, is_kept):
+    array = written(tmp_path)
+    selection = (0 if is_kept else slice(0, 5)), slice(0, 4), slice(0, 6)
+    for _ in range(3):
+        read_array(array, selection, device="host")
+    _, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 1
+    other = tensorstore.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result()
+    other[...] = DATA + 1000
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 0
+    assert_same_bits(result, (DATA + 1000)[selection])
+
+
+def test_a_chunk_that_cannot_be_decoded_is_an_error(tmp_path):
+    array = written(tmp_path, sharded=False)
+    selection = slice(0, 5), slice(0, 4), slice(0, 6)
+    read_array(array, selection, device="host")
+    path = tmp_path / "c/0/0/0"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CorruptChunkError):
+        read_array(array, selection, device="host")
+
+
+def test_an_array_to_be_filled_may_have_any_strides(tmp_path):
+    stored, decoder = stored_array(written(tmp_path)), decoder_for("host")
+    selection = slice(5, 10), slice(4, 8), slice(6, 12)
+    out = np.zeros(SHAPE[::-1], "i2").T[selection]
+    for _ in range(2):
+        out[...] = 0
+        assert read(stored, selection, decoder, out) is out
+        assert_same_bits(np.ascontiguousarray(out), DATA[selection])
+
+
+def test_without_a_cache_parts_of_chunks_are_read_by_one_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_cache, "fetch_options", lambda: FetchOptions(cache_nbytes=0))
+    array = written(tmp_path)
+    selection = slice(12, 19), slice(9, 15), slice(3, 16, 4)
+    read_array(array, selection, device="host")
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+
+
+def test_a_forked_process_does_not_look_at_the_cache_of_its_parent(tmp_path):
+    array = written(tmp_path)
+    for _ in range(2):
+        read_array(array, (0, slice(0, 4), slice(0, 6)), device="host")
+    assert len(chunk_cache.cache.entries)
+    child = os.fork()
+    if not child:
+        is_empty = not len(chunk_cache.cache.entries)
+        same = np.array_equal(read_array(array, (1, slice(0, 4), slice(0, 6)), device="host"), DATA[1, :4, :6])
+        os._exit(0 if is_empty and same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_read_side_by_side(tmp_path):
+    array = written(tmp_path, codec="Blosc")
+    rng = np.random.default_rng(1)
+    chunks = rng.integers(0, (3, 2, 2), (300, 3))
+    boxes = [tuple(slice(c * n, (c + 1) * n) for c, n in zip(chunk, CHUNKS, strict=True)) for chunk in chunks.tolist()]
+    wrong = []
+
+    def read(part):
+        wrong.extend(b for b in part if not np.array_equal(read_array(array, b, device="host"), DATA[b]))
+
+    threads = [threading.Thread(target=read, args=(boxes[i::6],)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
