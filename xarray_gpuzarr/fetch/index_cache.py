@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
@@ -25,7 +26,7 @@ class CachedIndex:
     """An index and the version of the shard that it describes."""
 
     index: ShardIndex
-    version: Hashable
+    version: Any
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ typedef struct {
     const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the only chunk of the box is a file of its own */
     const int64_t *version;          /* what the file of a shard must be */
     const char *path;
-    const char *decoded;             /* the elements of the only chunk, if it is decoded already; else NULL */
+    const char *const *decoded;      /* the elements of each chunk in C order, if all are decoded already; else NULL */
     char *out;                       /* in C order */
     char *scratch, *room;
     int64_t room_nbytes, max_gap_nbytes;
@@ -58,11 +58,11 @@ int64_t gpuzarr_read_box(box_t *box)
     int64_t n = cut_box(box, &job, &tables), *nbytes = tables.table + 2 * n;
     const int64_t *index[2] = {box->offset, box->nbytes};
     lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
-    if (box->offset) all.index = index;
+    if (box->offset) all.index = index; /* else the rows stay in C order */
     if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes || all.most_nbytes > box->room_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
-        rows.src[0] = box->decoded, nbytes[0] = DECODED;
+        for (int64_t i = 0; i < n; i++) rows.src[i] = box->decoded[i], nbytes[i] = DECODED;
         return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
     }
     files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,

@@ -148,6 +148,27 @@ def test_a_part_of_a_kept_chunk_is_taken_from_memory(tmp_path, sharded):
     assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (1, 0, 0)
 
 
+def test_parts_of_several_kept_chunks_are_taken_from_memory(tmp_path):
+    array = written(tmp_path)
+    selection = slice(0, 10), slice(0, 8, 2), slice(1, 11)
+    for _ in range(2):
+        read_array(array, selection, device="host")
+    before = counters.snapshot()
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    counts = counters.snapshot() - before
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+    assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (8, 0, 0)
+
+
+def test_a_missing_chunk_is_not_taken_for_the_first_one_of_its_shard(tmp_path):
+    array = zarr.create_array(tmp_path, shape=SHAPE, dtype="i2", chunks=CHUNKS, shards=SHARDS, fill_value=7)
+    array[0:5, 0:4, 0:6] = DATA[0:5, 0:4, 0:6]
+    for _ in range(3):  # the chunk that is stored begins with the first byte, where the index says that missing ones do
+        assert_same_bits(read_array(array, (0, slice(0, 4), slice(0, 6)), device="host"), DATA[0, 0:4, 0:6])
+    assert (read_array(array, (5, slice(0, 4), slice(0, 6)), device="host") == 7).all()
+
+
 def test_packed_values_are_masked_and_scaled(tmp_path):
     attributes = {"_FillValue": -1, "scale_factor": 0.1, "add_offset": 3.0}
     zarr.create_group(tmp_path).create_array(

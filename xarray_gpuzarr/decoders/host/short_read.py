@@ -12,6 +12,7 @@ left to an ordinary read, which begins anew.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +24,8 @@ from xarray_gpuzarr.decoders.host.schedule import Costs
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import Version
 from xarray_gpuzarr.native.library import BoxStruct, address, int64_columns
+from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
 from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
@@ -32,6 +33,7 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.host_memory import lent
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.shard_index import MISSING
 
 _MOST_CHUNKS = 16
 """Number of chunks in a short read at most; `MOST_BOX_CHUNKS` of `read_box.h`."""
@@ -97,22 +99,22 @@ def read_short(
     file = _file_of(array.spec, target, source)
     if file is None:
         return None
-    chunk = None
+    chunks = None
     if keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target):
-        chunk = _kept_chunk(array, target, source, file)
-        if chunk is None:
+        chunks = _kept_chunks(array, target, source, file)
+        if chunks is None:
             return None
     if out is None:
         out = host_memory.result_memory.empty(target.shape, array.dtype)
     elif out.shape != target.shape or out.dtype != array.dtype or not out.flags.carray:
         return None
-    nbytes = _call_loops(array, target, source, file, chunk, out)
+    nbytes = _call_loops(array, target, source, file, chunks, out)
     if nbytes is None:
         return None
     decoded_nbytes = target.n_chunks * array.chunk_nbytes
     counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=decoded_nbytes)
-    if chunk is not None:
-        counters.add(n_cache_hits=1, cached_nbytes=decoded_nbytes)
+    if chunks is not None:
+        counters.add(n_cache_hits=len(chunks), cached_nbytes=decoded_nbytes)
     return out
 
 
@@ -146,54 +148,60 @@ def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File |
     return _File(key=key, path=path, index=index)
 
 
-def _kept_chunk(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> CachedChunk | None:
-    """Return the only chunk of a box from the cache, if its file is of the same version still."""
-    if target.n_chunks > 1:
+def _kept_chunks(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
+    """Return all chunks of a box from the cache, in C order, if it has them of the version that the file is of now."""
+    offsets = _offsets(array.spec, target, file.index)
+    if offsets is None:
         return None
-    spec, offset = array.spec, 0
-    if file.index is not None:
-        offset = int(file.index.index.offset[_entry(spec, target)])
-    chunk = chunk_cache.cache.entries.get(((source.identity, spec.metadata, array.kept_form, file.key), offset))
-    if chunk is None or (file.index is not None and chunk.version != file.index.version):
+    form = (source.identity, array.spec.metadata, array.kept_form, file.key)
+    chunks = chunk_cache.cache.entries.get_all([(form, offset) for offset in offsets])
+    version = source.settled_version(file.key) if None not in chunks else None
+    if version is None or (file.index is not None and version != file.index.version):
         return None
-    version: Version = source.settled_version(file.key)
-    return chunk if chunk.version == version else None
+    found = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
+    return found if len(found) == len(offsets) else None
 
 
-def _entry(spec: ArraySpec, target: BoxTarget) -> int:
-    """Return the number of the only chunk of a box in the index of its shard."""
-    entry = 0
+def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> Sequence[int] | None:
+    """Return the first bytes of all chunks of a box in their file, in C order; None if one of them is not stored."""
     assert target.spans is not None
+    if index is None:
+        return [0]
+    entries = [0]
     for along, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
-        entry = entry * per_shard + along.first // along.chunk_length % per_shard
-    return entry
+        numbers = [chunk % per_shard for chunk in chunks_of_span(along, range(along.n_pieces))]
+        entries = [entry * per_shard + number for entry in entries for number in numbers]
+    offset, nbytes = index.index.offset, index.index.nbytes
+    if MISSING in [nbytes[entry] for entry in entries]:
+        return None
+    return [int(offset[entry]) for entry in entries]
 
 
 def _call_loops(
-    array: HostArray, target: BoxTarget, source: LocalSource, file: _File, chunk: CachedChunk | None, out: Array
+    array: HostArray,
+    target: BoxTarget,
+    source: LocalSource,
+    file: _File,
+    chunks: Sequence[CachedChunk] | None,
+    out: Array,
 ) -> int | None:
     """Let the loops fill `out`; return how many bytes they have read, None if they have not filled it."""
     short = _short_reads(array)
     _scratch, scratch_address = lent("scratch", short.scratch_nbytes)
-    _room, room_address = lent("staging", short.room_nbytes)
     struct = BoxStruct(
-        job=short.job_address,
-        axes=target.spans_at,
-        path=file.path,
-        decoded=None if chunk is None else chunk.address,
-        out=address(out),
-        scratch=scratch_address,
-        room=room_address,
-        room_nbytes=short.room_nbytes,
-        max_gap_nbytes=source.rule.max_gap_nbytes,
-        most_nbytes=array.spec.most_nbytes,
+        job=short.job_address, axes=target.spans_at, path=file.path, out=address(out), scratch=scratch_address
     )
-    memory: Any = None
-    if file.index is not None and chunk is None:
-        struct.offset, struct.nbytes = file.index.index.addresses
-        memory, addresses = int64_columns(version=file.index.version)
+    version = () if file.index is None or chunks is not None else file.index.version
+    decoded = () if chunks is None else [chunk.address for chunk in chunks]
+    _memory, addresses = int64_columns(version=version, decoded=decoded)
+    struct.decoded = addresses["decoded"]
+    if chunks is None:
+        _room, struct.room = lent("staging", short.room_nbytes)
+        struct.room_nbytes, struct.most_nbytes = short.room_nbytes, array.spec.most_nbytes
+        struct.max_gap_nbytes = source.rule.max_gap_nbytes
         struct.version = addresses["version"]
+        if file.index is not None:
+            struct.offset, struct.nbytes = file.index.index.addresses
     assert array.loops is not None
     is_placed = array.loops.read_box(ctypes.addressof(struct))
-    del memory  # which the struct points to
     return int(struct.n_read) if is_placed else None

@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 from xarray_gpuzarr.errors import DeviceUnavailableError
-from xarray_gpuzarr.fetch.source import ByteSource
+from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -118,6 +118,11 @@ class WorkersDecoder:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array on the current GPU; what stands for one if there is none."""
         return CupyStandIn(np.empty(shape, dtype)) if self._missing() else self._cuda().empty(shape, dtype)
+
+    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
+        """Read what is short in one call; see `Decoder.read_at_once`."""
+        self._require_gpu(spec.path)
+        return self._cuda().read_at_once(source, spec, target, cast, out)
 
     def decode(
         self,
