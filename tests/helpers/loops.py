@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,14 @@ def set_costs(patch: pytest.MonkeyPatch, **costs: float) -> None:
     patch.setattr(HostDecoder, "costs", replace(HostDecoder.costs, **costs))
 
 
+def without_short_reads(patch: pytest.MonkeyPatch) -> None:
+    """Let every read be planned."""
+    patch.setattr(HostDecoder, "read_at_once", lambda *_: None)
+
+
 def leaving_all(patch: pytest.MonkeyPatch) -> None:
     """Let the compiled loops leave all chunks of local files, as they do if these are not in memory."""
+    without_short_reads(patch)
     patch.setattr(LoopCall, "read", lambda _self, rows, _shared: rows)
 
 
@@ -78,6 +85,7 @@ class Taken:
 def rows_taken() -> Iterator[Taken]:
     """Count the chunks that the loops decode and place within a block."""
     taken, place_rows, read_rows = Taken(), LoopOutput.place_rows, LoopOutput.read_rows
+    read_at_once = HostDecoder.read_at_once
 
     def counted(row: int, end: int, n_left: int) -> int:
         taken.given.append(end - row)
@@ -90,7 +98,14 @@ def rows_taken() -> Iterator[Taken]:
     def read(output: LoopOutput, rows: int, files: int, row: int, end: int, *more: int) -> int:
         return counted(row, end, read_rows(output, rows, files, row, end, *more))
 
+    def at_once(decoder: HostDecoder, source: Any, spec: Any, target: Any, cast: Any, out: Any) -> Any:
+        result = read_at_once(decoder, source, spec, target, cast, out)
+        if result is not None:
+            counted(0, target.n_chunks, 0)
+        return result
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostDecoder, "read_at_once", at_once)
         patch.setattr(LoopOutput, "place_rows", place)
         patch.setattr(LoopOutput, "read_rows", read)
         yield taken

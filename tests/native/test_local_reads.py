@@ -13,7 +13,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack
-from helpers.loops import rows_taken, set_costs, without_loops
+from helpers.loops import rows_taken, set_costs, without_loops, without_short_reads
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore
 
@@ -143,6 +143,7 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
         lived.append([memory() is not None for memory in given])
         return read_rows(*arguments)
 
+    without_short_reads(monkeypatch)
     monkeypatch.setattr(loop_call, "lent", forgotten)  # as long buffers are, which threads do not keep
     monkeypatch.setattr(LoopOutput, "read_rows", noting)
 
@@ -331,6 +332,7 @@ def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch, n_be
         calls.append(arguments)
         return read_rows(*arguments)
 
+    without_short_reads(monkeypatch)
     set_costs(monkeypatch, call_s=0)  # a chunk a call
     monkeypatch.setattr(LoopOutput, "read_rows", replacing)
 

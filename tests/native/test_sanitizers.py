@@ -51,7 +51,7 @@ def test_damaged_frames(environment):
     ("modules", "allocator"),
     [
         (["native/test_place_rows"], "malloc"),
-        (["native/test_steps", "native/test_local_reads"], "pymalloc"),
+        (["native/test_steps", "native/test_local_reads", "decoders/host/test_short_reads"], "pymalloc"),
         (["write/test_parts", "write/test_same_as_zarr"], "pymalloc"),
     ],
     ids=["small", "others", "writes"],

@@ -2,8 +2,8 @@
  *
  * Python's tables for a box (a plan, the axes of the output, the files) take longer than a chunk of 64 KB takes to decode. This
  * call keeps the same tables on its stack and treats the rows as gpuzarr_read_rows does. It returns 0, and the caller reads in
- * the ordinary way, wherever that way has more to do than this: a chunk is missing, a file is of another version or not in
- * memory, a chunk cannot be decoded. */
+ * the ordinary way, wherever that way has more to do than this: a chunk is missing or cannot be decoded, a file is of another
+ * version. */
 
 enum { MOST_BOX_CHUNKS = 16 };
 
@@ -69,6 +69,10 @@ int64_t gpuzarr_read_box(box_t *box)
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
     if (box->offset) files.version = box->version, files.offset = tables.table + n;
     int64_t n_left = gpuzarr_read_rows(&job, &rows, &files, 0, n, box->scratch, 1);
+    if (files.is_cold) { /* the disk has been asked for what was not in memory */
+        files.waits = 1;
+        n_left = gpuzarr_read_rows(&job, &rows, &files, 0, n, box->scratch, 1);
+    }
     box->n_read = files.n_read;
     return n_left == 0;
 }

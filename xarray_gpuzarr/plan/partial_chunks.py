@@ -32,7 +32,7 @@ class PartialChunks:
         elif isinstance(target, StackTarget):
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
-        self._target, self._chunk_size = target, math.prod(grid.chunk_shape)
+        self.target = target
         self.are_none = not self.are_all and not [flags for flags in self._axes if flags is not None]
         """Whether all chunks are taken whole."""
 
@@ -44,19 +44,6 @@ class PartialChunks:
                 flags, are_all = _partial_ends(target.spans[axis], length)
             self._axes.append(flags)
             self.are_all = self.are_all or are_all
-
-    @property
-    def are_much(self) -> bool:
-        """Whether much is taken of the chunks, such as a plane of each, and not a few elements."""
-        return math.prod(self._target.shape) * _MUCH >= self._target.n_chunks * self._chunk_size
-
-    @property
-    def reach_most(self) -> bool:
-        """Whether decoding chunks up to their last wanted elements is decoding most of them.
-
-        It is looked at along the first axis, of chunks in C order.
-        """
-        return _reach(self._target) > _MOST
 
     def rows(self, plan: ReadPlan) -> list[int]:
         """Return the rows of a plan's stored chunks of which a part is taken."""
@@ -75,6 +62,19 @@ _MUCH = 100
 that is in no core's cache, which takes a tenth of the time that gzip takes (November 2026)."""
 _MOST = 7 / 8
 """Of a chunk: the rest is decoded in a seventh of the time."""
+
+
+def are_much(target: Target, grid: ChunkGrid) -> bool:
+    """Whether much is taken of the chunks of a target, such as a plane of each, and not a few elements."""
+    return math.prod(target.shape) * _MUCH >= target.n_chunks * math.prod(grid.chunk_shape)
+
+
+def reach_most(target: Target) -> bool:
+    """Whether decoding chunks up to their last wanted elements is decoding most of them.
+
+    It is looked at along the first axis, of chunks in C order.
+    """
+    return _reach(target) > _MOST
 
 
 def _reach(target: Target) -> float:

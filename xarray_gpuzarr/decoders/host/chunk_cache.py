@@ -21,7 +21,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, Version
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.partial_chunks import PartialChunks
+from xarray_gpuzarr.plan.partial_chunks import PartialChunks, are_much, reach_most
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
@@ -113,6 +113,14 @@ class ChunkCache:
                 self._see([keys[i] for i in missing])
         return chunks, claimed, None
 
+    def see_first(self, keys: Sequence[ChunkKey]) -> bool:
+        """Whether no chunk has been looked for before; all are remembered then, and kept at their next read."""
+        with self._lock:
+            if any(key in self._seen or key in self._claims for key in keys):
+                return False
+            self._see(keys)
+        return True
+
     def put(self, key: ChunkKey, chunk: CachedChunk) -> None:
         """Keep a chunk."""
         self.entries.put(key, chunk, fetch_options().cache_nbytes)
@@ -189,8 +197,7 @@ class CachedRead:
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
         self._array_key = versions.identity, array.spec.metadata, array.kept_form
-        decodes_most = array.decodes == "all" or (array.decodes == "up to" and partial.reach_most)
-        self._at_once = is_remote or (decodes_most and partial.are_much)
+        self._at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
@@ -264,6 +271,12 @@ class CachedRead:
             return
         chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
         chunks.kept[row] = key, chunk
+
+
+def are_kept_at_once(array: HostArray, target: Target) -> bool:
+    """Whether chunks are kept when a part of them is first read: reading all of them takes hardly longer."""
+    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reach_most(target))
+    return decodes_most and are_much(target, array.spec.grid)
 
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:

@@ -4,9 +4,9 @@ Python's part of an ordinary read, from the snapshot of its shards to the tables
 chunk of 64 KB takes to decode. A short read hands the box, the cached index of the shard and the output to one call,
 which looks up, reads, decodes and places the chunks on the calling thread.
 
-It reads only what needs no second thought: all chunks are stored and in the page cache, and the file is of the version
-that the index was read from. Of a chunk of which a part is wanted, it takes what `chunk_cache` has. Everything else is
-left to an ordinary read, which begins anew.
+It reads only what needs no second thought: all chunks are stored, and the file is of the version that the index was
+read from. Chunks of which a part is wanted are taken from `chunk_cache`. Chunks that are to be kept there, and
+everything else, are left to an ordinary read, which begins anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from xarray_gpuzarr.decoders.host import chunk_cache
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, may_be_kept
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, ChunkKey, are_kept_at_once, may_be_kept
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import BLOCK_NBYTES, ROOM_NBYTES, encoded_path, kept_job
 from xarray_gpuzarr.decoders.host.schedule import Costs
@@ -96,18 +96,18 @@ def read_short(
     """
     if not isinstance(target, BoxTarget) or type(source) is not LocalSource or not _is_short(array, target, costs):
         return None
-    file = _file_of(array.spec, target, source)
+    file = _file_of(array.spec, target, source) if _may_hold(out, array, target) else None
     if file is None:
         return None
-    chunks = None
-    if keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target):
-        chunks = _kept_chunks(array, target, source, file)
-        if chunks is None:
+    uses_cache = keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target)
+    keys = _cache_keys(array, target, source, file) if uses_cache else ()
+    chunks = _kept_chunks(keys, source, file)
+    if uses_cache and chunks is None:
+        if are_kept_at_once(array, target) or not chunk_cache.cache.see_first(keys):
             return None
+        counters.add(n_cache_misses=len(keys))
     if out is None:
         out = host_memory.result_memory.empty(target.shape, array.dtype)
-    elif out.shape != target.shape or out.dtype != array.dtype or not out.flags.carray:
-        return None
     nbytes = _call_loops(array, target, source, file, chunks, out)
     if nbytes is None:
         return None
@@ -116,6 +116,11 @@ def read_short(
     if chunks is not None:
         counters.add(n_cache_hits=len(chunks), cached_nbytes=decoded_nbytes)
     return out
+
+
+def _may_hold(out: Array | None, array: HostArray, target: BoxTarget) -> bool:
+    """Whether the loops can write a result straight into `out`, if there is one."""
+    return out is None or (out.shape == target.shape and out.dtype == array.dtype and out.flags.carray)
 
 
 def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
@@ -148,22 +153,24 @@ def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File |
     return _File(key=key, path=path, index=index)
 
 
-def _kept_chunks(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
-    """Return all chunks of a box from the cache, in C order, if it has them of the version that the file is of now."""
-    offsets = _offsets(array.spec, target, file.index)
-    if offsets is None:
-        return None
+def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[ChunkKey]:
+    """Return the keys under which the cache has the chunks of a box, in C order; none if one of them is not stored."""
     form = (source.identity, array.spec.metadata, array.kept_form, file.key)
-    chunks = chunk_cache.cache.entries.get_all([(form, offset) for offset in offsets])
-    version = source.settled_version(file.key) if None not in chunks else None
+    return [(form, offset) for offset in _offsets(array.spec, target, file.index)]
+
+
+def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
+    """Return the chunks of some keys from the cache, if it has all, of the version that their file is of now."""
+    chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
+    version = source.settled_version(file.key) if chunks and None not in chunks else None
     if version is None or (file.index is not None and version != file.index.version):
         return None
     found = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
-    return found if len(found) == len(offsets) else None
+    return found if len(found) == len(keys) else None
 
 
-def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> Sequence[int] | None:
-    """Return the first bytes of all chunks of a box in their file, in C order; None if one of them is not stored."""
+def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> Sequence[int]:
+    """Return the first bytes of all chunks of a box in their file, in C order; none if one of them is not stored."""
     assert target.spans is not None
     if index is None:
         return [0]
@@ -173,7 +180,7 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> S
         entries = [entry * per_shard + number for entry in entries for number in numbers]
     offset, nbytes = index.index.offset, index.index.nbytes
     if MISSING in [nbytes[entry] for entry in entries]:
-        return None
+        return []
     return [int(offset[entry]) for entry in entries]
 
 
