@@ -156,6 +156,11 @@ async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, 
     return cache, at.path
 
 
+async def store_path_of(where: str, storage_options: dict[str, Any] | None) -> StorePath:
+    """Return the store at an address, which may be written to."""
+    return await make_store_path(where, mode="a", storage_options=storage_options)
+
+
 def takes_long(where: object) -> bool:
     """Return whether a store is slow, so that requests should be concurrent."""
     store = where.store if isinstance(where, StorePath) else where

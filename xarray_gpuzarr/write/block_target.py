@@ -21,6 +21,7 @@ from xarray_gpuzarr.write.call import WriteCall
 from xarray_gpuzarr.write.encoder import Encoder
 from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.object_writer import ObjectWriter
+from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 
 @record
@@ -39,10 +40,14 @@ class BlockTarget:
     """A stored array, of which blocks are written: ``target[slices] = block``. zarr-python writes what is left to it.
 
     No setting of zarr-python is changed, and no event loop is used where the array lies in local files.
+
+    `behind`, if given, waits for the store in place of the threads that assign blocks; other processes, which get a
+    copy of the target, wait themselves.
     """
 
-    def __init__(self, array: zarr.Array[Any]) -> None:
+    def __init__(self, array: zarr.Array[Any], behind: WritesBehind | None = None) -> None:
         self.array = array
+        self._behind = behind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.array,)
@@ -84,7 +89,7 @@ class BlockTarget:
         value = np.asarray(block).astype(writable.dtype, copy=False)
         keeps_empty = self.array.config.write_empty_chunks
         return writable.writer.write_now(
-            WriteCall(writable.encoder, target, value, keeps_empty=keeps_empty, whole=whole)
+            WriteCall(writable.encoder, target, value, keeps_empty=keeps_empty, whole=whole), self._behind
         )
 
     def _keys(self, key: Any) -> list[str]:

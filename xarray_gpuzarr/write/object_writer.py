@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 from zarr.abc.store import Store
 from zarr.buffer import cpu
 from zarr.storage import ObjectStore
@@ -19,6 +18,7 @@ from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of, written
+from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, is_obstore_memory
 from xarray_gpuzarr.plan.read_plan import box_target
@@ -28,7 +28,9 @@ from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.object_locks import turns
+from xarray_gpuzarr.write.puts import put
 from xarray_gpuzarr.write.refusals import naming_object
+from xarray_gpuzarr.write.writes_behind import Encoding, WritesBehind
 
 _GROUP_NBYTES, _THREAD_NBYTES = 128 * 1024 * 1024, 16 * 1024 * 1024
 """Decoded bytes of the objects of one call, or so many for each thread; a write may be stopped between two calls."""
@@ -51,19 +53,20 @@ class ObjectWriter:
         self._source: ObjectSource = stored.source
         self._place = place_of(store, stored.spec.path)
 
-    async def write(self, call: WriteCall) -> Sequence[WrittenObject]:
+    async def write(self, call: WriteCall, encoding: Encoding | None = None) -> Sequence[WrittenObject]:
         """Write on a thread, if it takes long; return the objects that only zarr-python can write.
 
-        Those hold chunks that the compiled loops cannot decode.
+        Those hold chunks that the compiled loops cannot decode. `encoding` is told when all others are encoded.
         """
         unwritten = list(call.objects)
         try:
             for group in _groups(call):
+                is_last = len(group) == len(unwritten)
                 async with turns.of(self._place, [each.key for each in group]) as names:
                     if isinstance(self._source, LocalSource):
                         await _run(call, partial(_to_files, call, group, self._source))
                     else:
-                        await self._to_store(call, group)
+                        await self._to_store(call, group, encoding, is_last=is_last)
                 self._forget_indexes(group, names)
                 del unwritten[: len(group)]
         except DamagedObjectError as err:
@@ -71,9 +74,14 @@ class ObjectWriter:
             return unwritten
         return ()
 
-    def write_now(self, call: WriteCall) -> bool:
-        """Write on this thread, which waits for the store; return False if zarr-python has to write all of it again."""
+    def write_now(self, call: WriteCall, behind: WritesBehind | None = None) -> bool:
+        """Write on this thread; return False if zarr-python has to write all of it again.
+
+        It waits for the store, unless `behind` does so later.
+        """
         if not isinstance(self._source, LocalSource):
+            if behind is not None:
+                return not behind.write(self._source.name, partial(self.write, call))
             return not run_on_loop(self._source.name, partial(self.write, call))
         try:
             for group in _groups(call):
@@ -92,7 +100,9 @@ class ObjectWriter:
             for each in group:
                 index_cache.cache.drop((self._source.identity, each.key, self._spec.index))
 
-    async def _to_store(self, call: WriteCall, group: Sequence[WrittenObject]) -> None:
+    async def _to_store(
+        self, call: WriteCall, group: Sequence[WrittenObject], encoding: Encoding | None, *, is_last: bool
+    ) -> None:
         """Assemble the objects of a group in memory, and pass them to the store."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
@@ -100,6 +110,10 @@ class ObjectWriter:
         # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
         may_share = isinstance(self._store, ObjectStore) and not is_obstore_memory(self._store.store)
         encoded = await _run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
+        if encoding is not None:
+            encoding.add(sum(len(data) for data in encoded if data is not None))
+            if is_last:
+                encoding.end()
         await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
@@ -115,7 +129,7 @@ class ObjectWriter:
                 await self._store.delete(key)
         else:
             with naming_object(self._spec, key, self._source.name, f"to store {len(data)} bytes"):
-                await self._store.set(key, cpu.Buffer.from_array_like(data))
+                await put(self._store, key, data)
 
     def _explain(self, err: DamagedObjectError, _: Stop) -> None:
         """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
@@ -153,8 +167,8 @@ def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSour
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
-    """Make as many concurrent requests as zarr-python does; after a failure, none continues."""
-    limit = asyncio.Semaphore(zarr.config.get("async.concurrency") or 1)
+    """Make as many concurrent requests as a read does; after a failure, none continues."""
+    limit = asyncio.Semaphore(requests_at_once())
 
     async def one(*argument: Any) -> Result:
         async with limit:

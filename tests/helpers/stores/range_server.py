@@ -40,6 +40,9 @@ class LoggedRequest(TypedDict):
     range: str | None
     headers: dict[str, str]
     """Names in small letters."""
+    query: str
+    time: float
+    """Seconds of a clock of the server, when all of the request had come."""
 
 
 class RangeServer:

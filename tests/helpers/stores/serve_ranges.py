@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from uuid import uuid4
 from xml.sax.saxutils import escape, unescape
 
 from helpers.stores.range_server import Fault, LoggedRequest
@@ -71,6 +72,8 @@ class _Server(Server):
         """What each connection lets through."""
         self._line_is_free = 0.0
         self.log: list[LoggedRequest] = []
+        self.parts: dict[tuple[str, str], bytes] = {}
+        """Parts of uploads, by upload and number."""
         self.faults: list[Fault] = []
         self.most_at_once = 0
         self._n_at_once = 0
@@ -121,7 +124,7 @@ class _Handler(Handler):
         self._answer()
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         if not self.path.startswith("/-/"):
             self._change(lambda: self._store(body))
             return
@@ -138,9 +141,32 @@ class _Handler(Handler):
     def do_DELETE(self) -> None:
         self._change(lambda: self._file().unlink(missing_ok=True))
 
+    def _body(self) -> bytes:
+        """Return what is sent with a request, taken no faster than the connection and the line let it through."""
+        length, pieces = int(self.headers.get("Content-Length", 0)), []
+        while length > 0:
+            piece = self.rfile.read(min(length, _SHORT_PIECE_NBYTES))
+            if not piece:
+                break
+            self.server.wait_for_line(len(piece))
+            self._wait_for_connection(len(piece))
+            pieces.append(piece)
+            length -= len(piece)
+        return b"".join(pieces)
+
     def do_POST(self) -> None:
-        """Remove objects of a bucket, as S3 does when it gets a list of them."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        """Remove objects that a list names, or begin or end an upload in parts, as S3 does."""
+        body = self._body().decode()
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if "uploads" in query:
+            answer = f"<InitiateMultipartUploadResult><UploadId>{uuid4().hex}</UploadId></InitiateMultipartUploadResult>"
+            self._change(lambda: None, answer.encode())
+            return
+        if "uploadId" in query:
+            numbers = re.findall("<PartNumber>(.*?)</PartNumber>", body)
+            answer = '<CompleteMultipartUploadResult><ETag>"whole"</ETag></CompleteMultipartUploadResult>'
+            self._change(lambda: self._join(query["uploadId"][0], numbers), answer.encode())
+            return
         keys = re.findall("<Key>(.*?)</Key>", body)
         removed = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         bucket = self._file()
@@ -151,12 +177,25 @@ class _Handler(Handler):
         """Change what is stored, unless a fault says otherwise."""
         url = urlsplit(self.path)
         self._note(url.path)
+        self._hold_back()
         fault = self.server.fault_for(self.command, url.path)
         if fault is None or self._before(fault):
             change()
             self._say(HTTPStatus.OK, answer, "application/xml", ETag='"of what was sent"')
 
     def _store(self, body: bytes) -> None:
+        """Keep a part of an upload, or let an object take the place of the one before."""
+        query = parse_qs(urlsplit(self.path).query)
+        if "uploadId" in query:
+            self.server.parts[query["uploadId"][0], query["partNumber"][0]] = body
+        else:
+            self._replace(body)
+
+    def _join(self, upload: str, numbers: Sequence[str]) -> None:
+        """Let the parts of an upload become an object."""
+        self._replace(b"".join([self.server.parts.pop((upload, number)) for number in numbers]))
+
+    def _replace(self, body: bytes) -> None:
         """Let an object take the place of the one before."""
         file = self._file()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -169,15 +208,14 @@ class _Handler(Handler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         said: LoggedRequest = {
             "method": self.command, "path": path, "range": self.headers.get("Range"), "headers": headers,
+            "query": urlsplit(self.path).query, "time": time.monotonic(),
         }  # fmt: skip
         self.server.log.append(said)
 
     def _answer(self) -> None:
         server, url = self.server, urlsplit(self.path)
         self._note(url.path)
-        server.enter(1)
-        time.sleep(server.latency_s)
-        server.enter(-1)  # before the client can know of the answer
+        self._hold_back()
         fault = server.fault_for(self.command, url.path)
         if fault is not None and not self._before(fault):
             return
@@ -186,6 +224,12 @@ class _Handler(Handler):
             self._list(unquote(url.path).strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
         else:
             self._object(self._file(), fault)
+
+    def _hold_back(self) -> None:
+        """Wait for as long as answers are held back, and count those that do."""
+        self.server.enter(1)
+        time.sleep(self.server.latency_s)
+        self.server.enter(-1)  # before the client can know of the answer
 
     def _file(self) -> Path:
         return self.server.directory / unquote(urlsplit(self.path).path).lstrip("/")

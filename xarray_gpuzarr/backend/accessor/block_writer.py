@@ -12,8 +12,10 @@ from xarray import Variable
 from xarray.backends.common import ArrayWriter
 
 from xarray_gpuzarr.backend.accessor.packing import NUMBERS, TIMES, Pack, ValueCheck, in_slabs
+from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.write.block_target import BlockTarget
+from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 
 @record
@@ -32,14 +34,17 @@ class BlockWriter(ArrayWriter):
     """Collects blocks of dask, packed in slabs, and writes arrays in memory at once.
 
     `expect` tells it the variables that will come. Blocks of those that were no arrays of dask are collected apart, for
-    `write_in_memory` or `join`.
+    `write_in_memory` or `join`. What is on its way to a server is under way in `behind` where it is given, which has to be
+    finished. Chunks do not pass `staged`, which keeps metadata.
     """
 
-    __slots__ = ("_checks_values", "_originals", "block_nbytes", "in_memory")
+    __slots__ = ("_behind", "_checks_values", "_originals", "_staged", "block_nbytes", "in_memory")
 
-    def __init__(self, *, checks_values: bool = True) -> None:
+    def __init__(
+        self, *, checks_values: bool = True, behind: WritesBehind | None = None, staged: StagedStore | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._checks_values = checks_values
+        self._checks_values, self._behind, self._staged = checks_values, behind, staged
         self._originals: dict[str, Original] = {}
         """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
@@ -60,7 +65,9 @@ class BlockWriter(ArrayWriter):
         check = None
         if is_packed and self._checks_values:
             check = ValueCheck.of(original.name, target.dtype, original.encoding)
-        to = BlockTarget(target)
+        if self._staged is not None:
+            self._staged.detach(target)
+        to = BlockTarget(target, self._behind)
         if not isinstance(source, da.Array):
             if check is not None and isinstance(source, np.ndarray):
                 values = np.asarray(variable.data)

@@ -14,7 +14,9 @@ from xarray.backends.zarr import extract_zarr_variable_encoding
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import REPLACED, Layout, Size, layout_of
+from xarray_gpuzarr.backend.accessor.explain import array_in_memory
 from xarray_gpuzarr.backend.accessor.packing import NUMBERS, TIMES, PackedByCoders
+from xarray_gpuzarr.backend.accessor.slices import slices_of
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
@@ -215,7 +217,10 @@ class DatasetInShards:
                 return variable
             if not self._sizes.rechunk:
                 raise _chunks_within_shards(name, variable, within[0], place.shards, borders)
-        # False: a name at random, since nothing is computed again; dask would hash all values for another one.
+        array = array_in_memory(variable)
+        if isinstance(array, np.ndarray):
+            return Variable(variable.dims, slices_of(array, borders), variable.attrs, variable.encoding)
+        # False: a name at random, since nothing is computed again.
         return variable.chunk(dict(zip(variable.dims, borders, strict=True)), name=False)  # type: ignore[arg-type]
 
 

@@ -24,10 +24,13 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
 from xarray_gpuzarr.backend.accessor.packing import encoder
+from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
+from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.dask_client import client_of_dask
+from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 _OPTIONS = signature(get_writable_zarr_store).parameters
 
@@ -74,22 +77,41 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     if is_new(options):  # what cannot be written is refused before anything is erased
         no_store = encoder(options.get("zarr_format"))
         prepared = {path: group.prepare(no_store, append_dim=None) for path, group in groups.items()}
-    # The chunks of dask are whole shards, so xarray need not look at them.
+    staged = StagedStore.of(store, options) if compute and is_new(options) else None
     with _explaining_permissions(store):
-        root = get_writable_zarr_store(store, **{"safe_chunks": False, **options})
-    writer = BlockWriter(checks_values=checks_values)
-    for path, group in groups.items():
-        target = root if path == "." else root.get_child_store(path)
-        if is_new(options):
-            dataset, originals = prepared[path]
-        else:
-            # xarray has no public name for what its own `to_zarr` does next.
-            group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
-            target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
-            dataset, originals = group.prepare(target, append_dim=options.get("append_dim"))
-        writer.expect(originals, target.zarr_group.path)
-        dataset.dump_to_store(target, writer=writer)
-    return _carry_out(writer, root, compute=compute, progress=progress, keywords=chunkmanager_store_kwargs)
+        root = _opened(store, staged, options)
+    with WritesBehind() as behind:
+        is_behind = compute and takes_long(store) and client_of_dask() is None
+        writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
+        for path, group in groups.items():
+            target = root if path == "." else root.get_child_store(path)
+            if is_new(options):
+                dataset, originals = prepared[path]
+            else:
+                # xarray has no public name for what its own `to_zarr` does next.
+                group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
+                target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
+                dataset, originals = group.prepare(target, append_dim=options.get("append_dim"))
+            writer.expect(originals, target.zarr_group.path)
+            dataset.dump_to_store(target, writer=writer)
+        if not compute:
+            return _tasks(writer, root, chunkmanager_store_kwargs)
+        if staged is not None:
+            with _explaining_permissions(store):
+                staged.send()
+            staged.detach(root.zarr_group)
+        _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
+        behind.finish()
+    _close(None, root, staged)
+    return root
+
+
+def _opened(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
+    """Return xarray's store for a write."""
+    # The chunks of dask are whole shards, so xarray need not look at them.
+    if staged is None:
+        return get_writable_zarr_store(store, **{"safe_chunks": False, **options})
+    return get_writable_zarr_store(staged, **{"safe_chunks": False, **options, "storage_options": None})
 
 
 @contextmanager
@@ -104,19 +126,22 @@ def _explaining_permissions(store: Any) -> Iterator[None]:
         raise
 
 
-def _carry_out(
-    writer: BlockWriter, target: ZarrStore, *, compute: bool, progress: bool, keywords: dict[str, Any] | None
-) -> Any:
-    """Write the blocks that are left, and close the store; return it, or a task of dask if not `compute`."""
-    if compute and client_of_dask() is None:
+def _tasks(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
+    """Write what is in memory, and return a task of dask that writes the rest and closes the store."""
+    writer.write_in_memory()
+    writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
+    return delayed(_close)(writes, target)
+
+
+def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | None) -> None:
+    """Write all blocks."""
+    if client_of_dask() is None:
         writer.join()
     else:  # what this process has in memory is not sent to workers
         writer.write_in_memory()
     n_tasks, block_nbytes = writer.n_tasks, writer.block_nbytes
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
-    tasks = delayed(_close)(writes, target)
-    if not compute:
-        return tasks
+    tasks = delayed(_all)(writes)
     if progress and n_tasks:
         size = decimal(block_nbytes)
         print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201  # above the bar of dask
@@ -124,9 +149,6 @@ def _carry_out(
         compute_with_progress(tasks)
     elif n_tasks:
         tasks.compute()
-    else:
-        target.close()
-    return target
 
 
 def is_new(options: Mapping[str, Any]) -> bool:
@@ -177,6 +199,12 @@ def _elements(variable: Variable) -> list[Variable]:
     return [Variable(dims, array) for array in arrays]
 
 
-def _close(_: Any, target: ZarrStore) -> None:
+def _all(_: Any) -> None:
+    """Do nothing once all tasks have run."""
+
+
+def _close(_: Any, target: ZarrStore, staged: StagedStore | None = None) -> None:
     """Close a store after all tasks have run."""
     target.close()
+    if staged is not None:
+        staged.close()
