@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import Store
 from zarr.buffer import cpu
 from zarr.storage import ObjectStore
 
-_MOST_NBYTES = 16 * 1024 * 1024
-"""Bytes of an object that obstore sends in one request rather than in parts. Parts take three round trips: to begin,
-to send, and to join them; they are worth it where a connection takes several times as long for all of it."""
+_PART_NBYTES, _MOST_NBYTES = 5 * 1024 * 1024, 16 * 1024 * 1024
+"""Longer objects than the first are sent in parts by obstore, if it is not told otherwise: three round trips, to begin,
+to send, and to join them. Longer ones than the second are worth that: a connection takes long for all of one."""
 
 
 async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
-    """Store an object, in one request if obstore sends it and it is short enough, else as zarr-python does.
+    """Store an object, in one request if obstore sends it and it has at most 16 MiB, else as zarr-python does.
 
     Parameters
     ----------
@@ -32,8 +31,8 @@ async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
     Exception
         What the store raises.
     """
-    assert data.dtype == np.uint8
-    if type(store) is ObjectStore and data.nbytes <= _MOST_NBYTES and not store.read_only:
+    is_sent_whole = _PART_NBYTES < data.nbytes <= _MOST_NBYTES
+    if is_sent_whole and type(store) is ObjectStore and not store.read_only:
         import obstore  # noqa: PLC0415  # not everyone has it
 
         await obstore.put_async(store.store, key, memoryview(data), use_multipart=False)

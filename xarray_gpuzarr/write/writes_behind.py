@@ -80,8 +80,7 @@ class WritesBehind:
             write.cancel()
             raise
         if write.is_answered:
-            ended: Result = write.result()
-            return ended
+            return write.result()
         with self._lock:
             self._writes.append(_Write(reply=write, nbytes=encoding.nbytes))
         return None

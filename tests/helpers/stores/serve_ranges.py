@@ -159,7 +159,8 @@ class _Handler(Handler):
         body = self._body().decode()
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if "uploads" in query:
-            answer = f"<InitiateMultipartUploadResult><UploadId>{uuid4().hex}</UploadId></InitiateMultipartUploadResult>"
+            upload = f"<UploadId>{uuid4().hex}</UploadId>"
+            answer = f"<InitiateMultipartUploadResult>{upload}</InitiateMultipartUploadResult>"
             self._change(lambda: None, answer.encode())
             return
         if "uploadId" in query:
@@ -171,7 +172,8 @@ class _Handler(Handler):
         removed = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         bucket = self._file()
         answer = f"<DeleteResult>{removed}</DeleteResult>".encode()
-        self._change(lambda: [(bucket / unescape(key)).unlink(missing_ok=True) for key in keys], answer)
+        files = [bucket / unescape(key) for key in keys]  # s3fs names what it takes for folders, too
+        self._change(lambda: [file.unlink(missing_ok=True) for file in files if not file.is_dir()], answer)
 
     def _change(self, change: Callable[[], object], answer: bytes = b"") -> None:
         """Change what is stored, unless a fault says otherwise."""

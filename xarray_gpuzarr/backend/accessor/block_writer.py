@@ -34,8 +34,8 @@ class BlockWriter(ArrayWriter):
     """Collects blocks of dask, packed in slabs, and writes arrays in memory at once.
 
     `expect` tells it the variables that will come. Blocks of those that were no arrays of dask are collected apart, for
-    `write_in_memory` or `join`. What is on its way to a server is under way in `behind` where it is given, which has to be
-    finished. Chunks do not pass `staged`, which keeps metadata.
+    `write_in_memory` or `join`. If `behind` is given, objects that are encoded are left to it; it has to be finished.
+    Chunks do not pass `staged`, which keeps metadata.
     """
 
     __slots__ = ("_behind", "_checks_values", "_originals", "_staged", "block_nbytes", "in_memory")

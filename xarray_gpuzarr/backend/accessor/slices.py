@@ -18,7 +18,8 @@ class _Sliced:
         self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
 
     def __getitem__(self, key: Any) -> npt.NDArray[Any]:
-        return self._array[key]
+        block: npt.NDArray[Any] = self._array[key]
+        return block
 
 
 def slices_of(array: npt.NDArray[Any], lengths: Sequence[Sequence[int]]) -> da.Array:

@@ -25,8 +25,8 @@ from xarray_gpuzarr.fetch.source import is_obstore_memory
 class StagedStore(WrapperStore[Store]):
     """A store that keeps the objects that it is given, but for the first one, until `send`.
 
-    The first one, the metadata of a group, is stored at once, so that a store that takes no objects is an error as early
-    as it is without this class. Chunks are not written through it: see `detach`.
+    The first one, the metadata of a group, is stored at once: a store that takes no objects is an error before anything
+    is encoded. Chunks are not written through it: see `detach`.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class StagedStore(WrapperStore[Store]):
             self.itself.close()
 
     def send(self) -> None:
-        """Store what is kept, many objects at a time; last the metadata of the outermost group, with those of all others.
+        """Store what is kept, many objects at a time; last those of the outermost group, which may describe all others.
 
         Raises
         ------

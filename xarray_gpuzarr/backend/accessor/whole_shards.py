@@ -208,20 +208,24 @@ class DatasetInShards:
         if variable.chunks is None:
             is_small = variable.nbytes <= _SMALL_NBYTES
             # xarray finds the units of times in all of them.
-            if is_small or not self._is_cut or variable.dtype.kind not in NUMBERS:
-                return variable
-        else:
-            ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)
-            within = [axis for axis, (of_chunks, of_shards) in enumerate(ends) if not of_chunks <= of_shards]
-            if not within:
-                return variable
-            if not self._sizes.rechunk:
-                raise _chunks_within_shards(name, variable, within[0], place.shards, borders)
-        array = array_in_memory(variable)
-        if isinstance(array, np.ndarray):
-            return Variable(variable.dims, slices_of(array, borders), variable.attrs, variable.encoding)
-        # False: a name at random, since nothing is computed again.
-        return variable.chunk(dict(zip(variable.dims, borders, strict=True)), name=False)  # type: ignore[arg-type]
+            is_whole = is_small or not self._is_cut or variable.dtype.kind not in NUMBERS
+            return variable if is_whole else _in_blocks(variable, borders)
+        ends = zip(*(map(set, map(accumulate, lengths)) for lengths in (variable.chunks, borders)), strict=True)
+        within = [axis for axis, (of_chunks, of_shards) in enumerate(ends) if not of_chunks <= of_shards]
+        if not within:
+            return variable
+        if not self._sizes.rechunk:
+            raise _chunks_within_shards(name, variable, within[0], place.shards, borders)
+        return variable.chunk(dict(zip(variable.dims, borders, strict=True)))
+
+
+def _in_blocks(variable: Variable, borders: Sequence[tuple[int, ...]]) -> Variable:
+    """Return a variable that is no array of dask in blocks of dask, without a copy of what it has in memory."""
+    array = array_in_memory(variable)
+    if isinstance(array, np.ndarray):
+        return Variable(variable.dims, slices_of(array, borders), variable.attrs, variable.encoding)
+    # False: a name at random, since nothing is computed again.
+    return variable.chunk(dict(zip(variable.dims, borders, strict=True)), name=False)  # type: ignore[arg-type]
 
 
 def _path_of(name: Any) -> str:
