@@ -14,7 +14,7 @@ import numpy.typing as npt
 from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
-from xarray_gpuzarr.backend.accessor.explain import array_in_memory
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.process.records import Column

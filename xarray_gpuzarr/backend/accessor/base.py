@@ -8,7 +8,8 @@ from typing import Any
 
 from xarray import Dataset, Variable
 
-from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
+from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.host_copies import HostCopy
 from xarray_gpuzarr.decoders.choice import missing_for_cuda

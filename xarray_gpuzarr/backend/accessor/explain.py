@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from xarray import IndexVariable, Variable
-from xarray.core import indexing
 
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
@@ -23,8 +23,6 @@ from xarray_gpuzarr.stored.metadata import array_codecs
 
 _KEPT_BUSY = 2 * N_AT_ONCE
 """Chunks that keep a GPU busy: a task ends with its slowest one, while others must fill the gap."""
-_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
-_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +76,6 @@ def lazy_array_of(variable: Variable) -> LazyArray | None:
     lazy = find_lazy_array(data)
     reader = None if lazy is not None else find_block_reader(data)
     return lazy if reader is None else reader.lazy
-
-
-def array_in_memory(variable: Variable) -> Any:
-    """Return the array that a variable holds in memory, or None if it is still to be read or computed."""
-    data = data_of(variable)
-    while isinstance(data, _WRAPPERS):
-        data = data.array
-    return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
 
 
 def _row(name: str, variable: Variable) -> Row:

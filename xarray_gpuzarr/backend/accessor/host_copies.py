@@ -11,7 +11,7 @@ from dask.array.utils import meta_from_array
 from xarray import Variable
 from xarray.core import indexing
 
-from xarray_gpuzarr.backend.accessor.explain import array_in_memory
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.decoders.protocol import Route

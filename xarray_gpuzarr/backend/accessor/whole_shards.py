@@ -11,10 +11,10 @@ from xarray import Coordinates, Dataset, Variable, conventions
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import REPLACED, Layout, Size, layout_of
-from xarray_gpuzarr.backend.accessor.explain import array_in_memory
 from xarray_gpuzarr.backend.accessor.packing import NUMBERS, TIMES, PackedByCoders
 from xarray_gpuzarr.backend.accessor.slices import slices_of
 from xarray_gpuzarr.errors import OptionError

@@ -1,0 +1,21 @@
+"""`array_in_memory`: what a variable has in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xarray import Variable
+from xarray.core import indexing
+
+from xarray_gpuzarr.backend.lazy_array import data_of
+
+_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
+_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
+
+
+def array_in_memory(variable: Variable) -> Any:
+    """Return the array that a variable holds in memory, or None if it is still to be read or computed."""
+    data = data_of(variable)
+    while isinstance(data, _WRAPPERS):
+        data = data.array
+    return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
