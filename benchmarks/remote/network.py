@@ -23,6 +23,7 @@ from benchmarks.arrays.workloads import ERA5, Workload
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.cases import written
 from benchmarks.remote.readers import READERS, fetch_barely, require, s3_store, wanted
+from benchmarks.remote.writing import write_case
 from benchmarks.runner.results import Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared, seconds
@@ -52,7 +53,7 @@ VOLUME = Workload(
     codec="zstd 3",
     field="volume",
 )
-_PEERS = ("gpuzarr, obstore", "zarr fused, obstore", "TensorStore")
+_PEERS = ("gpuzarr, obstore", "zarr Fused, obstore", "TensorStore")
 
 Run = Callable[[], Any]
 
@@ -65,6 +66,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
     selections = {"plane": [(slice(None), middle)], "random boxes": _boxes(volume.shape)}
     return [
         *(_dask_case(maps, ms, folder) for ms in latencies),
+        *(write_case(maps, ms, folder, _serving) for ms in latencies),
         *(_selection_case(volume, name, selections[name], ms, folder) for name in selections for ms in latencies),
     ]
 
@@ -198,7 +200,7 @@ def _selection_case(
 
         return _ready(server, place, run, expected)
 
-    sides: dict[str, Side] = {who: "ours" if who.startswith("gpuzarr") else "peer" for who in _PEERS if who in READERS}
+    sides: dict[str, Side] = {who: "ours" if who.startswith("gpuzarr") else "peer" for who in _PEERS}
     summary = f"{workload.summary}; {name}, opening included"
     place = partial(_place, workload, folder)
     built: Case = _case(name, summary, place, workload, sides)(prepare, latency_ms)
