@@ -218,10 +218,11 @@ class Snapshot:
             return self._source.settled_version(key)
         return self._versions[key] if key in self._settled else None
 
-    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
-        """Raise `ObjectChangedError` unless shards are of the versions that their indexes were read from.
+    def start_check(self, places: Sequence[tuple[str, int]]) -> Callable[[], None]:
+        """Begin to ask whether shards are of the versions that their indexes were read from.
 
-        Files are asked for their times; other stores for a byte of each shard, all at once.
+        Files are asked for their times, now; other stores for a byte of each shard, all at once. The returned function
+        waits for the answers, and raises `ObjectChangedError` unless they are.
         """
         asked = []
         for key, offset in places:
@@ -229,6 +230,10 @@ class Snapshot:
             if self._source.settled_version(key) == version:
                 continue
             asked.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
+        return partial(self._end_check, asked)
+
+    def _end_check(self, asked: Sequence[tuple[str, Version, Pending]]) -> None:
+        """Wait for answers about the versions of shards."""
         for key, version, pending in asked:
             (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:

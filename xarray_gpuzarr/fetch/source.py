@@ -150,10 +150,11 @@ class ChunkVersions(Protocol):
         Makes no request: of a shard it is the one that its index was read from, see `check_versions`.
         """
 
-    def check_versions(self, places: Sequence[tuple[str, int]]) -> None:
-        """Raise `ObjectChangedError` unless shards are still of the versions that their indexes were read from.
+    def start_check(self, places: Sequence[tuple[str, int]]) -> Callable[[], None]:
+        """Begin to ask whether shards are still of the versions that their indexes were read from.
 
-        `places` are the keys of some, each with the offset of a byte that it has.
+        `places` are the keys of some, each with the offset of a byte that it has. The returned function waits for the
+        answers, and raises `ObjectChangedError` unless they are.
         """
 
 

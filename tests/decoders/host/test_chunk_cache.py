@@ -9,8 +9,11 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting
 from helpers.loops import without_loops
 from helpers.stores.fakes import RecordingStore
+from helpers.stores.range_server import RangeServer
+from helpers.stores.remote import obstore_s3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import BZ2, Delta, Shuffle, Zlib
@@ -450,7 +453,7 @@ def test_a_shard_of_another_version_is_found_out_before_its_chunks_are_used(tmp_
     array = written(tmp_path, compressors=GzipCodec())
     read_array(array, 3, device="host")
     written(tmp_path, compressors=GzipCodec(), data=DATA + 7)
-    read = xarray_gpuzarr.fetch.snapshot.Snapshot.check_versions
+    read = xarray_gpuzarr.fetch.snapshot.Snapshot._end_check
     errors = []
 
     def noting(*arguments):
@@ -461,9 +464,29 @@ def test_a_shard_of_another_version_is_found_out_before_its_chunks_are_used(tmp_
             raise
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xarray_gpuzarr.fetch.snapshot.Snapshot, "check_versions", noting)
+        patch.setattr(xarray_gpuzarr.fetch.snapshot.Snapshot, "_end_check", noting)
         assert_same_bits(read_array(array, 3, device="host"), DATA[3] + 7)
     assert len(errors) == 1
+
+
+def test_shards_of_a_server_are_asked_about_together(tmp_path):
+    """Whether shards whose chunks are kept are what they were takes one round trip, not one for each of them."""
+    data, latency_s, n_shards = counting((64, 32), "i4"), 0.3, 8
+    zarr.create_array(tmp_path / "bucket" / "a", data=data, chunks=(4, 4), shards=(8, 32))
+    with RangeServer(tmp_path) as server:
+        array = zarr.open_array(obstore_s3(server.url, "bucket/a"), mode="r")
+        for latency in (0.0, latency_s):
+            index_cache.cache.clear()
+            server.requests()
+            server.set(latency_s=latency)
+            assert_same_bits(read_array(array, (slice(None), 1), device="host"), np.ascontiguousarray(data[:, 1]))
+        requests = server.requests()
+    assert [each["range"].startswith("bytes=-") for each in requests] == [True] * n_shards + [False] * n_shards
+    for each in requests[n_shards:]:
+        first, last = each["range"].removeprefix("bytes=").split("-")
+        assert first == last
+    times = [each["time"] for each in requests[n_shards:]]
+    assert max(times) - min(times) < (n_shards - 1) * latency_s / 2
 
 
 @pytest.mark.parametrize("shards", [SHARDS, None])

@@ -12,7 +12,7 @@ that claim. A read that has claims waits for none, so reads never wait for each 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
 
 import numpy as np
@@ -197,13 +197,17 @@ class CachedRead:
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
         self._array_key = versions.identity, array.spec.metadata, array.kept_form
+        self._is_remote = is_remote
+        self._checks: list[Callable[[], None]] = []
+        """What waits for answers about the versions of shards."""
         self._at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
         """Return what there is of a plan's chunks, and what is to be kept; None if it is nothing.
 
-        Raises `ObjectChangedError` if a shard of which chunks were found is of another version by now.
+        Raises `ObjectChangedError` if a file of which chunks were found is of another version by now; for other stores,
+        `check` does so.
         """
         rows = self._partial.rows(plan)
         if not rows:
@@ -221,7 +225,11 @@ class CachedRead:
             self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
         if chunks.found and self._array.spec.index is not None:
             of_object = {number[row]: row for row in chunks.found}
-            self._versions.check_versions([(plan.keys[n], offset[row]) for n, row in of_object.items()])
+            check = self._versions.start_check([(plan.keys[n], offset[row]) for n, row in of_object.items()])
+            if self._is_remote:  # the shards of all plans are asked about at once
+                self._checks.append(check)
+            else:
+                check()
         n_hits = len(chunks.found)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
@@ -253,6 +261,11 @@ class CachedRead:
             object_key = str(key[0][-1])
             if self._array.spec.index is not None or self._versions.settled_version(object_key) == chunk.version:
                 cache.put(key, chunk)
+
+    def check(self) -> None:
+        """Raise `ObjectChangedError` if a shard of which chunks were found was of another version then."""
+        for check in self._checks:
+            check()
 
     def forget_claim(self) -> None:
         """Let others claim the chunks, which have been kept if they could be."""

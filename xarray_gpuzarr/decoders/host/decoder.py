@@ -89,6 +89,8 @@ class HostDecoder:
             shared = schedule(array, target.n_chunks, out.nbytes, costs=self.costs, **kind)
             output = None if array.program is None else LoopOutput(array, target, out)
             carry_out(plans, HostRead(array, target, out, source, shared, output), cached, me)
+            if cached is not None:
+                cached.check()
             return out
         finally:
             try:
