@@ -52,7 +52,7 @@ class DeviceIdentity:
     driver: str
     """Version of the driver."""
     versions: Mapping[str, str]
-    """Of libraries, by their names."""
+    """Version of each library, by its name."""
 
 
 class Stream(Protocol):

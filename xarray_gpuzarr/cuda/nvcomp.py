@@ -128,7 +128,7 @@ _PARAMETERS: dict[str, tuple[type, ...]] = {
     "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
     "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
 }
-"""Of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
+"""Argument types of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
 
 
 def status_name(code: int) -> str:

@@ -56,7 +56,7 @@ Version = Hashable
 UNTAGGED: Version = "without a tag"
 """Asked for where the index bore none: answers must bear none, too."""
 ANOTHER: Version = "of another tag"
-"""Of an answer that says only that it is not of the version that was asked for."""
+"""Version of an answer that says only that it is not of the version that was asked for."""
 
 
 _FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
@@ -121,7 +121,7 @@ class Edge:
     object_nbytes: int | None
     """Length of the whole object, where the source knows it."""
     version: Version = None
-    """Of the object that the bytes come from."""
+    """Version of the object that the bytes come from."""
     settled: bool = False
     """Whether any later change of the object will give it another version: not just written, by a coarse clock."""
 
@@ -307,7 +307,7 @@ class ObjectChangedError(StoreReadError):
     """An object is not the one that its index was read from."""
 
     key = ""
-    """Of the object in a store that is not local files."""
+    """Store key of the object, if the store is not local files."""
     was: Version = None
     now: Version = None
 

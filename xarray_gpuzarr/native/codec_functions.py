@@ -58,7 +58,7 @@ _ENCODERS: Mapping[Codec, tuple[str, ...]] = {
     "zlib": ("imagecodecs._deflate", "libdeflate_zlib_compress", *_COMPRESSOR),
     "gzip": ("imagecodecs._deflate", "libdeflate_gzip_compress", *_COMPRESSOR),
 }
-"""Of codecs that the loops encode: modules, and their functions in the order of `NativeEncoder`."""
+"""Modules of codecs that the loops encode, and their functions in the order of `NativeEncoder`."""
 
 
 def _addresses(module: str, names: Mapping[str, str]) -> dict[str, int] | None:

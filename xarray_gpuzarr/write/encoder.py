@@ -218,4 +218,4 @@ _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | Non
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
-"""Of each compressor that `native_encoder` knows: its settings in `EncoderStruct`; None: zarr-python judges them."""
+"""Settings in `EncoderStruct` of each compressor that `native_encoder` knows; None: zarr-python judges them."""

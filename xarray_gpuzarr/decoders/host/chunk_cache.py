@@ -38,7 +38,7 @@ _MIB = 1024**2
 _ENTRY_NBYTES = 512
 """What a chunk takes besides its elements."""
 _MOST_CHUNKS = 4096
-"""Of a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
+"""Most chunks in a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
 _MOST_SEEN = 16_384
 """Chunks that are remembered to have been read once, some 5 MB."""
 _LOOK_S = 0.5

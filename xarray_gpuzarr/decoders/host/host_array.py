@@ -26,7 +26,7 @@ class HostArray:
         self.stored_dtype, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
         self.chunk_nbytes, self.chunk_shape = spec.chunk_nbytes, spec.grid.chunk_shape
         self.strides = spec.chunk_strides
-        """Of the elements of a decoded chunk along the axes of the array, in bytes."""
+        """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.is_raw = self.codec is not None and self.codec.raw
         """Whether chunks are stored as they are."""

@@ -73,7 +73,7 @@ class Encoded:
 
 
 ROOM_NBYTES = 256 * 1024
-"""Of neighbours in a file that are read at once; they stay in a core's cache."""
+"""Most bytes of neighbours in a file that are read at once; they stay in a core's cache."""
 BLOCK_NBYTES = 512
 """What is in memory of a file is whole blocks of this size, but for its end."""
 _DONE, _LEFT = 0, 1
@@ -81,7 +81,7 @@ _DONE, _LEFT = 0, 1
 _DECODED = -3
 """Stands for the length of a chunk that is decoded already."""
 _NO_VERSION = (0,) * 5
-"""Of a shard that is not there, of which nothing is read."""
+"""Version of a shard that is not there, of which nothing is read."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
@@ -158,7 +158,7 @@ class LoopOutput:
         assert array.program is not None
         self._target, self._loops = target, array.loops
         self.scratch_nbytes = array.program.scratch_nbytes
-        """Of each thread."""
+        """Scratch of each thread in bytes."""
         self._in_strides = array.placed_strides
         self._out_stride = out.strides[0] if out.ndim else 0
         if isinstance(target, BoxTarget) and target.spans is not None:

@@ -40,9 +40,9 @@ _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
 _MOST_MASKED = 4
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
 _LEAST_PARTED_NBYTES = 32 * 1024
-"""Of a chunk of which a part is decoded; `LEAST_PARTED_NBYTES` of `loops.c`."""
+"""Length of the shortest chunk of which a part is decoded; `LEAST_PARTED_NBYTES` of `loops.c`."""
 _MOST_NBYTES, _MOST_TYPESIZE = 512 * 1024 * 1024, 255
-"""Of a block that C-Blosc unshuffles, and of its elements."""
+"""Length of the longest block that C-Blosc unshuffles, and of its longest elements."""
 
 _Step = tuple[int, str, str | None, tuple[Any, ...]]
 """Kind, dtype that it is given, dtype afterwards, and numbers."""
@@ -151,7 +151,8 @@ class NativeProgram:
     """What the loops decode of a chunk of which a part is wanted: all of it, all up to the last wanted element, or only
     the blocks that hold wanted elements."""
     scratch_nbytes: int
-    """Of each thread: an area that is read, and one that is written if anything is done to whole chunks or blocks."""
+    """Scratch of each thread in bytes: an area that is read, and one that is written if anything is done to whole
+    chunks or blocks."""
     struct: JobStruct
     """All this as the loops take it."""
     kept: object

@@ -22,7 +22,7 @@ class Costs:
     loop_thread_s: float = 150e-6
     """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
     loop_copy_nbytes: int = 8 * 1024 * 1024
-    """Of a single raw chunk: what the loops share among threads."""
+    """Bytes of a single raw chunk that are worth a thread of the loops."""
     call_s: float = 20e-3
     """Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
     parts_a_thread: int = 4

@@ -88,7 +88,7 @@ class Sizes:
     copied: int = 256 * _MIB
     chunk: int = _MIB
     n_chunks: int = 32
-    """Of a read by the host; a GPU reads 16 times as many."""
+    """Number of chunks in a read by the host; a GPU reads 16 times as many."""
 
 
 def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
@@ -155,9 +155,9 @@ class Rates:
     """Decoded bytes a second."""
 
     alone: float
-    """Of one thread."""
+    """Rate of one thread."""
     every: float
-    """Of all threads that may decode at once."""
+    """Rate of all threads that may decode at once."""
 
 
 def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:

@@ -40,13 +40,13 @@ class Staged:
     nbytes: Rows
     """shape (n,): length in bytes, without checksums that have been checked."""
     streams: Streams
-    """Of the chunks that crossed encoded, numbered as the rows."""
+    """Streams of the chunks that crossed encoded, numbered as the rows."""
     filters: Filters
-    """Likewise."""
+    """Filters of the same chunks."""
     encoded: Flags
     """shape (n,): whether the chunk crossed encoded."""
     shadows: Shadows
-    """Of chunks that the host has decoded as well."""
+    """Chunks that the host has decoded as well."""
 
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:

@@ -136,7 +136,7 @@ class Placing:
 
 _Plan = tuple[Scatter | Points, OutputBoxes | None]
 _plans: dict[tuple[Any, ...], _Plan] = {}
-"""Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
+"""Plans of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
 _MAX_PLANS, _MAX_PIECES = 64, 4096
 
 
