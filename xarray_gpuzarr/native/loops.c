@@ -1308,3 +1308,4 @@ int64_t gpuzarr_look_up(lookup_t *all)
 }
 
 #include "encode.h"
+#include "layout.h"

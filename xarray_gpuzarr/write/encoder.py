@@ -19,7 +19,8 @@ from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
 from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.native_program import Steps
 from xarray_gpuzarr.native.codec_functions import NativeEncoder, native_encoder
-from xarray_gpuzarr.native.library import EncoderStruct, address, loops, why_absent
+from xarray_gpuzarr.native.library import address, loops, why_absent
+from xarray_gpuzarr.native.structs import EncoderStruct
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast

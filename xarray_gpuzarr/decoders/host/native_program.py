@@ -15,7 +15,7 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
 from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
-from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
+from xarray_gpuzarr.native.structs import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -132,8 +132,14 @@ class Steps:
             dtypes = {"dtype": _DTYPES.index(dtype), "to": _DTYPES.index(to or dtype)}
             structs.append(StepStruct(kind=kind, **dtypes, n_values=len(numbers), values=values))
         self._steps = (StepStruct * len(steps))(*structs)
-        itemsizes, swaps = (before.itemsize, after.itemsize), (_swapped(before), _swapped(after))
-        self.struct = StepsStruct(ctypes.addressof(self._steps), len(steps), *itemsizes, *swaps)
+        self.struct = StepsStruct(
+            steps=ctypes.addressof(self._steps),
+            n_steps=len(steps),
+            in_itemsize=before.itemsize,
+            out_itemsize=after.itemsize,
+            in_swap=_swapped(before),
+            out_swap=_swapped(after),
+        )
         self.address = ctypes.addressof(self.struct)
 
 
