@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS, advise_of_slow_codecs, native_name
 from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
 from xarray_gpuzarr.native.structs import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
@@ -196,9 +196,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         stages.pop(0)
         n_checksums += 1
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
-    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
+    name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
     if codec is None:
+        advise_of_slow_codecs()
         raise _NotKnownError
     lengths = [chunk_nbytes]
     for spec in reversed(stages):
