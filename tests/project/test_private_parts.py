@@ -5,8 +5,11 @@ import re
 import sys
 from pathlib import Path
 
+from xarray_gpuzarr.native import codec_functions
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "xarray_gpuzarr"
+LOOK_UP = re.compile(r"^\| `([\w.]+)` \| (`\w+`(?:, `\w+`)*) \| `[\w-]+` \|", re.MULTILINE)
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| (`_.*?`) \|", re.MULTILINE)
 
 
@@ -57,3 +60,19 @@ def test_private_parts_of_others_are_those_that_the_page_names():
 
     rows = ROW.findall((ROOT / "docs" / "upstream.md").read_text())
     assert used == {(path, name) for path, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_functions_that_are_looked_up_in_libraries_of_others_are_those_that_the_page_names():
+    used = {}
+    for table in (codec_functions._DECODERS, codec_functions._ENCODERS):
+        for functions in table.values():
+            used.setdefault(functions.module, set()).update(functions.names.values())
+
+    rows = LOOK_UP.findall((ROOT / "docs" / "upstream.md").read_text())
+    assert used == {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def test_no_other_module_looks_functions_up():
+    users = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "ctypes.CDLL(" in p.read_text()}
+    assert {"native/codec_functions.py", "native/library.py"} <= users
+    assert {user for user in users if "cuda" not in user} == {"native/codec_functions.py", "native/library.py"}

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from pathlib import Path
 
-SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h")
+SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h", "layout.h")
 
 
 def file_name(folder: Path) -> str:

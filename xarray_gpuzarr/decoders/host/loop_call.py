@@ -21,14 +21,8 @@ from xarray_gpuzarr.decoders.host.chunk_cache import PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.native.library import (
-    FilesStruct,
-    JobStruct,
-    RowsStruct,
-    address,
-    address_of,
-    int64_columns,
-)
+from xarray_gpuzarr.native.library import address, address_of, int64_columns
+from xarray_gpuzarr.native.structs import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
@@ -332,6 +326,14 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] |
         room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES, 0
         versions, offset = [], 0
     about, at = int64_columns(path_at=starts, version=versions)
-    lengths = room_nbytes, max_gap_nbytes, plan.spec.most_nbytes
-    struct = FilesStruct(bytes(paths), *at.values(), plan.at["object"], offset, 0, *lengths)
+    struct = FilesStruct(
+        paths=bytes(paths),
+        path_at=at["path_at"],
+        version=at["version"],
+        file=plan.at["object"],
+        offset=offset,
+        room_nbytes=room_nbytes,
+        max_gap_nbytes=max_gap_nbytes,
+        most_nbytes=plan.spec.most_nbytes,
+    )
     return struct, (about, plan)

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS, advise_of_slow_codecs, native_name
 from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
-from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
+from xarray_gpuzarr.native.structs import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -132,8 +132,14 @@ class Steps:
             dtypes = {"dtype": _DTYPES.index(dtype), "to": _DTYPES.index(to or dtype)}
             structs.append(StepStruct(kind=kind, **dtypes, n_values=len(numbers), values=values))
         self._steps = (StepStruct * len(steps))(*structs)
-        itemsizes, swaps = (before.itemsize, after.itemsize), (_swapped(before), _swapped(after))
-        self.struct = StepsStruct(ctypes.addressof(self._steps), len(steps), *itemsizes, *swaps)
+        self.struct = StepsStruct(
+            steps=ctypes.addressof(self._steps),
+            n_steps=len(steps),
+            in_itemsize=before.itemsize,
+            out_itemsize=after.itemsize,
+            in_swap=_swapped(before),
+            out_swap=_swapped(after),
+        )
         self.address = ctypes.addressof(self.struct)
 
 
@@ -191,9 +197,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         stages.pop(0)
         n_checksums += 1
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
-    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
+    name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
     if codec is None:
+        advise_of_slow_codecs()
         raise _NotKnownError
     lengths = [chunk_nbytes]
     for spec in reversed(stages):

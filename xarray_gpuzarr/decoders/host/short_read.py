@@ -24,7 +24,8 @@ from xarray_gpuzarr.decoders.host.schedule import Costs
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native.library import BoxStruct, address, int64_columns
+from xarray_gpuzarr.native.library import address, int64_columns
+from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
 from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
