@@ -21,6 +21,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 
 from xarray_gpuzarr import GpuZarrError, GpuZarrWarning, doctor, explain, read_array, zarr_pipeline
+from xarray_gpuzarr.decoders.host import zstd_frames
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.native_program import native_program
 from xarray_gpuzarr.native import codec_functions
@@ -38,9 +39,10 @@ RNG = np.random.default_rng(0)
 
 
 def forget():
-    for found in (codec_functions._addresses, native_codec, native_encoder, native_program, encoder_of):
+    for found in (codec_functions._addresses, native_codec, native_encoder, zstd_frames._functions):
         found.cache_clear()
-    host_array.cache_clear()
+    for made in (native_program, host_array, encoder_of):
+        made.cache_clear()
     advice.said.discard("slow codecs")
 
 

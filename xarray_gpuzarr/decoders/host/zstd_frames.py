@@ -13,8 +13,8 @@ import numcodecs.zstd
 import numpy as np
 
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
-from xarray_gpuzarr.native.codec_functions import native_codec
-from xarray_gpuzarr.native.library import address_of
+from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
+from xarray_gpuzarr.native.library import address, address_of
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _MOST_ERRORS = 120
@@ -31,23 +31,22 @@ class _BufferStruct(ctypes.Structure):
     )
 
 
-class _Stream:
-    """Functions of libzstd that decode a stream; they let go of Python's lock."""
+class _Functions:
+    """Functions of libzstd; they let go of Python's lock."""
 
-    def __init__(self, make: int, free: int, decode: int, error_name: int) -> None:
+    def __init__(self, codec: NativeCodec) -> None:
         handle, size = ctypes.c_void_p, ctypes.c_size_t
-        self.make = ctypes.CFUNCTYPE(handle)(make)
-        self.free = ctypes.CFUNCTYPE(size, handle)(free)
-        self.decode = ctypes.CFUNCTYPE(size, handle, handle, handle)(decode)
-        self.error_name = ctypes.CFUNCTYPE(ctypes.c_char_p, size)(error_name)
+        self.make = ctypes.CFUNCTYPE(handle)(codec.make_context)
+        self.free = ctypes.CFUNCTYPE(size, handle)(codec.free_context)
+        self.decode = ctypes.CFUNCTYPE(size, handle, handle, size, handle, size)(codec.decode)
+        self.decode_part = ctypes.CFUNCTYPE(size, handle, handle, handle)(codec.decode_part)
+        self.error_name = ctypes.CFUNCTYPE(ctypes.c_char_p, size)(codec.error_name)
 
 
 @cache
-def _stream() -> _Stream | None:
+def _functions() -> _Functions | None:
     codec = native_codec("zstd")
-    if codec is None:
-        return None
-    return _Stream(codec.make_context, codec.free_context, codec.decode_part, codec.error_name)
+    return None if codec is None else _Functions(codec)
 
 
 def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
@@ -62,41 +61,41 @@ def zstd_at_most(src: memoryview, most: int) -> memoryview:
 
     Where numcodecs does not export libzstd, only the length that a frame declares bounds what it is decoded to.
     """
-    stream = _stream()
-    if stream is None:
+    zstd = _functions()
+    if zstd is None:
         return memoryview(numcodecs.zstd.decompress(src))
     decoded = np.empty(most + 1, np.uint8)
     given = _BufferStruct(memory=address_of(src), size=len(src), pos=0)
-    room = _BufferStruct(memory=decoded.ctypes.data, size=len(decoded), pos=0)
-    context = stream.make()
+    room = _BufferStruct(memory=address(decoded), size=len(decoded), pos=0)
+    context = zstd.make()
     if not context:
         raise MemoryError("no memory for a decoder of zstd")
     try:
-        unfinished = _decode(stream, context, given, room)
+        unfinished = _decode_in_parts(zstd, context, given, room)
+        if _is_error(unfinished) and not room.pos:  # a window of over 128 MiB, which one call does not need
+            nbytes = int(zstd.decode(context, room.memory, room.size, given.memory, given.size))
+            if not _is_error(nbytes):
+                unfinished, room.pos = 0, nbytes
     finally:
-        stream.free(context)
-    if unfinished > 2**64 - _MOST_ERRORS:
-        if _is_too_wide(stream, unfinished):  # one call needs no memory for the window
-            whole = bytearray(most)
-            numcodecs.zstd.decompress(src, whole)
-            return memoryview(whole)
-        raise FrameError(f"zstd decompress error: {stream.error_name(unfinished).decode()}")
+        zstd.free(context)
+    if _is_error(unfinished):
+        raise FrameError(f"zstd decompress error: {zstd.error_name(unfinished).decode()}")
     if unfinished and room.pos <= most:
         raise FrameError("a frame cut short")
     return memoryview(decoded)[: room.pos]
 
 
-def _decode(stream: _Stream, context: Any, given: _BufferStruct, room: _BufferStruct) -> int:
-    """Decode until nothing is left or the room is full; return 0, or what is not 0 if a frame is not complete."""
+def _decode_in_parts(zstd: _Functions, context: Any, given: _BufferStruct, room: _BufferStruct) -> int:
+    """Decode until nothing is left or the room is full; return 0 if the last frame is complete, else another number."""
     unfinished = 1
     while given.pos < given.size or unfinished:
         before = given.pos + room.pos
-        unfinished = int(stream.decode(context, ctypes.addressof(room), ctypes.addressof(given)))
-        if unfinished > 2**64 - _MOST_ERRORS or room.pos == room.size or given.pos + room.pos == before:
+        unfinished = int(zstd.decode_part(context, ctypes.addressof(room), ctypes.addressof(given)))
+        if _is_error(unfinished) or room.pos == room.size or given.pos + room.pos == before:
             break
     return unfinished
 
 
-def _is_too_wide(stream: _Stream, error: int) -> bool:
-    """Whether libzstd refuses a frame because its window is longer than 128 MiB."""
-    return b"too much memory" in stream.error_name(error)
+def _is_error(returned: int) -> bool:
+    """Whether what a function of libzstd returned is the number of an error."""
+    return returned > 2**64 - _MOST_ERRORS
