@@ -1,4 +1,4 @@
-"""What CUDA, CuPy and RMM raise, as this package's errors: the call, CUDA's own words, and whether work can go on.
+"""Turn errors of CUDA, CuPy and RMM into this package's: the call, CUDA's own words, and whether work can go on.
 
 Only `device` and `rmm_memory` use it. nvCOMP's statuses are translated in `nvcomp`.
 """

@@ -74,7 +74,7 @@ class Filter(Protocol):
 
     @property
     def words(self) -> Words:
-        """What the kernel reads besides."""
+        """Words that the kernel reads besides."""
 
     def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks; `ValueError` if so many do not fit one launch."""

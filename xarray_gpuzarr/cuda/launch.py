@@ -27,7 +27,7 @@ from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.process.records import Column
 
 COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
-"""What NVRTC is given beside the architecture. Products and sums are rounded one by one, as NumPy does."""
+"""Options of NVRTC beside the architecture. Products and sums are rounded one by one, as NumPy does."""
 
 MOVE_TILE_NBYTES = 1 << 16
 """Bytes of a run that one block moves."""

@@ -71,7 +71,7 @@ _C_NAMES: dict[Format, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What addresses must be multiples of, in bytes."""
+    """Alignment of addresses, in bytes."""
 
     source: int
     """Start of each compressed chunk."""

@@ -1,4 +1,4 @@
-"""What reads of one device use: streams, rings of pinned slots, device memory for encoded bytes.
+"""Resources that reads of one device use: streams, rings of pinned slots, device memory for encoded bytes.
 
 A workspace is lent to one read after another, whatever their threads; few reads run at once, and others wait.
 

@@ -29,12 +29,12 @@ class NativeCodec:
     decode_part: int = 0
     restart: int = 0
     error_name: int = 0
-    """What Python asks for the name of an error; the loops do not."""
+    """Function that returns the name of an error; Python calls it, the loops do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeEncoder:
-    """What encodes chunks; addresses are 0 where it needs none."""
+    """Functions that encode chunks; addresses are 0 where a codec needs none."""
 
     encode: int
     make_context: int = 0

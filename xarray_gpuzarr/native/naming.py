@@ -1,4 +1,4 @@
-"""What the compiled library is called. The build runs this file by itself: it imports nothing of the package."""
+"""Name of the compiled library. The build runs this file by itself: it imports nothing of the package."""
 
 from hashlib import sha256
 from pathlib import Path

@@ -32,11 +32,11 @@ from xarray_gpuzarr.process.records import record
 
 Memory = npt.NDArray[np.uint8]
 ChunkKey = tuple[tuple[Hashable, ...], int]
-"""What the object is read from, the array's metadata, the form of the elements, the store key; and the first byte."""
+"""Source of the object, metadata of the array, form of the elements and store key; and the first byte of the chunk."""
 
 _MIB = 1024**2
 _ENTRY_NBYTES = 512
-"""What a chunk takes besides its elements."""
+"""Memory that a chunk takes besides its elements, in bytes."""
 _MOST_CHUNKS = 4096
 """Most chunks in a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
 _MOST_SEEN = 16_384
@@ -157,7 +157,7 @@ host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork 
 
 @record
 class PlanChunks:
-    """What the cache has of the chunks of one plan, and what it is to get."""
+    """Chunks of one plan that the cache has, and those that it is to keep."""
 
     found: dict[int, CachedChunk]
     """By row."""

@@ -42,7 +42,7 @@ class Compressor:
     rate: float
     """About how many bytes a second one thread decodes."""
     native: Codec | None
-    """What the loops call it; None if they do not know it."""
+    """Name of the codec for the loops; None if they do not know it."""
 
 
 LIBRARY_ERRORS = (

@@ -38,7 +38,7 @@ class HostDecoder:
     """Decodes on the host; results are NumPy arrays."""
 
     costs = Costs()
-    """What handing over work costs."""
+    """Costs of handing over work."""
     device: Device = "host"
 
     def __init__(self, *, keeps_chunks: bool = True) -> None:

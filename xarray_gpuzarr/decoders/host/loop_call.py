@@ -69,9 +69,9 @@ class Encoded:
 ROOM_NBYTES = 256 * 1024
 """Most bytes of neighbours in a file that are read at once; they stay in a core's cache."""
 BLOCK_NBYTES = 512
-"""What is in memory of a file is whole blocks of this size, but for its end."""
+"""Bytes in a block of the page cache, which has whole blocks of a file, except at its end."""
 _DONE, _LEFT = 0, 1
-"""What became of a row: it was placed, or Python has to read it."""
+"""State of a row: it was placed, or Python has to read it."""
 _DECODED = -3
 """Stands for the length of a chunk that is decoded already."""
 _NO_VERSION = (0,) * 5
@@ -81,7 +81,7 @@ _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(
 
 @record
 class _Axes:
-    """What chunks give along the axes of the output."""
+    """Pieces of the chunks along the axes of the output."""
 
     n_pieces: tuple[int, ...]
     steps: tuple[int, ...]
@@ -90,7 +90,7 @@ class _Axes:
     table: int
     """Address of the pieces of all axes: first wanted elements, first positions in the output, counts."""
     memory: object
-    """What has these numbers."""
+    """Arrays that hold these numbers."""
 
 
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:

@@ -1,4 +1,4 @@
-"""What the compiled loops do to a chunk, as data: its compressor, what follows for the whole chunk, steps of elements.
+"""Programs for the compiled loops: the compressor of a chunk, stages for the whole chunk, steps of its elements.
 
 Whatever is not in these tables is left to Python, a whole read at a time.
 """
@@ -145,7 +145,7 @@ class Steps:
 
 @record
 class NativeProgram:
-    """What the loops do to every chunk of a read."""
+    """Operations of the loops on every chunk of a read."""
 
     placed: np.dtype[Any]
     """Dtype of a chunk's elements as they are placed."""
@@ -154,7 +154,7 @@ class NativeProgram:
     changes_elements: bool
     """Whether elements are changed as they are placed."""
     decodes: Literal["all", "up to", "blocks"]
-    """What the loops decode of a chunk of which a part is wanted: all of it, all up to the last wanted element, or only
+    """Part of a chunk that the loops decode if a part is wanted: all of it, all up to the last wanted element, or only
     the blocks that hold wanted elements."""
     scratch_nbytes: int
     """Scratch of each thread in bytes: an area that is read, and one that is written if anything is done to whole
@@ -162,7 +162,7 @@ class NativeProgram:
     struct: JobStruct
     """All this as the loops take it."""
     kept: object
-    """What `stages` and `struct` point to."""
+    """Memory that `stages` and `struct` point to."""
 
     def strides(self, spec: ArraySpec) -> tuple[int, ...]:
         """Return the strides of a chunk's elements as they are placed, along the axes of the array, in bytes."""

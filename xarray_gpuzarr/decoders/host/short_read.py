@@ -43,7 +43,7 @@ _MOST_CHUNK_NBYTES = 1024 * 1024
 
 
 class _ShortReads:
-    """What all short reads of one array have in common."""
+    """Settings that all short reads of one array share."""
 
     def __init__(self, array: HostArray) -> None:
         ones = (1,) * array.spec.grid.ndim

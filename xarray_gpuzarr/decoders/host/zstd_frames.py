@@ -18,7 +18,7 @@ from xarray_gpuzarr.native.library import address, address_of
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _MOST_ERRORS = 120
-"""What libzstd returns for an error is a number of this many below 2**64."""
+"""Number of libzstd's error codes, which it returns as the numbers just below 2**64."""
 
 
 class _BufferStruct(ctypes.Structure):

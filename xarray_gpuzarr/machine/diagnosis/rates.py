@@ -37,7 +37,7 @@ class DeviceReads:
 
     @property
     def device(self) -> str:
-        """What reads call it."""
+        """Name of the device in reads."""
         return f"cuda:{self.api.index}"
 
     def read(self, array: zarr.Array[Any]) -> Any:
@@ -76,7 +76,7 @@ def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5
 
 
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
-"""What is measured on every host."""
+"""Codecs that are measured on every host."""
 _MIB = 2**20
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 

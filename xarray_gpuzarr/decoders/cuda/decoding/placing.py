@@ -95,10 +95,10 @@ class Placing:
         self._stack = target if isinstance(target, StackTarget) else None
         self._kernel, self._runs = _planned(spec, target, cast, out)
         self.unit_nbytes = self._kernel.unit_nbytes
-        """What addresses of decoded chunks must be multiples of."""
+        """Alignment of the addresses of decoded chunks."""
         nbytes, copy = self._kernel.nbytes, workspace.copy
         self.memory = workspace.device_tables.lend(nbytes, copy)
-        """What all launches share."""
+        """Memory that all launches share."""
         slot = workspace.tables.lend(nbytes)
         self._kernel.pack(slot.array[:nbytes], self.memory.address, out)
         workspace.upload(self.memory.address, slot.array[:nbytes], copy)
