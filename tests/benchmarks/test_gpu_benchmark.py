@@ -1,4 +1,4 @@
-"""The GPU benchmark and the commands of docs/gpu-proof.md, on the simulator and tiny arrays."""
+"""The GPU benchmark and the commands of docs/gpu.md, on the simulator and tiny arrays."""
 
 import json
 

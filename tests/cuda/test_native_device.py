@@ -451,7 +451,7 @@ def test_the_array_library_may_lack_memory(fake, device):
         (12040, "the driver has CUDA 12.4: pip install 'xarray-gpuzarr[cuda12]' instead of"),
         (11080, "the driver has CUDA 11.8, older than these packages want: update it"),
         (13000, "the driver has CUDA 13.0, older than these packages want: update it"),
-        (None, "the driver has CUDA 0.0, older than these packages want: update it"),
+        (None, "there is no NVIDIA driver here, or it cannot be loaded: install one"),
     ],
 )
 def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, version, do):
