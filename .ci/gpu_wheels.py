@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT_MIB = 64.0
 EXTRAS = "cuda13,dask-cuda"
 TESTS = (
-    *("blosc", "cast-value-rs", "h5netcdf", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"),
-    *("pytest-xdist", "shtab", "xbatcher"),
+    *("blosc", "cast-value-rs", "h5netcdf", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"),
+    *("shtab", "xbatcher"),
 )
 """What the three commands import besides what this package requires."""
 UNUSED = {"bokeh", "xyzservices"}
@@ -61,7 +61,8 @@ def resolved(constraints):
 
 def needed_libraries(files):
     """Return the names of the shared libraries that these files load."""
-    printed = subprocess.run(["readelf", "-d", *files], capture_output=True, text=True, check=True).stdout
+    command = ["readelf", "-d", *files]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"NEEDED.*\[(.*)\]", printed))
 
 
