@@ -23,6 +23,8 @@ STEP = @mkdir -p $(OUT); step() { limit=$$1 name=$$2; shift 2; echo "== $$name";
 	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; \
 	echo "== $$name: exit status $$code"; [ $$code = 0 ] || status=1; }; \
 	export XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
+# Each process collects all tests by itself: more of them than cores only take longer.
+GPU_TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -q -p no:cacheprovider --maxfail=25
 
 .PHONY: gpu-install gpu-wheels gpu-a gpu-b gpu-c test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
@@ -35,7 +37,7 @@ gpu-wheels: $(VENV)/.installed ## Collect the wheels that a machine without a ne
 gpu-a: $(GPU_READY) ## First of three short calls: known answers, the engine's tests (OUT=gpu-proof; at most 260 seconds)
 	$(STEP); \
 	step 75 doctor $(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json $(OUT)/doctor.json; \
-	step 150 engine $(GPU_TEST) -n 8 --dist worksteal tests/on_gpu \
+	step 150 engine $(GPU_TEST) -n $(GPU_TEST_PROCESSES) --dist worksteal tests/on_gpu \
 		-k "(native_device or self_checks or nvcomp_alone or stress) and not compiles"; exit $$status
 
 gpu-b: $(GPU_READY) ## Second: the pool of reads, nvCOMP alone, kernels and formats (at most 270 seconds)
@@ -43,14 +45,14 @@ gpu-b: $(GPU_READY) ## Second: the pool of reads, nvCOMP alone, kernels and form
 	step 45 pool $(GPU_PYTHON) -m benchmarks.gpu.pool --seconds 36 --out $(OUT)/pool.json; \
 	step 100 saturation $(GPU_PYTHON) -m benchmarks.gpu.saturation --seconds 85 --out $(OUT)/saturation.json \
 		--only "zstd 3, 1024" "zstd 3, 64 kB" "lz4, 1024" "lz4, 64 kB"; \
-	step 110 kernels $(GPU_TEST) -n 12 --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
+	step 110 kernels $(GPU_TEST) -n $(GPU_TEST_PROCESSES) --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
 		tests/reads/test_formats.py tests/reads/test_blosc_writers.py; exit $$status
 
 gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck (at most 200 seconds)
 	$(STEP); \
 	step 100 warm $(GPU_PYTHON) -m benchmarks.gpu --only "blog, warm" --seconds 85 --rounds 3 --out $(OUT)/warm.json; \
 	step 40 cluster $(GPU_TEST) tests/on_gpu/test_local_cuda_cluster.py -k "two and threads and not workers"; \
-	step 45 memcheck $(MAKE) --no-print-directory sanitize-gpu SANITIZE=memcheck; \
+	step 45 memcheck make --no-print-directory sanitize-gpu SANITIZE=memcheck; \
 	exit $$status
 
 test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
@@ -80,9 +82,10 @@ proof-gpu: $(GPU_READY) ## What docs/gpu.md lists for owners of a GPU, in order,
 	$(GPU_PYTHON) -m benchmarks.gpu.proof
 
 sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
 		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
-	status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
+	@status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
 		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
 	done; exit $$status
 

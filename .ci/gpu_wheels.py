@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT_MIB = 64.0
 EXTRAS = "cuda13,dask-cuda"
 TESTS = (
-    *("blosc", "cast-value-rs", "h5netcdf", "hypothesis", "imagecodecs", "pytest", "pytest-asyncio"),
-    *("pytest-timeout", "pytest-xdist", "shtab", "xbatcher", "zstandard"),
+    *("blosc", "cast-value-rs", "h5netcdf", "hypothesis", "imagecodecs", "pytest", "pytest-timeout"),
+    *("pytest-xdist", "shtab", "xbatcher", "zstandard"),
 )
 """What the three commands import besides what this package requires."""
 UNUSED = {"bokeh", "xyzservices"}

@@ -47,8 +47,9 @@ class Command:
         parser.add_argument("--only", nargs="+", metavar="PART", help="cases whose name contains one of these")
         parser.add_argument("--rounds", type=int, default=self.rounds, help=f"runs, at most ({self.rounds})")
         parser.add_argument("--scale", type=float, default=1.0, help="below 1: tiny arrays, to see that it runs")
-        seconds = self.seconds
-        parser.add_argument("--seconds", type=float, default=seconds, help=f"time for the chosen cases ({seconds:g})")
+        parser.add_argument(
+            "--seconds", type=float, default=self.seconds, help=f"time for the chosen cases ({self.seconds:g})"
+        )
         parser.add_argument(
             "--out", type=Path, help=f"JSON file (benchmarks/results/{self.kind}-<date>.json)", default=None
         )

@@ -477,7 +477,7 @@ def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, vers
         ("cudaErrorLaunchFailure: unspecified launch failure", "can no longer use the GPU", "restart this process"),
         ("RMM failure at a.cpp:3: cudaErrorAssert device-side assert", "can no longer use the GPU", "restart this"),
         ("cudaErrorInitializationError: initialization error", "no usable GPU", '"spawn" rather than fork'),
-        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "update it"),
+        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "no NVIDIA driver"),
         ("cudaErrorNoDevice: no CUDA-capable device is detected", "no usable GPU", "nvidia-smi"),
         ("CUDA_ERROR_INVALID_VALUE: invalid argument", "the process can go on", "read again"),
         ("cudaErrorAssertion: no such name", "the process can go on", "read again"),
