@@ -196,7 +196,6 @@ class CachedRead:
         """Lets others decode what has not been kept: one call of C."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
-        self._array_key = versions.identity, array.spec.metadata, array.kept_form
         self._at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
 
@@ -209,7 +208,7 @@ class CachedRead:
         if not rows:
             return None
         number, offset = plan.object.tolist(), plan.offset.tolist()
-        objects = [(*self._array_key, key) for key in plan.keys]
+        objects = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
         keys = [(objects[number[row]], offset[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
         found, claimed = self._find(keys, [number[row] for row in rows], versions)
@@ -271,6 +270,11 @@ class CachedRead:
             return
         chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
         chunks.kept[row] = key, chunk
+
+
+def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
+    """Return the part of a `ChunkKey` that all chunks of an object share; `identity` is that of its source."""
+    return identity, array.spec.metadata, array.kept_form, key
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:

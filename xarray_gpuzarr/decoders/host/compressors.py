@@ -60,8 +60,7 @@ LIBRARY_ERRORS = (
 _COPY_RATE = 4e9
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
 _BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
-"""Of the flags of a frame: where the number of its compressor begins, what says that it is not compressed, and the
-number of snappy."""
+"""First bit of a frame's compressor in its flags, flag of a frame that is not compressed, and number of snappy."""
 
 
 def _gzip_at_most(src: memoryview, most: int) -> memoryview:

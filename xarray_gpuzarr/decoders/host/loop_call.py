@@ -68,7 +68,7 @@ class Encoded:
 
 ROOM_NBYTES = 256 * 1024
 """Most bytes of neighbours in a file that are read at once; they stay in a core's cache."""
-BLOCK_NBYTES = 512
+_BLOCK_NBYTES = 512
 """Bytes in a block of the page cache, which has whole blocks of a file, except at its end."""
 _DONE, _LEFT = 0, 1
 """State of a row: it was placed, or Python has to read it."""
@@ -293,6 +293,11 @@ class LoopCall:
         return [*((became == _LEFT).nonzero()[0] + rows.start).tolist()]
 
 
+def whole_blocks(nbytes: int) -> int:
+    """Return the bytes of the blocks of a file that so many bytes from its beginning lie in."""
+    return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+
+
 def encoded_path(path: str) -> bytes | None:
     """Return a path as the system takes it, as `os.fsencode` does; None if no file can have it."""
     try:
@@ -323,7 +328,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] |
         rule, offset = source.rule, plan.at["offset"]
         room_nbytes, max_gap_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes)), rule.max_gap_nbytes
     else:
-        room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES, 0
+        room_nbytes, max_gap_nbytes = whole_blocks(plan.spec.expected_nbytes), 0
         versions, offset = [], 0
     about, at = int64_columns(path_at=starts, version=versions)
     struct = FilesStruct(
