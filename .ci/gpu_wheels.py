@@ -107,6 +107,9 @@ def report(folder):
         print(f"{sizes[name]:7.2f} MiB  {name}")
     total = sum(sizes.values())
     print(f"{total:7.2f} MiB  in {len(sizes)} wheels; at most {LIMIT_MIB:g} MiB may travel")
+    if total > LIMIT_MIB:
+        print("Add to the file of --present what the other machine has in another way, such as the libraries of a CUDA")
+        print("toolkit (nvidia-cublas, nvidia-cufft, ...): a name on a line of its own is enough.")
     return total
 
 

@@ -91,4 +91,12 @@ def test_what_travels_is_printed_with_its_size(wheels, tmp_path, capsys):
     assert total == pytest.approx(4, abs=0.01)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[:2]] == ["large-1-py3-none-any.whl", "small-1-py3-none-any.whl"]
-    assert lines[2].strip() == "4.00 MiB  in 2 wheels; at most 64 MiB may travel"
+    assert [line.strip() for line in lines[2:]] == ["4.00 MiB  in 2 wheels; at most 64 MiB may travel"]
+
+
+def test_what_is_too_large_to_travel_comes_with_advice(wheels, tmp_path, capsys):
+    with (tmp_path / "nvidia_cublas-1-py3-none-any.whl").open("wb") as wheel:
+        wheel.truncate(65 * 2**20)
+
+    assert wheels["report"](tmp_path) == 65
+    assert "Add to the file of --present" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Private parts of other libraries are used only where `docs/upstream.md` names them, with what would do instead."""
+"""Private parts of other libraries are used only where `docs/decisions/upstream.md` names them, with its reason."""
 
 import ast
 import re
@@ -58,7 +58,7 @@ def test_private_parts_of_others_are_those_that_the_page_names():
         names = set(filter(is_private, names_of_others(tree))) - {*own_names(tree), "_make", "_replace"}
         used |= {(path.relative_to(PACKAGE).as_posix(), name) for name in names}
 
-    rows = ROW.findall((ROOT / "docs" / "upstream.md").read_text())
+    rows = ROW.findall((ROOT / "docs" / "decisions" / "upstream.md").read_text())
     assert used == {(path, name) for path, names in rows for name in re.findall(r"`(\w+)`", names)}
 
 
@@ -68,7 +68,7 @@ def test_functions_that_are_looked_up_in_libraries_of_others_are_those_that_the_
         for functions in table.values():
             used.setdefault(functions.module, set()).update(functions.names.values())
 
-    rows = LOOK_UP.findall((ROOT / "docs" / "upstream.md").read_text())
+    rows = LOOK_UP.findall((ROOT / "docs" / "decisions" / "upstream.md").read_text())
     assert used == {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
 
 

@@ -1,9 +1,9 @@
-"""Decoders and encoders of other libraries, by address: what the loops call for a chunk.
+"""Addresses of decoders and encoders of other libraries, which the compiled loops call for each chunk.
 
 numcodecs, which zarr-python requires, brings libzstd, C-Blosc and lz4 inside of its extension modules, and deflate
-brings libdeflate. Their functions are found by name in the module that is linked with them (`docs/upstream.md`); where
-a module does not export one, chunks are decoded or encoded by Python, and `why_slow` says so. The C-Blosc of numcodecs
-knows no snappy, that of imagecodecs does.
+brings libdeflate. Their functions are found by name in the module that is linked with them; the names are listed in
+`docs/decisions/upstream.md`. Where a module does not export one, Python decodes or encodes the chunks, and `why_slow`
+says so. The C-Blosc of numcodecs knows no snappy, that of imagecodecs does.
 """
 
 from __future__ import annotations
