@@ -110,7 +110,7 @@ fresh-notebooks: $(VENV)/.docs ## Run the notebooks, and see that they still giv
 	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks --check
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof xarray_gpuzarr/native/loops-*.so
+	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof gpu-wheels .gpu-site xarray_gpuzarr/native/loops-*.so
 
 $(VENV)/bin/python:
 	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { echo "xarray_gpuzarr needs Python 3.12 or newer;" \

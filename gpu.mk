@@ -1,8 +1,16 @@
-# Targets that need an NVIDIA GPU; the Makefile includes them. docs/gpu-proof.md describes them in order.
+# Targets that need an NVIDIA GPU; the Makefile includes them. docs/gpu.md describes them.
 CUDA ?= 13
 GPU := .venv-cuda$(CUDA)
 GPU_PYTHON ?= $(GPU)/bin/python
 GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
+# Wheels that `make gpu-wheels` collected, for an interpreter that lacks them; the interpreter itself is not changed.
+GPU_WHEELS ?=
+PRESENT ?=
+SITE := .gpu-site
+ifneq ($(GPU_WHEELS),)
+export PYTHONPATH := $(CURDIR):$(CURDIR)/$(SITE)
+GPU_READY += $(SITE)/.installed
+endif
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck synccheck
@@ -12,30 +20,39 @@ SOAK_SECONDS = 180
 
 OUT ?= gpu-proof
 STEP = @mkdir -p $(OUT); step() { limit=$$1 name=$$2; shift 2; echo "== $$name"; \
-	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; [ $$code = 0 ] || status=1; }; \
+	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; \
+	echo "== $$name: exit status $$code"; [ $$code = 0 ] || status=1; }; \
 	export XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
+# Each process collects all tests by itself: more of them than cores only take longer.
+GPU_TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -q -p no:cacheprovider --maxfail=25
 
-.PHONY: gpu-a gpu-b gpu-c test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
+.PHONY: gpu-install gpu-wheels gpu-a gpu-b gpu-c test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
 
-gpu-a: $(GPU_READY) ## First of three short calls: examined, the engine's tests (OUT=logs; four minutes)
+gpu-install: $(GPU_READY) ## Install what the commands for GPUs need into .venv-cuda13 (CUDA=12: .venv-cuda12)
+
+gpu-wheels: $(VENV)/.installed ## Collect the wheels that a machine without a network lacks (PRESENT=freeze.txt), with their sizes
+	$(BIN)/python .ci/gpu_wheels.py gpu-wheels $(if $(PRESENT),--present $(PRESENT))
+
+gpu-a: $(GPU_READY) ## First of three short calls: known answers, the engine's tests (OUT=gpu-proof; at most 260 seconds)
 	$(STEP); \
 	step 75 doctor $(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json $(OUT)/doctor.json; \
-	step 150 engine $(GPU_TEST) -n 8 --dist worksteal tests/on_gpu \
+	step 150 engine $(GPU_TEST) -n $(GPU_TEST_PROCESSES) --dist worksteal tests/on_gpu \
 		-k "(native_device or self_checks or nvcomp_alone or stress) and not compiles"; exit $$status
 
-gpu-b: $(GPU_READY) ## Second: from how many chunks on is nvCOMP no quicker; kernels and formats
+gpu-b: $(GPU_READY) ## Second: the pool of reads, nvCOMP alone, kernels and formats (at most 270 seconds)
 	$(STEP); \
-	step 100 saturation $(GPU_PYTHON) -m benchmarks.gpu.saturation --out $(OUT)/saturation.json \
+	step 45 pool $(GPU_PYTHON) -m benchmarks.gpu.pool --seconds 36 --out $(OUT)/pool.json; \
+	step 100 saturation $(GPU_PYTHON) -m benchmarks.gpu.saturation --seconds 85 --out $(OUT)/saturation.json \
 		--only "zstd 3, 1024" "zstd 3, 64 kB" "lz4, 1024" "lz4, 64 kB"; \
-	step 110 kernels $(GPU_TEST) -n 12 --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
+	step 110 kernels $(GPU_TEST) -n $(GPU_TEST_PROCESSES) --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
 		tests/reads/test_formats.py tests/reads/test_blosc_writers.py; exit $$status
 
-gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck
+gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck (at most 200 seconds)
 	$(STEP); \
-	step 100 warm $(GPU_PYTHON) -m benchmarks.gpu --only "blog, warm" --seconds 300 --rounds 3 --out $(OUT)/warm.json; \
+	step 100 warm $(GPU_PYTHON) -m benchmarks.gpu --only "blog, warm" --seconds 85 --rounds 3 --out $(OUT)/warm.json; \
 	step 40 cluster $(GPU_TEST) tests/on_gpu/test_local_cuda_cluster.py -k "two and threads and not workers"; \
-	step 45 memcheck $(SANITIZER) --tool memcheck --error-exitcode 1 $(GPU_PYTHON) -m benchmarks.gpu.sanitize; \
+	step 45 memcheck make --no-print-directory sanitize-gpu SANITIZE=memcheck; \
 	exit $$status
 
 test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
@@ -61,18 +78,27 @@ profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
 		$(GPU_PYTHON) -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
 
-proof-gpu: $(GPU_READY) ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
+proof-gpu: $(GPU_READY) ## What docs/gpu.md lists for owners of a GPU, in order, half an hour; logs in gpu-proof/
 	$(GPU_PYTHON) -m benchmarks.gpu.proof
 
 sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
 		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
-	status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
+	@status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
 		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
 	done; exit $$status
+
+$(SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)
+	@test -n "$^" || { echo "GPU_WHEELS=$(GPU_WHEELS) holds no wheels; make gpu-wheels collects them" >&2; exit 1; }
+	rm -rf $(SITE)
+	$(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $(SITE) $^
+	cp $(SITE)/xarray_gpuzarr/native/loops-*.so xarray_gpuzarr/native/
+	@touch $@
 
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt .ci/constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
-	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),dask-cuda]'
+	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),dask-cuda]' \
+		nvidia-cuda-sanitizer-api$(if $(filter 12,$(CUDA)),-cu12)
 	@touch $@

@@ -18,7 +18,7 @@ pytest.register_assert_rewrite("helpers")
 
 from helpers import every_decoder, every_pair, not_run, profiles  # noqa: E402, F401  # profiles: loads one
 from helpers.data.datasets import write_weather  # noqa: E402
-from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
+from helpers.gpu import skip_or_fail_without_gpu, why_required_gpu_is_missing  # noqa: E402
 
 from xarray_gpuzarr.native.library import loops  # noqa: E402
 
@@ -92,6 +92,13 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for line in not_run.lines(config, terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say last, below the tests that failed for it, why there is no GPU where one is required."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and (why := why_required_gpu_is_missing()) is not None:
+        terminal.write_line(f"no GPU: {why}")
 
 
 @pytest.fixture(scope="session", autouse=True)

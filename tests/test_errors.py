@@ -14,7 +14,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, read_array
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
-from xarray_gpuzarr.errors import perhaps
+from xarray_gpuzarr.errors import NativeLayoutError, perhaps
 from xarray_gpuzarr.fetch.source import ObjectChangedError, PiecesDifferError
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError
 
@@ -36,7 +36,13 @@ CLASSES = {
     "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
-INTERNAL = {ObjectChangedError, PiecesDifferError, DifferentValuesError, ChunkDoesNotFitError}
+INTERNAL = {
+    ObjectChangedError,
+    PiecesDifferError,
+    DifferentValuesError,
+    ChunkDoesNotFitError,
+    NativeLayoutError,
+}
 
 
 def classes(base=GpuZarrError):

@@ -140,6 +140,10 @@ class HostMemoryError(GpuZarrError, MemoryError):
     """There is too little host memory for a result or a chunk."""
 
 
+class NativeLayoutError(GpuZarrError, ImportError):
+    """The compiled loops were built with other structs than the package hands to them."""
+
+
 class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""
 

@@ -47,7 +47,9 @@ class Command:
         parser.add_argument("--only", nargs="+", metavar="PART", help="cases whose name contains one of these")
         parser.add_argument("--rounds", type=int, default=self.rounds, help=f"runs, at most ({self.rounds})")
         parser.add_argument("--scale", type=float, default=1.0, help="below 1: tiny arrays, to see that it runs")
-        parser.add_argument("--seconds", type=float, default=self.seconds, help=f"time for it ({self.seconds:g})")
+        parser.add_argument(
+            "--seconds", type=float, default=self.seconds, help=f"time for the chosen cases ({self.seconds:g})"
+        )
         parser.add_argument(
             "--out", type=Path, help=f"JSON file (benchmarks/results/{self.kind}-<date>.json)", default=None
         )
@@ -81,7 +83,7 @@ class Command:
     def _run_all(self, cases: Sequence[Case], options: argparse.Namespace, results: Results, gpu: Gpu) -> None:
         console = Console(width=None if sys.stdout.isatty() else 150)
         session = Session(results, n_rounds=options.rounds, seconds=options.seconds)
-        share = options.seconds / max(self.seconds, sum(case.seconds for case in cases))
+        share = options.seconds / sum(case.seconds for case in cases)
         for case in cases:
             n_before = counters.snapshot().n_by_host
             found = session.run(case, case.seconds * share)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.proof``: the commands of docs/gpu-proof.md one after another, each within its time.
+"""``python -m benchmarks.gpu.proof``: the commands of docs/gpu.md one after another, each within its time.
 
 Nothing stops it: a step that fails or takes too long is noted, and the next one runs. Logs go to a folder.
 """

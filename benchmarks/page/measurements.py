@@ -46,7 +46,7 @@ _HEAD = """# All measurements
 _ABOUT = """
 The tables behind docs/performance.md. `make performance` generates both from the newest result files. `make bench`
 measures on a host, `make bench-full` reads published workloads at full size, and `make bench-gpu` measures on a GPU
-(docs/gpu-proof.md). `benchmarks/README.md` describes what is measured and how.
+(docs/gpu.md). `benchmarks/README.md` describes what is measured and how.
 """
 _COLUMNS = """
 *peer / ours*: time of the quickest other reader divided by ours; above 1, ours is quicker. *extra MB*: the most memory
@@ -157,7 +157,7 @@ to spare, and the tables show whether a reader keeps the line busy. *to a GPU* m
 except the GPU, which does nothing, so bytes come as far as pinned memory.
 """
 _COST_TEXT = """
-CPU time of the thread that hands a shard to a GPU, with a device that does nothing. [](gpu-status.md) explains it.
+CPU time of the thread that hands a shard to a GPU, with a device that does nothing.
 """
 _BLOG_TEXT = """
 The array of [GPU-accelerated Zarr](https://github.com/TomAugspurger/cuda-streams-sample), read on the host.

@@ -48,7 +48,7 @@ _HEAD = """# Performance
 
 <!-- Written by `python -m benchmarks.page` from benchmarks/results. Do not edit. -->"""
 _NOT_YET = """:::{important}
-**On a GPU: not measured yet.** [](gpu-proof.md) has the commands. This page is about decoding on the CPU.
+**On a GPU: not measured yet.** [](gpu.md) has the commands. This page is about decoding on the CPU.
 :::"""
 _SUMMARY_TEXT = """
 The table shows the time of the quickest other reader divided by ours, as geometric means. Above 1, ours is quicker.

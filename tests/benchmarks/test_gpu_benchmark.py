@@ -1,4 +1,4 @@
-"""The GPU benchmark and the commands of docs/gpu-proof.md, on the simulator and tiny arrays."""
+"""The GPU benchmark and the commands of docs/gpu.md, on the simulator and tiny arrays."""
 
 import json
 
@@ -7,10 +7,11 @@ import pytest
 from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu import damage, proof, sanitize, saturation, soak
+from benchmarks.gpu import command, damage, pool, proof, sanitize, saturation, soak
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import write
+from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
@@ -94,7 +95,7 @@ def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
 
 
 def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
-    assert sanitize.main(lambda: gpu) == 0
+    assert sanitize.main([], lambda: gpu) == 0
     assert set(gpu.launched) == {kernel.name for kernel in all_kernels()}
     assert gpu.api.calls["nvcomp"] > 0
     printed = capsys.readouterr().out
@@ -105,8 +106,45 @@ def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
 def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypatch):
     monkeypatch.setattr(sanitize, "CODECS", ["none", "zstd 3"])
     monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder, **_: gpu.put(np.zeros(500, "f4")))
-    assert sanitize.main(lambda: gpu) == 1
+    assert sanitize.main([], lambda: gpu) == 1
     assert "wrong values: none, zstd 3" in capsys.readouterr().out
+
+
+def test_a_probe_for_the_sanitizer_launches_nothing(gpu, capsys):
+    def no_gpu():
+        raise AbsentError("no GPU to measure on: no driver")
+
+    assert sanitize.main(["--probe"], lambda: gpu) == 0
+    assert not gpu.launched
+    assert sanitize.main(["--probe"], no_gpu) == 2
+    assert capsys.readouterr().err == "no GPU to measure on: no driver\n"
+
+
+def test_reads_beside_live_results_and_busy_consumers(gpu, out):
+    assert pool.main(["--scale", TINY, "--rounds", "1", "--out", str(out)], lambda: gpu) == 0
+
+    names = {(row["case"], row["reader"]) for row in rows(out)}
+    beside = {(f"{share}% of memory live", "read") for share in (0, 30, 60)}
+    parts = ("read", "then until idle")
+    consumers = {("consumer", f"{consumer}: {part}") for consumer in pool.CONSUMERS for part in parts}
+    assert names == beside | consumers
+    assert {row["status"] for row in rows(out)} == {"measured"}
+
+
+@pytest.mark.parametrize("only", [["codec lz4"], ["codec lz4", "codec gzip 5"]])
+def test_chosen_cases_have_all_the_time_that_the_run_has(gpu, out, monkeypatch, only):
+    given = []
+
+    class Clocked(command.Session):
+        def run(self, case, seconds):
+            given.append(seconds)
+            return super().run(case, seconds)
+
+    monkeypatch.setattr(command, "Session", Clocked)
+
+    run(gpu, out, "--seconds", "120", "--only", *only)
+
+    assert (len(given), sum(given)) == (len(only), pytest.approx(120))
 
 
 def test_a_soak_reads_random_arrays_rightly(gpu, out, capsys):

@@ -451,7 +451,7 @@ def test_the_array_library_may_lack_memory(fake, device):
         (12040, "the driver has CUDA 12.4: pip install 'xarray-gpuzarr[cuda12]' instead of"),
         (11080, "the driver has CUDA 11.8, older than these packages want: update it"),
         (13000, "the driver has CUDA 13.0, older than these packages want: update it"),
-        (None, "the driver has CUDA 0.0, older than these packages want: update it"),
+        (None, "there is no NVIDIA driver here, or it cannot be loaded: install one"),
     ],
 )
 def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, version, do):
@@ -477,7 +477,7 @@ def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, vers
         ("cudaErrorLaunchFailure: unspecified launch failure", "can no longer use the GPU", "restart this process"),
         ("RMM failure at a.cpp:3: cudaErrorAssert device-side assert", "can no longer use the GPU", "restart this"),
         ("cudaErrorInitializationError: initialization error", "no usable GPU", '"spawn" rather than fork'),
-        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "update it"),
+        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "no NVIDIA driver"),
         ("cudaErrorNoDevice: no CUDA-capable device is detected", "no usable GPU", "nvidia-smi"),
         ("CUDA_ERROR_INVALID_VALUE: invalid argument", "the process can go on", "read again"),
         ("cudaErrorAssertion: no such name", "the process can go on", "read again"),

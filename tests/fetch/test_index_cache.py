@@ -11,6 +11,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.stores.in_place import overwrite_in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -169,13 +170,7 @@ def rewritten(path, data, way):
         write(LocalStore(path), data, **SHARDED, overwrite=True)
         return
     write(LocalStore(path.parent / "new"), data, **SHARDED, overwrite=True)
-    for new in (path.parent / "new").rglob("c/*/*"):
-        old = path / new.relative_to(path.parent / "new")
-        before = old.stat()
-        with old.open("r+b") as file:
-            file.write(new.read_bytes())
-            file.truncate()
-        os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+    overwrite_in_place(path, path.parent / "new")
 
 
 STORES = {"local": LocalStore, "obstore": lambda path: ObjectStore(ObstoreLocal(path))}

@@ -24,5 +24,14 @@ def why_no_gpu() -> str | None:
 def skip_or_fail_without_gpu() -> None:
     """End the test here if it cannot run."""
     if (why := why_no_gpu()) is not None:
-        missing = pytest.fail if os.environ.get("XARRAY_GPUZARR_REQUIRE_GPU") == "1" else pytest.skip
+        missing = pytest.fail if _is_required() else pytest.skip
         missing(f"no GPU: {why}")
+
+
+def why_required_gpu_is_missing() -> str | None:
+    """Return why no GPU can be used where one is required; None if one can, or none is required."""
+    return why_no_gpu() if _is_required() else None
+
+
+def _is_required() -> bool:
+    return os.environ.get("XARRAY_GPUZARR_REQUIRE_GPU") == "1"

@@ -16,7 +16,7 @@ from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.library import Loops
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
-_HEADERS = ("steps.h", "read_box.h", "encode.h")
+_HEADERS = ("steps.h", "read_box.h", "encode.h", "layout.h")
 _FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 
 

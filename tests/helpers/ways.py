@@ -29,7 +29,7 @@ from xarray_gpuzarr.fetch.remote.answers import Answer
 from xarray_gpuzarr.fetch.remote.clients import StoreClient
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codec_functions import native_codec
-from xarray_gpuzarr.native.library import FilesStruct
+from xarray_gpuzarr.native.structs import FilesStruct
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import reading as read
 from xarray_gpuzarr.stored.shard_index import MISSING

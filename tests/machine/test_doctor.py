@@ -268,6 +268,15 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(host,
     assert "--json" in capsys.readouterr().err
 
 
+def test_a_gpu_that_cannot_be_used_leaves_no_empty_document(host, tmp_path, capsys):
+    out = tmp_path / "d.json"
+
+    assert main(["doctor", "--device", "cuda", "--json", str(out)]) == 2
+
+    assert "DeviceUnavailableError" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_report_is_one_block_without_names(gpu, monkeypatch, capsys):
     monkeypatch.setenv("HOME", "/export/people/alice")
     monkeypatch.setenv("LOGNAME", "alice")

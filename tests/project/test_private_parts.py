@@ -1,12 +1,15 @@
-"""Private parts of other libraries are used only where `docs/upstream.md` names them, with what would do instead."""
+"""Private parts of other libraries are used only where `docs/decisions/upstream.md` names them, with its reason."""
 
 import ast
 import re
 import sys
 from pathlib import Path
 
+from xarray_gpuzarr.native import codec_functions
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "xarray_gpuzarr"
+LOOK_UP = re.compile(r"^\| `([\w.]+)` \| (`\w+`(?:, `\w+`)*) \| `[\w-]+` \|", re.MULTILINE)
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| (`_.*?`) \|", re.MULTILINE)
 
 
@@ -55,5 +58,21 @@ def test_private_parts_of_others_are_those_that_the_page_names():
         names = set(filter(is_private, names_of_others(tree))) - {*own_names(tree), "_make", "_replace"}
         used |= {(path.relative_to(PACKAGE).as_posix(), name) for name in names}
 
-    rows = ROW.findall((ROOT / "docs" / "upstream.md").read_text())
+    rows = ROW.findall((ROOT / "docs" / "decisions" / "upstream.md").read_text())
     assert used == {(path, name) for path, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_functions_that_are_looked_up_in_libraries_of_others_are_those_that_the_page_names():
+    used = {}
+    for table in (codec_functions._DECODERS, codec_functions._ENCODERS):
+        for functions in table.values():
+            used.setdefault(functions.module, set()).update(functions.names.values())
+
+    rows = LOOK_UP.findall((ROOT / "docs" / "decisions" / "upstream.md").read_text())
+    assert used == {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def test_no_other_module_looks_functions_up():
+    users = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "ctypes.CDLL(" in p.read_text()}
+    assert {"native/codec_functions.py", "native/library.py"} <= users
+    assert {user for user in users if "cuda" not in user} == {"native/codec_functions.py", "native/library.py"}

@@ -17,7 +17,7 @@ SUPPORTED = {
     "dask": ("dask", "2025.9.2", "2026.8"),
     "NumPy": ("numpy", "2.2", "2.5"),
     "numcodecs": ("numcodecs", "0.16.5", "0.17"),
-    "imagecodecs": ("imagecodecs", "2025.11.11", "2026.10"),
+    "deflate": ("deflate", "0.9.0", "0.9"),
 }
 """Row of the page -> distribution, oldest, newest tested."""
 

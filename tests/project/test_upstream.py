@@ -1,4 +1,4 @@
-"""What `docs/upstream.md` asks of other libraries is not there yet: once a test fails, the private part can go."""
+"""What `docs/decisions/upstream.md` asks of other libraries is missing: once a test fails, a private part can go."""
 
 import threading
 

@@ -41,7 +41,7 @@ class CachingStore(WrapperStore[Store]):
         self._slots = asyncio.Semaphore(self._at_once)
         self._is_given_up = False
         self._errors: list[Exception] = []
-        """What requests have ended in, other than answers."""
+        """Errors in which requests have ended."""
 
     def __str__(self) -> str:
         return str(self.itself)

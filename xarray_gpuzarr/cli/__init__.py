@@ -40,7 +40,7 @@ _FILE = {
     "fish": "(__fish_complete_path (commandline -ct))",
     "powershell": "_shtab_powershell_compgen_files",
 }
-"""What completes paths in each shell that shtab writes for: its `FILE`, without importing it."""
+"""Function that completes paths in each shell that shtab writes for: its `FILE`, without importing it."""
 
 
 class _Suggested(tuple[str, ...]):

@@ -38,7 +38,7 @@ Box = tuple[slice, ...]
 _Read = Callable[[], Any]
 """Reads everything anew, from the stored bytes."""
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-"""What zarr-python decodes with, whatever this user has chosen."""
+"""Pipeline of zarr-python that stock readers decode with, whatever this user has chosen."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
 
 

@@ -1,4 +1,4 @@
-"""What is stored at an address: a dataset, a group whose arrays form no dataset, or a single array.
+"""Contents of an address: a dataset, a group whose arrays form no dataset, or a single array.
 
 Where xarray makes no dataset of the arrays, as with the levels of an OME-Zarr pyramid, each stands for itself, with its
 stored values.
@@ -33,7 +33,7 @@ class Contents:
     """The variables at an address."""
 
     node: zarr.Group | zarr.Array[Any]
-    """What is stored there."""
+    """Group or array that is stored there."""
     variables: Mapping[Any, xr.Variable]
     """By name, those that are data before coordinates; in memory or lazy."""
     why_apart: str = ""

@@ -20,10 +20,10 @@ def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
     """Examine this machine and say what was found; return 1 if something is wrong, else 0."""
     is_shown = options.json != "-" and not options.report
     line, sections = StatusLine(), []
+    parts = examine(options.device, progress=line.show, sizes=sizes)
     if options.json not in (None, "-"):
         with naming_unwritable("--json", Path(options.json)):
             Path(options.json).open("a").close()
-    parts = examine(options.device, progress=line.show, sizes=sizes)
     try:
         for section in parts:
             sections.append(section)

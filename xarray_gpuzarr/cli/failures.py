@@ -29,7 +29,7 @@ _USUAL = "check the path, and that the packages which this kind of store or file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """What a command was told to open."""
+    """Address that a command was told to open."""
 
     store: str = field(repr=False)
     """Path or URL; may hold secrets."""
@@ -50,7 +50,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """What stands before ``://``; empty for a local path."""
+        """Part of the address before ``://``; empty for a local path."""
         before, mark, _ = self.store.partition("://")
         return before.rpartition("::")[2].lower() if mark and before != "file" else ""
 

@@ -1,4 +1,4 @@
-"""What all commands share: opening a store, printing text and tables. Nothing is printed as markup."""
+"""Functions that all commands share: opening a store, printing text and tables. Nothing is printed as markup."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def naming_unwritable(option: str, place: Path) -> Iterator[None]:
 
 
 class StatusLine:
-    """What is being done, in the last line of a terminal; nothing where standard error is none."""
+    """Status in the last line of a terminal; nothing is shown where standard error is none."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()

@@ -19,7 +19,7 @@ from xarray_gpuzarr.decoders.protocol import Device, PreparedDecoder
 
 
 class Preparation:
-    """What was done for the workers of this process, to be undone when the last one leaves."""
+    """Changes that were made for the workers of this process, and are undone when the last one leaves."""
 
     def __init__(self) -> None:
         self.restart()

@@ -1,4 +1,4 @@
-"""What workers have read so far, gathered and printed as a table; without a client, what this process has read.
+"""Statistics of workers' reads so far, gathered and printed as a table; without a client, those of this process.
 
 Asking costs one message to each worker. Needs no plugin. Imports no distributed: a client brings it along.
 """
@@ -27,7 +27,7 @@ _WIDTH = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStats:
-    """What one process has read."""
+    """Statistics of one process's reads."""
 
     workers: tuple[str, ...]
     """Names of the workers in it; empty for a process that is none."""
@@ -37,7 +37,7 @@ class ProcessStats:
 
     @property
     def label(self) -> str:
-        """What the table shows."""
+        """Name of the process in the table."""
         return ", ".join(self.workers) or "this process"
 
 

@@ -40,7 +40,7 @@ _PRESENT: GetResult = {"status": "present"}
 _PATH, _BUFFER = "codec_pipeline.path", "ndbuffer"
 _OURS = "xarray_gpuzarr.CodecPipeline"
 _FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
-"""Of zarr-python's own; before 3.3 it has one."""
+"""The fastest pipeline of zarr-python itself, which has only one before 3.3."""
 
 
 def is_known_to_zarr() -> bool:
@@ -236,7 +236,7 @@ class _Settings:
         self._n_users = 0
         """Number of calls since the settings were others, less the blocks that have ended."""
         self._before: dict[str, Any] = {}
-        """What the first of them has found."""
+        """Settings before the first of these calls."""
 
     def begin(self) -> None:
         """Set what is not set."""

@@ -49,8 +49,9 @@ _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (cpu.Buffer, OurNDBuffer): "host
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
 LITTLE_S = 2e-3
-"""What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
-other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
+"""Seconds. Reads whose decoding takes no longer, with two threads if there are cores, run on zarr-python's event loop
+unless another read goes on. To hand one to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two
+cores)."""
 FEW_CHUNKS = 2
 """Raw chunks of a `MemoryStore` that zarr-python copies sooner than a plan is made (November 2026, two cores)."""
 SLOW_S, BREAK = 10e-3, 20

@@ -41,18 +41,18 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
-    """What makes a GPU compute what it computes: the device, its driver, and the libraries."""
+    """Everything that decides what a GPU computes: the device, its driver, and the libraries."""
 
     name: str
     """Such as ``"NVIDIA H200"``."""
     uuid: str
-    """What tells it from others of its name: its place, and its UUID as far as CuPy gives it, up to a byte of 0."""
+    """Place of the device, and its UUID as far as CuPy gives it, up to a byte of 0."""
     compute_capability: str
     """Such as ``"9.0"``."""
     driver: str
     """Version of the driver."""
     versions: Mapping[str, str]
-    """Of libraries, by their names."""
+    """Version of each library, by its name."""
 
 
 class Stream(Protocol):
@@ -130,7 +130,7 @@ class DeviceApi(Protocol):
 
     @property
     def identity(self) -> DeviceIdentity | None:
-        """What the device is; None for one that nobody need check."""
+        """Identity of the device; None for one that need not be checked."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block.

@@ -15,9 +15,9 @@ from xarray_gpuzarr.process.records import Column
 
 MAX_AXES = 8
 N_THREADS = 256
-"""Of a block."""
+"""Number of threads in a block."""
 MAX_BLOCKS = 2**31 - 1
-"""Of threads, in one launch."""
+"""Most blocks of threads in one launch."""
 MAX_TILE, MAX_LINES = 8192, 256
 """Elements and lines of a tile; ``scatter.cu`` says why."""
 STAGE_NBYTES = 17408

@@ -1,4 +1,4 @@
-"""What Blosc frames take on the GPU beside nvCOMP: unshuffling their blocks, and decoding streams of blosclz.
+"""Kernels for Blosc frames beside nvCOMP: unshuffling their blocks, and decoding streams of blosclz.
 
 Knows no frames: walking their headers, and copying streams that are stored raw, is the caller's part. Called by the
 CUDA decoder.

@@ -1,4 +1,4 @@
-"""What a kernel does to one element on its way to the result, as data, and how that is compiled.
+"""Operations of a kernel on one element on its way to the result, as data, and how they are compiled.
 
 Pure NumPy. `launch` packs it for the kernels; ``kernels/cast.cuh`` carries it out.
 """

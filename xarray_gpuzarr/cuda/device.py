@@ -105,7 +105,7 @@ class NativeDevice:
     @cached_property
     @cuda_call("cudaGetDeviceProperties")
     def identity(self) -> DeviceIdentity:
-        """What the device is, with its driver and libraries."""
+        """Identity of the device, with its driver and libraries."""
         runtime = cupy.cuda.runtime
         properties, version = runtime.getDeviceProperties(self.index), runtime.runtimeGetVersion()
         major, minor = divmod(runtime.driverGetVersion(), 1000)

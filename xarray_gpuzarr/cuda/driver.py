@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of itself and of its GPUs without CUDA being started: versions, names, their number.
+"""Ask the NVIDIA driver for its version and for its GPUs, their names and number, without starting CUDA.
 
 References
 ----------

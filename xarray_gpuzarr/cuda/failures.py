@@ -1,4 +1,4 @@
-"""What CUDA, CuPy and RMM raise, as this package's errors: the call, CUDA's own words, and whether work can go on.
+"""Turn errors of CUDA, CuPy and RMM into this package's: the call, CUDA's own words, and whether work can go on.
 
 Only `device` and `rmm_memory` use it. nvCOMP's statuses are translated in `nvcomp`.
 """
@@ -74,7 +74,9 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
         if name == "insufficientdriver":
             version = cuda_version() or 0
             remedy = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
-            if _CUDA_12 <= version < _CUDA_13:
+            if version == 0:
+                remedy = "there is no NVIDIA driver here, or it cannot be loaded: install one"
+            elif _CUDA_12 <= version < _CUDA_13:
                 remedy += ": pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
             else:
                 remedy += ", older than these packages want: update it"

@@ -57,14 +57,14 @@ class FilterChunks:
     """Where the chunks of a launch lie, in device memory."""
 
     table: Address
-    """Of uint64, shape (2, n): addresses of encoded and of decoded chunks, aligned to their elements."""
+    """uint64, shape (2, n): addresses of encoded and of decoded chunks, aligned to their elements."""
     n: int
     """Number of chunks."""
     n_elements: int
     """Elements of every chunk; fewer than 2**31."""
     flags: Address
-    """Of uint64, shape (n,). Must hold zeros. Written: 1 where a chunk is not what it should be, or holds an element
-    whose decoded value is left to the host."""
+    """uint64, shape (n,), zeros. Written: 1 where a chunk is not what it should be, or holds an element whose decoded
+    value is left to the host."""
     words: Address
     """The codec's `words`."""
 
@@ -74,7 +74,7 @@ class Filter(Protocol):
 
     @property
     def words(self) -> Words:
-        """What the kernel reads besides."""
+        """Words that the kernel reads besides."""
 
     def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks; `ValueError` if so many do not fit one launch."""
@@ -94,7 +94,7 @@ class ElementCodec:
     rule: Rule
     rounding: Rounding = "nearest-even"
     scale: float = 1
-    """Of the rules that scale: exactly a number of `inner`."""
+    """Scale of the rules that have one: exactly a number of `inner`."""
     offset: float = 0
     mapped: tuple[tuple[int, float], ...] = ()
     """Encoded integers, and what they decode to before any rule."""

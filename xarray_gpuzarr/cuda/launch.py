@@ -27,13 +27,14 @@ from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.process.records import Column
 
 COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
-"""What NVRTC is given beside the architecture. Products and sums are rounded one by one, as NumPy does."""
+"""Options of NVRTC beside the architecture. Products and sums are rounded one by one, as NumPy does."""
 
 MOVE_TILE_NBYTES = 1 << 16
 """Bytes of a run that one block moves."""
 
 _CAST_WORDS, _MASK_WORD, _MISSING_WORD, _AXIS_WORDS = 8, 2, 7, 8
-"""Of a cast, `ElementCast.words` and `missing`, and which are addresses; of an axis, as in ``scatter.cu``."""
+"""Number of words in a cast, positions of its two addresses (`ElementCast.words` and `missing`), and number of words in
+an axis, as in ``scatter.cu``."""
 _NO_COLUMN = -1
 _WORD = 2**64 - 1
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
@@ -92,7 +93,7 @@ class _Placer:
         self._columns: list[Words] = []
         self._pointers: list[int] = []
         self.nbytes = 2 * n_words * 8
-        """Of the table."""
+        """Length of the table in bytes."""
         fill_at = self._append(pad_words(np.full(factor, fill, cast.stored)))
         mask_at = self._append(cast.mask_words())
         for first, source in ((0, 0), (n_words, fill_at)):

@@ -71,7 +71,7 @@ _C_NAMES: dict[Format, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What addresses must be multiples of, in bytes."""
+    """Alignment of addresses, in bytes."""
 
     source: int
     """Start of each compressed chunk."""
@@ -128,7 +128,7 @@ _PARAMETERS: dict[str, tuple[type, ...]] = {
     "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
     "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
 }
-"""Of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
+"""Argument types of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
 
 
 def status_name(code: int) -> str:

@@ -1,4 +1,4 @@
-"""What reads of one device use: streams, rings of pinned slots, device memory for encoded bytes.
+"""Resources that reads of one device use: streams, rings of pinned slots, device memory for encoded bytes.
 
 A workspace is lent to one read after another, whatever their threads; few reads run at once, and others wait.
 
@@ -162,7 +162,7 @@ class Workspace:
         """For what is between encoded bytes and the result."""
         self._memories = self.device_slots, self.device_tables, self.scratch
         self._results: list[Any] = []
-        """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
+        """Results of the read that is under way: streams may write to them although nobody else knows them."""
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False

@@ -29,7 +29,7 @@ _ADAPTORS = tuple(
     getattr(rmm.mr, f"{name}ResourceAdaptor")
     for name in ("Limiting", "Logging", "Statistics", "Tracking", "FailureCallback", "Prefetch")
 )
-"""What hands all that it is asked for on to the resource below it."""
+"""Adaptors that pass every request on to the resource below them."""
 
 
 class NativeMemory:

@@ -30,7 +30,7 @@ _DEVICES = ("auto", "cuda", "host", "workers")
 _AS_EVER = frozenset({"auto", "posix"})
 """Ways of local files to a device that every device has."""
 _ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
-"""What other packages call a device -> what it is called here."""
+"""Names of devices in other packages -> names here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 _PER_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"

@@ -1,4 +1,4 @@
-"""What every decoder offers to the layers above it.
+"""The interface of every decoder to the layers above it.
 
 `read` hands a decoder a stream of plans and gets one array back. Nothing above this folder knows which device it is on.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -67,6 +68,11 @@ class Asked:
         self.nbytes = nbytes
         """Bytes of the budget that it takes."""
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._pending is None
+
     def wait(self) -> None:
         """Wait for the answer, by one thread at a time; an error of the store is kept for `answer`."""
         if self._pending is None:
@@ -106,6 +112,8 @@ class ObjectsAhead:
         self._lock = threading.Lock()
         self._asked: dict[str, Asked] = {}
         """By key, what nobody has taken."""
+        self._taken: weakref.WeakSet[Asked] = weakref.WeakSet()
+        """What reads have taken and still hold; some may be waiting for the answer."""
         self._longest_seen = 0
         self._has_ended = False
 
@@ -142,6 +150,8 @@ class ObjectsAhead:
         """Return what was asked for under a key, which nobody else gets; None if nothing was."""
         with self._lock:
             asked = self._asked.pop(key, None)
+            if asked is not None:
+                self._taken.add(asked)
         if asked is not None:
             budget.give_back(asked.nbytes)
         return asked
@@ -158,13 +168,19 @@ class ObjectsAhead:
             each.wait()
 
     def end(self) -> None:
-        """Give up what has not been answered, and let go of what nobody has taken."""
+        """Ask for nothing any more, and let go of what nobody has taken.
+
+        Requests without an answer are given up, unless a read waits for one of them: they are then answered in vain,
+        or given up by the next call.
+        """
         with self._lock:
             self._has_ended = True
-            asked = list(self._asked.values())
+            untaken = list(self._asked.values())
             self._asked.clear()
-        self._source.give_up()
-        budget.give_back(sum(each.nbytes for each in asked))
+            is_waited_for = not all(asked.is_answered for asked in self._taken)
+        if not is_waited_for:
+            self._source.give_up()
+        budget.give_back(sum(asked.nbytes for asked in untaken))
 
 
 class _OfThread(threading.local):

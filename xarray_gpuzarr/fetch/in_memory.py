@@ -45,7 +45,7 @@ class MemorySource(SourceWithoutFiles):
     held: dict[str, memoryview] | None = field(default=None, compare=False)
     """Objects that one read has looked at."""
     most_nbytes: int = NO_LIMIT
-    """Of objects that one read takes for chunks."""
+    """Length in bytes of the longest object that one read takes for a chunk."""
     lookahead: ClassVar = 1
     is_remote: ClassVar = False
     cuts_objects: ClassVar = False

@@ -55,7 +55,7 @@ class LocalSource:
     """Directory that holds the store."""
     storage: Storage = "auto"
     most_nbytes: int = NO_LIMIT
-    """Of files that one read takes for chunks."""
+    """Length in bytes of the longest file that one read takes for a chunk."""
     lookahead: ClassVar = 4
     """Requests: more than that did not read a cold file faster (1.2 to 1.9 GB/s; decision 13)."""
     is_remote: ClassVar = False

@@ -27,6 +27,7 @@ from xarray_gpuzarr.fetch.source import (
     ObjectSource,
     ObjectTooLongError,
     Pending,
+    PendingCheck,
     PendingEdge,
     Request,
     Storage,
@@ -218,11 +219,10 @@ class Snapshot:
             return self._source.settled_version(key)
         return self._versions[key] if key in self._settled else None
 
-    def start_check(self, places: Sequence[tuple[str, int]]) -> Callable[[], None]:
-        """Begin to ask whether shards are of the versions that their indexes were read from.
+    def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
+        """Start requests for the versions of shards; see `ChunkVersions.start_check`.
 
-        Files are asked for their times, now; other stores for a byte of each shard, all at once. The returned function
-        waits for the answers, and raises `ObjectChangedError` unless they are.
+        The times of local files are compared at once. Other stores are asked for one byte of each shard.
         """
         asked = []
         for key, offset in places:

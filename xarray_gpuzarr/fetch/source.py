@@ -56,7 +56,7 @@ Version = Hashable
 UNTAGGED: Version = "without a tag"
 """Asked for where the index bore none: answers must bear none, too."""
 ANOTHER: Version = "of another tag"
-"""Of an answer that says only that it is not of the version that was asked for."""
+"""Version of an answer that says only that it is not of the version that was asked for."""
 
 
 _FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
@@ -121,12 +121,13 @@ class Edge:
     object_nbytes: int | None
     """Length of the whole object, where the source knows it."""
     version: Version = None
-    """Of the object that the bytes come from."""
+    """Version of the object that the bytes come from."""
     settled: bool = False
     """Whether any later change of the object will give it another version: not just written, by a coarse clock."""
 
 
 PendingEdge = Callable[[], Edge | None]
+PendingCheck = Callable[[], None]
 
 
 class LocalFile(NamedTuple):
@@ -147,14 +148,15 @@ class ChunkVersions(Protocol):
     def settled_version(self, key: str) -> Version:
         """Return the version of an object of which decoded chunks may be kept; None if a later change may not show.
 
-        Makes no request: of a shard it is the one that its index was read from, see `check_versions`.
+        Makes no request: of a shard it is the one that its index was read from, see `start_check`.
         """
 
-    def start_check(self, places: Sequence[tuple[str, int]]) -> Callable[[], None]:
-        """Begin to ask whether shards are still of the versions that their indexes were read from.
+    def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
+        """Start requests for the versions of shards.
 
-        `places` are the keys of some, each with the offset of a byte that it has. The returned function waits for the
-        answers, and raises `ObjectChangedError` unless they are.
+        `places` holds the key of each shard with the offset of a byte that the shard has. The returned function waits
+        for the answers, and raises `ObjectChangedError` if a shard has another version than the one its index was read
+        from.
         """
 
 
@@ -308,7 +310,7 @@ class ObjectChangedError(StoreReadError):
     """An object is not the one that its index was read from."""
 
     key = ""
-    """Of the object in a store that is not local files."""
+    """Store key of the object, if the store is not local files."""
     was: Version = None
     now: Version = None
 

@@ -1,1 +1,1 @@
-"""What the bytes of compressed chunks say about themselves, before anything is decompressed."""
+"""Headers of compressed chunks, read and checked before anything is decompressed."""

@@ -1,4 +1,4 @@
-"""What many Blosc 1.x frames hold, as columns: the streams to decompress and the blocks to unshuffle.
+"""Columns for many Blosc 1.x frames: the streams to decompress and the blocks to unshuffle.
 
 A frame is cut into blocks and a block into splits, each a compressed stream of its own. The streams of all frames of a
 batch are found here at once, so that a device decodes them in a few batched calls and then undoes the shuffle of all
@@ -37,7 +37,8 @@ _HEADER_NBYTES = 16
 _MAX_NBYTES = 2**31 - 1 - _HEADER_NBYTES  # BLOSC_MAX_BUFFERSIZE
 _MAX_BLOCK_NBYTES = (2**31 - 1 - 4 * 255) // 3  # BLOSC_MAX_BLOCKSIZE
 _LEAST_BLOCK_NBYTES = 64
-"""Of more than two blocks: C-Blosc makes none shorter, and the columns here would take a hundred times the chunk."""
+"""Shortest block of a frame of more than two: C-Blosc makes none shorter, and the columns here would take a hundred
+times the chunk."""
 _MAX_SPLITS = 16
 _MIN_SPLIT_NBYTES = 128
 _MAX_LENGTHS = 1000

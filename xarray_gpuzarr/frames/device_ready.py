@@ -25,7 +25,7 @@ Flags = npt.NDArray[np.bool_]
 
 _ZSTD_MAGIC = 0xFD2FB528
 LEAST_ZSTD_NBYTES = 10
-"""Of a frame that decodes to one byte."""
+"""Length of a frame that decodes to one byte."""
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 
 

@@ -1,4 +1,4 @@
-"""What the first bytes of a compressed chunk say about it, every offset checked.
+"""Read the headers of compressed chunks and check every offset in them.
 
 Parses those of the formats that a GPU may be given: zstd, gzip, zlib, lz4 and blosc; decodes nothing. Decoders use it
 to refuse a frame before a library that trusts its header sees it. `decoders.host.compressors` bounds all others itself.
@@ -30,7 +30,7 @@ _BLOSC_VERSION = 2
 _BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
 """Flags of a frame: it is not compressed; its blocks are one stream each."""
 _BLOSC_MAX_SPLITS, _BLOSC_MIN_SPLIT_NBYTES = 16, 128
-"""What c-blosc's blosc.c calls MAX_SPLITS and MIN_BUFFERSIZE: other blocks are one stream, too."""
+"""MAX_SPLITS and MIN_BUFFERSIZE of c-blosc's blosc.c: blocks beyond these limits are one stream, too."""
 
 
 class FrameError(Exception):

@@ -23,7 +23,7 @@ from xarray_gpuzarr.frames.headers import check_blosc
 from xarray_gpuzarr.stored.metadata import Metadata
 
 _CHECKS: dict[str, Callable[[memoryview], None]] = {"blosc": check_blosc}
-"""What raises `FrameError` for frames that a codec of this id must not be given."""
+"""Functions that raise `FrameError` for frames that must not be given to the codec of this id."""
 
 
 def checked_metadata(metadata: Metadata) -> Metadata:

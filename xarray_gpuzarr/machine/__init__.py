@@ -1,1 +1,1 @@
-"""What a machine can do: `diagnosis` examines it for ``gpuzarr doctor``."""
+"""Abilities of a machine: `diagnosis` examines them for ``gpuzarr doctor``."""

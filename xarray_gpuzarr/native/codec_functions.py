@@ -1,7 +1,9 @@
-"""Decoders and encoders of other libraries, by address: what the loops call for a chunk.
+"""Addresses of decoders and encoders of other libraries, which the compiled loops call for each chunk.
 
-imagecodecs brings libzstd, C-Blosc, lz4 and libdeflate as libraries of their own, or takes those of the system; each is
-found through the module that is linked with it. Encoders are zarr-python's, those of numcodecs, where it shows them.
+numcodecs, which zarr-python requires, brings libzstd, C-Blosc and lz4 inside of its extension modules, and deflate
+brings libdeflate. Their functions are found by name in the module that is linked with them; the names are listed in
+`docs/decisions/upstream.md`. Where a module does not export one, Python decodes or encodes the chunks, and `why_slow`
+says so. The C-Blosc of numcodecs knows no snappy, that of imagecodecs does.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Literal
 
-Codec = Literal["raw", "zstd", "blosc", "lz4", "zlib", "gzip"]
+Codec = Literal["raw", "zstd", "blosc", "blosc of snappy", "lz4", "zlib", "gzip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,13 @@ class NativeCodec:
     free_context: int = 0
     decode_part: int = 0
     restart: int = 0
+    error_name: int = 0
+    """Function that returns the name of an error; Python calls it, the loops do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeEncoder:
-    """What encodes chunks; addresses are 0 where it needs none."""
+    """Functions that encode chunks; addresses are 0 where a codec needs none."""
 
     encode: int
     make_context: int = 0
@@ -38,56 +42,125 @@ class NativeEncoder:
     set_parameter: int = 0
 
 
-_DEFLATE = {"make_context": "libdeflate_alloc_decompressor", "free_context": "libdeflate_free_decompressor"}
-_ZSTD = {"make_context": "ZSTD_createDCtx", "free_context": "ZSTD_freeDCtx"}
-_ZSTD |= {"decode_part": "ZSTD_decompressStream", "restart": "ZSTD_initDStream"}
-_DECODERS: Mapping[Codec, tuple[int, str, Mapping[str, str]]] = {
-    "zstd": (1, "_zstd", {"decode": "ZSTD_decompressDCtx", **_ZSTD}),
-    "blosc": (2, "_blosc", {"decode": "blosc_decompress_ctx", "decode_part": "blosc_getitem"}),
-    "lz4": (3, "_lz4", {"decode": "LZ4_decompress_safe", "decode_part": "LZ4_decompress_safe_partial"}),
-    "zlib": (4, "_deflate", {"decode": "libdeflate_zlib_decompress_ex", **_DEFLATE}),
-    "gzip": (5, "_deflate", {"decode": "libdeflate_gzip_decompress_ex", **_DEFLATE}),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Functions:
+    """Functions of one library: the extension module that is linked with it, and the name of each in C."""
+
+    module: str
+    names: Mapping[str, str]
+    """By the field of `NativeCodec` or `NativeEncoder`."""
+
+
+_NUMBERS: Mapping[Codec, int] = {
+    "raw": 0,
+    "zstd": 1,
+    "blosc": 2,
+    "blosc of snappy": 2,
+    "lz4": 3,
+    "zlib": 4,
+    "gzip": 5,
 }
-"""The number of each, its module of imagecodecs, and the functions of that module's library."""
-
-_COMPRESSOR = ("libdeflate_alloc_compressor", "libdeflate_free_compressor")
-_ENCODERS: Mapping[Codec, tuple[str, ...]] = {
-    "zstd": ("numcodecs.zstd", "ZSTD_compress2", "ZSTD_createCCtx", "ZSTD_freeCCtx", "ZSTD_CCtx_setParameter"),
-    "blosc": ("numcodecs.blosc", "blosc_compress_ctx"),
-    "lz4": ("numcodecs.lz4", "LZ4_compress_fast"),
-    "zlib": ("imagecodecs._deflate", "libdeflate_zlib_compress", *_COMPRESSOR),
-    "gzip": ("imagecodecs._deflate", "libdeflate_gzip_compress", *_COMPRESSOR),
+"""The numbers of `enum codec` in `loops.c`."""
+_BLOSC = {"decode": "blosc_decompress_ctx", "decode_part": "blosc_getitem"}
+_DECOMPRESSOR = {
+    "make_context": "libdeflate_alloc_decompressor",
+    "free_context": "libdeflate_free_decompressor",
 }
-"""Of codecs that the loops encode: modules, and their functions in the order of `NativeEncoder`."""
+_DECODERS: Mapping[Codec, _Functions] = {
+    "zstd": _Functions(
+        module="numcodecs.zstd",
+        names={
+            "decode": "ZSTD_decompressDCtx",
+            "make_context": "ZSTD_createDCtx",
+            "free_context": "ZSTD_freeDCtx",
+            "decode_part": "ZSTD_decompressStream",
+            "restart": "ZSTD_initDStream",
+            "error_name": "ZSTD_getErrorName",
+        },
+    ),
+    "blosc": _Functions(module="numcodecs.blosc", names=_BLOSC),
+    "blosc of snappy": _Functions(module="imagecodecs._blosc", names=_BLOSC),
+    "lz4": _Functions(
+        module="numcodecs.lz4",
+        names={"decode": "LZ4_decompress_safe", "decode_part": "LZ4_decompress_safe_partial"},
+    ),
+    "zlib": _Functions(module="deflate._deflate", names={"decode": "libdeflate_zlib_decompress_ex", **_DECOMPRESSOR}),
+    "gzip": _Functions(module="deflate._deflate", names={"decode": "libdeflate_gzip_decompress_ex", **_DECOMPRESSOR}),
+}
+_COMPRESSOR = {
+    "make_context": "libdeflate_alloc_compressor",
+    "free_context": "libdeflate_free_compressor",
+}
+_ENCODERS: Mapping[Codec, _Functions] = {
+    "zstd": _Functions(
+        module="numcodecs.zstd",
+        names={
+            "encode": "ZSTD_compress2",
+            "make_context": "ZSTD_createCCtx",
+            "free_context": "ZSTD_freeCCtx",
+            "set_parameter": "ZSTD_CCtx_setParameter",
+        },
+    ),
+    "blosc": _Functions(module="numcodecs.blosc", names={"encode": "blosc_compress_ctx"}),
+    "lz4": _Functions(module="numcodecs.lz4", names={"encode": "LZ4_compress_fast"}),
+    "zlib": _Functions(module="deflate._deflate", names={"encode": "libdeflate_zlib_compress", **_COMPRESSOR}),
+    "gzip": _Functions(module="deflate._deflate", names={"encode": "libdeflate_gzip_compress", **_COMPRESSOR}),
+}
 
 
-def _addresses(module: str, names: Mapping[str, str]) -> dict[str, int] | None:
-    """Return where functions of a module's library are; None where one is not shown."""
+@cache
+def _addresses(functions: Literal["decode", "encode"], codec: Codec) -> dict[str, int] | str:
+    """Return where the functions of a codec are, or why they cannot be called."""
+    wanted = (_DECODERS if functions == "decode" else _ENCODERS)[codec]
     try:
-        library = ctypes.CDLL(import_module(module).__file__)
-        functions = {name: getattr(library, function) for name, function in names.items()}
-        return {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
-    except (ImportError, OSError, AttributeError):
-        return None
+        library = ctypes.CDLL(import_module(wanted.module).__file__)
+    except (ImportError, OSError) as err:
+        return f"{wanted.module}: {err}"
+    addresses: dict[str, int] = {}
+    for field, name in wanted.names.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            return f"{wanted.module} does not export {name}"
+        addresses[field] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return addresses
 
 
 @cache
 def native_codec(codec: Codec) -> NativeCodec | None:
-    """Return a codec with the addresses of its functions; None where its library shows none."""
+    """Return a codec with the addresses of its functions; None where its library does not export them."""
     if codec == "raw":
-        return NativeCodec(number=0)
-    number, module, functions = _DECODERS[codec]
-    addresses = _addresses(f"imagecodecs.{module}", functions)
-    return None if addresses is None else NativeCodec(number=number, **addresses)
+        return NativeCodec(number=_NUMBERS[codec])
+    addresses = _addresses("decode", codec)
+    return None if isinstance(addresses, str) else NativeCodec(number=_NUMBERS[codec], **addresses)
 
 
 @cache
 def native_encoder(codec: Codec) -> NativeEncoder | None:
-    """Return the addresses of what encodes chunks; None if its library shows none, or the loops only decode it."""
+    """Return what encodes chunks; None if its library does not export it, or the loops only decode the codec."""
     if codec == "raw":
         return NativeEncoder(encode=0)
     if codec not in _ENCODERS:
         return None
-    module, *functions = _ENCODERS[codec]
-    addresses = _addresses(module, dict(zip(NativeEncoder.__slots__, functions, strict=False)))
-    return None if addresses is None else NativeEncoder(**addresses)
+    addresses = _addresses("encode", codec)
+    return None if isinstance(addresses, str) else NativeEncoder(**addresses)
+
+
+def why_slow(codec: Codec) -> str:
+    """Return why the loops do not decode or encode a codec, and what to install; empty if they do both."""
+    reasons = []
+    for functions, table in (("decode", _DECODERS), ("encode", _ENCODERS)):
+        if codec not in table:
+            continue
+        addresses = _addresses("decode" if functions == "decode" else "encode", codec)
+        if isinstance(addresses, str):
+            package = table[codec].module.split(".", maxsplit=1)[0]
+            reasons.append(
+                f"{codec} is {functions}d slowly, as {addresses}; install the wheel of a {package} that does"
+            )
+    return "; ".join(reasons)
+
+
+def slow_codecs() -> list[str]:
+    """Return `why_slow` of each codec that the loops should know and do not; those of extras are not among them."""
+    return [why for codec in _ENCODERS if (why := why_slow(codec))]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.native.naming import file_name
+from xarray_gpuzarr.native.structs import check_layout
 
 _ENV = "XARRAY_GPUZARR_NATIVE"
 _AGAIN = "install it again where there is a C compiler (cc, or what CC names)"
@@ -24,124 +25,15 @@ SOURCE = Path(__file__).with_name("loops.c")
 _INT64_NBYTES = 8
 
 
-class StepStruct(ctypes.Structure):
-    """``step_t``: one step, of many elements side by side."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "dtype", "to", "n_values")),
-        ("numbers", ctypes.c_char * 64),
-    )
-
-    def __init__(self, *, values: bytes, **numbers: int) -> None:
-        super().__init__(**numbers)
-        ctypes.memmove(ctypes.addressof(self) + StepStruct.numbers.offset, values, len(values))
-
-
-class StepsStruct(ctypes.Structure):
-    """``steps_t``: from stored elements to those of the output."""
-
-    _fields_ = (
-        ("steps", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("n_steps", "in_itemsize", "out_itemsize", "in_swap", "out_swap")),
-    )
-
-
-class StageStruct(ctypes.Structure):
-    """``stage_t``: what is done to a whole chunk."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "nbytes", "elementsize", "dtype", "swap")),
-        ("steps", ctypes.c_void_p),
-    )
-
-
-class JobStruct(ctypes.Structure):
-    """``job_t``: one array, and where it goes."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim", "n_pieces")),
-        *((name, ctypes.c_int64) for name in ("packed_nbytes", "n_stages", "n_checksums", "out_itemsize")),
-        ("area_nbytes", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "chunk_shape", "in_strides", "every")),
-        *((name, ctypes.c_void_p) for name in ("out_strides", "out")),
-        *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
-        *((name, ctypes.c_void_p) for name in ("unshuffle", "inflate", "stages", "steps", "index")),
-        ("fill", ctypes.c_char_p),
-    )
-
-
-class RowsStruct(ctypes.Structure):
-    """``rows_t``: chunks, one row each, and the boxes or points that they give."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "boxes", "left", "in_at", "out_at", "whole")
-    )
-
-
-class FilesStruct(ctypes.Structure):
-    """``files_t``: where encoded chunks are stored."""
-
-    _fields_ = (
-        ("paths", ctypes.c_char_p),
-        *((name, ctypes.c_void_p) for name in ("path_at", "version", "file", "offset", "room")),
-        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "most_nbytes")),
-        *((name, ctypes.c_int64) for name in ("waits", "n_read", "is_cold")),
-    )
-
-
-class LookupStruct(ctypes.Structure):
-    """``lookup_t``: boxes of chunks to be looked up, one of each shard."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("ndim", "n_shards", "n_rows")),
-        *((name, ctypes.c_void_p) for name in ("axes", "ranges", "index", "table")),
-        ("most_nbytes", ctypes.c_int64),
-    )
-
-
-class BoxStruct(ctypes.Structure):
-    """``box_t``: a box of a few chunks of one file, and where it goes."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("job", "axes", "offset", "nbytes", "version")),
-        ("path", ctypes.c_char_p),
-        *((name, ctypes.c_void_p) for name in ("decoded", "out", "scratch", "room")),
-        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "most_nbytes", "n_read")),
-    )
-
-
-class EncoderStruct(ctypes.Structure):
-    """``encoder_t``: how the chunks of one write are encoded, and where they are in their objects."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("job", "swap")),
-        *((name, ctypes.c_int64) for name in ("level", "checksum", "shuffle", "typesize", "blocksize")),
-        ("cname", ctypes.c_char_p),
-        *((name, ctypes.c_void_p) for name in ("encode", "make_context", "free_context", "set_parameter")),
-        *((name, ctypes.c_int64) for name in ("most_nbytes", "keeps_empty", "n_numbers", "swapped")),
-        *((name, ctypes.c_int64) for name in ("n_entries", "step")),
-        *((name, ctypes.c_void_p) for name in ("order", "per_object", "piece")),
-        *((name, ctypes.c_int64) for name in ("index_nbytes", "index_is_first", "index_has_checksum")),
-    )
-
-
-class ObjectStruct(ctypes.Structure):
-    """``object_t``: an object that is written."""
-
-    _fields_ = (
-        *((name, ctypes.c_char_p) for name in ("path", "partial")),
-        *((name, ctypes.c_void_p) for name in ("at", "memory")),
-        *((name, ctypes.c_int64) for name in ("memory_nbytes", "needs_old")),
-        *((name, ctypes.c_void_p) for name in ("old", "old_version", "old_offset", "old_nbytes")),
-        *((name, ctypes.c_int64) for name in ("state", "nbytes", "code", "entry")),
-    )
-
-
 class Loops:
-    """The functions of the library; they let go of Python's lock."""
+    """The functions of the library; they let go of Python's lock.
+
+    Raises `NativeLayoutError` if the library was compiled with other structs than `native.structs` has.
+    """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        check_layout(library)
         address, number = ctypes.c_void_p, ctypes.c_int64
         self.place_rows = library.gpuzarr_place_rows
         rows = (address, number, number, address, number)
@@ -194,7 +86,7 @@ def find() -> Loops | str:
 def loops() -> Loops | None:
     """Return the compiled loops; None where there are none.
 
-    Raises `OptionError` if ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
+    Raises `OptionError` if ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1, and `NativeLayoutError` as `Loops` does.
     """
     compiled = find()
     return compiled if isinstance(compiled, Loops) else None

@@ -1309,3 +1309,4 @@ int64_t gpuzarr_look_up(lookup_t *all)
 
 #include "read_box.h"
 #include "encode.h"
+#include "layout.h"

@@ -1,9 +1,9 @@
-"""What the compiled library is called. The build runs this file by itself: it imports nothing of the package."""
+"""Name of the compiled library. The build runs this file by itself: it imports nothing of the package."""
 
 from hashlib import sha256
 from pathlib import Path
 
-SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h")
+SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h", "layout.h")
 
 
 def file_name(folder: Path) -> str:

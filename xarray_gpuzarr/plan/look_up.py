@@ -13,7 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from xarray_gpuzarr.native.library import LookupStruct, Loops, loops
+from xarray_gpuzarr.native.library import Loops, loops
+from xarray_gpuzarr.native.structs import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan
@@ -64,7 +65,16 @@ def _by_loops(
     at = numbers.buffer_info()[0]
     index_at = at + len(ranges) * numbers.itemsize if index else 0
     memory, columns = empty_plan(n, ndim)
-    struct = LookupStruct(ndim, len(blocks), n, target.spans_at, at, index_at, columns["object"], most_nbytes)
+    struct = LookupStruct(
+        ndim=ndim,
+        n_shards=len(blocks),
+        n_rows=n,
+        axes=target.spans_at,
+        ranges=at,
+        index=index_at,
+        table=columns["object"],
+        most_nbytes=most_nbytes,
+    )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")

@@ -61,7 +61,7 @@ _MUCH = 100
 """A hundredth of a chunk is much: for a few elements, who reads them of many chunks would write all of these to memory
 that is in no core's cache, which takes a tenth of the time that gzip takes (November 2026)."""
 _MOST = 7 / 8
-"""Of a chunk: the rest is decoded in a seventh of the time."""
+"""Share of a chunk from which on decoding up to there counts as decoding all: the rest takes a seventh of the time."""
 
 
 def are_much(target: Target, grid: ChunkGrid) -> bool:

@@ -244,12 +244,12 @@ class ReadPlan:
 
     @property
     def row(self) -> Column:
-        """Of `all_row`, those of the stored chunks."""
+        """Rows of `all_row` whose chunks are stored."""
         return self.all_row[: self.n_stored]
 
     @property
     def missing_row(self) -> Column:
-        """Of `all_row`, those of the chunks that take the fill value."""
+        """Rows of `all_row` whose chunks take the fill value."""
         return self.all_row[self.n_stored :]
 
     @property

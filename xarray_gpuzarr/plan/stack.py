@@ -35,8 +35,8 @@ class Crops:
 
 
 StackAxis = slice | Column | Crops
-"""What samples want along one axis: a slice with a positive step, or int64 of shape (n,), for all samples; int64 of
-shape (n_samples, n), a row for each; or `Crops`. Index arrays never decrease along a row."""
+"""Selection of the samples along one axis: a slice with a positive step, or int64 of shape (n,), for all samples; int64
+of shape (n_samples, n), a row for each; or `Crops`. Index arrays never decrease along a row."""
 
 
 def n_wanted(axis: StackAxis) -> int:

@@ -15,7 +15,7 @@ from types import FrameType
 from xarray_gpuzarr.errors import GpuZarrWarning, visible
 
 said: set[str] = set()
-"""What this process was warned of."""
+"""Subjects that this process was warned of."""
 
 
 def advise(subject: str, headline: str, *, found: str, do: str) -> None:

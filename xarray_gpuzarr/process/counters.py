@@ -1,4 +1,4 @@
-"""What this process has read since it started: shards, bytes, and the seconds that its threads spent in each stage.
+"""Counts of this process: shards and bytes that it has read, and the seconds that its threads spent in each stage.
 
 Counting is done once a read or a request, never once a chunk of a shard, and takes about a microsecond. Nothing is
 sent anywhere: `cluster.worker_stats` asks for a snapshot.
@@ -15,7 +15,7 @@ from typing import Literal, Self, get_args
 from uuid import uuid4
 
 Stage = Literal["index", "fetch", "transfer", "decode", "place", "wait", "zarr"]
-"""What a thread may be doing.
+"""Stage of a read that a thread is in.
 
 ``index``: reading shard indexes, and planning. ``fetch``: reading chunks from the store. ``transfer``: handing them to
 the GPU. ``decode``: decoding and placing on the host; for a GPU, handing over the work. ``place``: handing over the
@@ -46,11 +46,11 @@ class Counts:
     cached_nbytes: int = 0
     """Bytes of the chunks that were found."""
     n_by_host: int = 0
-    """Of the chunks of reads to a GPU, those that the host decoded, for whatever reason."""
+    """Number of chunks of reads to a GPU that the host has decoded, for whatever reason."""
     n_verified: int = 0
     """Chunks that both a GPU and the host have decoded, see `ResourceOptions.verify`."""
     n_different: int = 0
-    """Of these, chunks that they have decoded to different bytes."""
+    """Number of these chunks that the two have decoded to different bytes."""
     seconds: dict[Stage, float] = field(default_factory=dict)
     """Summed over threads; no second counts twice. Stages that never ran are absent."""
 
@@ -71,7 +71,7 @@ _NUMBERS = tuple(f.name for f in fields(Counts) if f.name != "seconds")
 
 
 class Account:
-    """What one thread has added up; no other thread writes to it."""
+    """Sums of one thread; no other thread writes to them."""
 
     __slots__ = ("numbers", "seconds", "since", "stage", "thread")
 

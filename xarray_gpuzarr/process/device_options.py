@@ -19,7 +19,7 @@ Verify = Literal["first", "all", "off"]
 """Which chunks the host decodes as well; see `ResourceOptions.verify`."""
 
 Checks = Literal["warn", "strict", "off"]
-"""What follows from known answers; see `ResourceOptions.checks`."""
+"""Consequence of a failed self-check; see `ResourceOptions.checks`."""
 
 Little = Literal["auto", "device"]
 """Where short reads are decoded; see `ResourceOptions.little`."""
@@ -72,7 +72,7 @@ class ResourceOptions:
     """Where reads of a few chunks are decoded. ``auto``: up to 30 on the host, which is assumed to be sooner than the
     device, unless they are not compressed. ``device``: on the device."""
     checks: Checks = "warn"
-    """What to do where the device has given a wrong answer to one of the self-checks that a read rests on. ``warn``:
+    """Consequence of a wrong answer that the device has given to one of the self-checks that a read rests on. ``warn``:
     the host decodes. ``strict``: reads raise `CudaError`, which names the check. ``off``: nothing is checked."""
     verify: Verify | None = None
     """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of

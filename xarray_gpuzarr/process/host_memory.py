@@ -123,7 +123,7 @@ class _Lent:
 
 result_memory = ResultMemory()
 when_short: list[Callable[[], object]] = [lambda: result_memory.clear()]  # noqa: PLW0108  # a fork has another one
-"""What lets go of memory that may be had again, called where memory lacks."""
+"""Functions that release memory which can be had again; they are called where memory is short."""
 
 
 def let_go() -> None:

@@ -37,7 +37,8 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
     def get(self, key: Key) -> Entry | None:
         """Return an entry, None if it is not there."""
         with self._lock:
-            self._begin_if_torn()
+            if self._is_torn:
+                self._forget_all()
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
@@ -46,7 +47,8 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
     def get_all(self, keys: Sequence[Key]) -> list[Entry | None]:
         """Return entries, None for each that is not there."""
         with self._lock:
-            self._begin_if_torn()
+            if self._is_torn:
+                self._forget_all()
             entries = [*map(self._entries.get, keys)]
             for key, entry in zip(keys, entries, strict=True):
                 if entry is not None:
@@ -81,15 +83,13 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._is_torn = True
-            self._begin()
-            self._is_torn = False
+            self._forget_all()
 
-    def _begin_if_torn(self) -> None:
-        """Forget everything if a change was interrupted halfway."""
-        if self._is_torn:
-            self._begin()
-            self._is_torn = False
+    def _forget_all(self) -> None:
+        """Forget everything; a change that was interrupted halfway has left no order."""
+        self._is_torn = True
+        self._begin()
+        self._is_torn = False
 
     def _begin(self) -> None:
         """Begin a change; forget everything if an earlier one was interrupted halfway."""

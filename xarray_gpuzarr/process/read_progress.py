@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ShownBars(Protocol):
-    """What shows the progress of reads, and outlives a fork."""
+    """Bar that shows the progress of reads, and outlives a fork."""
 
     def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
         """Add to the bytes that are read, and to those that begun reads will give."""

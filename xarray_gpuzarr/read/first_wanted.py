@@ -1,4 +1,4 @@
-"""What a read asks a store for first, whole objects and indexes of shards, which may be asked for ahead of it."""
+"""Requests that a read begins with, for whole objects and indexes of shards. They may be made ahead of it."""
 
 from __future__ import annotations
 

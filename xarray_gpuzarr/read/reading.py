@@ -38,7 +38,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
 _MOST_ELEMENTS = 2**56
-"""Of a result: NumPy counts bytes in int64."""
+"""Most elements in a result: NumPy counts bytes in int64."""
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None, *, or_host: bool = False) -> Any:
@@ -237,9 +237,9 @@ class Attempts:
     def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
         self._source, self._spec, self._or_host = source, spec, or_host
         self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
-        """Of the next attempt."""
+        """Decoder of the next attempt."""
         self.care = needed.get(source.identity, Care.USUAL) if needed else Care.USUAL
-        """What the next attempt does to have all bytes of a shard from one version."""
+        """Means by which the next attempt has all bytes of a shard from one version."""
         self.use_cache = True
         """Whether indexes that were read before are of use: False once one may be out of date."""
         self.cuts_objects = not uncut_stores or source.identity not in uncut_stores

@@ -35,7 +35,7 @@ def own_version() -> str:
 
 
 class OfAnotherVersion:
-    """What stands for an array whose fields this version may not know.
+    """Stand-in for an array whose fields this version may not know.
 
     `rebuild` makes the array of `pickled`, where the version is the one that has pickled it: `pickled[0]`. An error
     while it is unpickled would end the connection of a worker of dask, and the computation would hang.
@@ -84,7 +84,7 @@ class StoredArray:
 
     @property
     def store_source(self) -> ObjectSource | None:
-        """What knows the store of planned reads, whether its objects may be missing or not."""
+        """Source of planned reads, without the check for missing objects."""
         return self.source.within if isinstance(self.source, StrictSource) else self.source
 
     def in_store(self, store: Store) -> StoredArray:

@@ -14,7 +14,7 @@ from xarray_gpuzarr.process.read_progress import ReadProgress
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _MOST_ROWS = 1024
-"""Of a plan of several shards, whose indexes are known: 100 us of planning against milliseconds of decoding."""
+"""Most rows in a plan of several shards whose indexes are known: 100 us of planning, and milliseconds of decoding."""
 
 
 class ChunkTables:
@@ -27,11 +27,11 @@ class ChunkTables:
         """The next one whose index is to be asked for."""
         self._asked: deque[tuple[Block, FoundIndex | PendingIndex]] = deque()
         self._left: tuple[Block, FoundIndex] | None = None
-        """What has no room in the last plan."""
+        """Block that had no room in the last plan."""
         self.n_shards = 0
-        """Of all plans so far; chunks, where these are objects of their own."""
+        """Number of shards in all plans so far, or of chunks where these are objects of their own."""
         self.decoded_nbytes = 0
-        """Of all plans so far."""
+        """Decoded bytes of all plans so far."""
 
     def __iter__(self) -> Self:
         return self

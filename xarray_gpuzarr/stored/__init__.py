@@ -1,1 +1,1 @@
-"""What is stored: metadata, codecs, shard indexes and CF attributes, as frozen data. Nothing here reads a chunk."""
+"""Descriptions of stored arrays: metadata, codecs, shard indexes and CF attributes, as frozen data."""

@@ -17,7 +17,7 @@ NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
 
 _MOST_NBYTES = 2**56
-"""Of a decoded chunk or a shard index: more than any machine addresses, with room for what codecs add in int64."""
+"""Most bytes in a decoded chunk or a shard index: more than any machine addresses; int64 holds what codecs add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ class ChecksumSpec:
     at_start: bool = False
     """Whether the checksum stands before the payload, rather than behind it."""
     seed: int = 0
-    """What the algorithm starts from; of ``jenkins_lookup3`` only."""
+    """Number that the algorithm starts from; only ``jenkins_lookup3`` has one."""
 
     def __str__(self) -> str:
         return self.algorithm
@@ -202,7 +202,7 @@ class CastValueSpec(ElementSpec):
 
     rounding: Rounding
     out_of_range: OutOfRange | None
-    """What numbers become that the dtype has no place for; None if they are errors."""
+    """Rule for numbers that do not fit the dtype; None if they are errors."""
     scalar_map: tuple[tuple[str, str], ...]
     """Encoded numbers and what they decode to, before any rule; as text, since NaN equals nothing."""
 
@@ -245,9 +245,9 @@ class OtherSpec:
 
 
 DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
-"""What a GPU decompresses, and the host as well."""
+"""Compressors that a GPU decompresses; the host does, too."""
 CompressorSpec = DeviceCompressorSpec
-"""What the host decompresses in bulk. Where it has no fields, its text is its name in metadata."""
+"""Compressors that the host decompresses in bulk. The text of one without fields is its name in metadata."""
 AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
@@ -295,7 +295,7 @@ class PipelineSpec:
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        """What turns stored bytes into the elements of a chunk, in the order in which it decodes; not transposes."""
+        """Codecs that turn stored bytes into the elements of a chunk, in the order of decoding, without transposes."""
         return tuple(c for c in reversed((*self.array_to_array, *self.bytes_to_bytes)) if isinstance(c, StageSpec))
 
     def most_nbytes(self, chunk_nbytes: int) -> int:

@@ -50,16 +50,16 @@ from xarray_gpuzarr.stored.codecs import (
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _MAX_LENGTH = 2**63 - 1
-"""Of an axis: neither NumPy nor Python's own `len` count further, and so xarray opens no such array."""
+"""Greatest length of an axis: neither NumPy nor Python's own `len` count further, so xarray opens no longer array."""
 ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
-"""What asks for it can go when zarr-python 3.3 is the oldest supported."""
+"""Version of zarr-python. Code that asks for it can go when 3.3 is the oldest supported."""
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
-"""Of an array, of either format."""
+"""Metadata of an array, of either format."""
 parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
-"""What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
+"""Parsed metadata of living objects, by `id`: parsing takes longer than reading a small chunk."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What arithmetic and lookups raise where a document holds something else than it should."""
+"""Errors that arithmetic and lookups raise where a document holds something else than it should."""
 
 
 def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:

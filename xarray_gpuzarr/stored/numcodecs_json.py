@@ -76,7 +76,7 @@ def _is_accepted(codec_id: str, conf: Conf, dtype: DType) -> bool:
 
 
 _ADDED = {"shuffle": "elementsize", "fixedscaleoffset": "dtype", "quantize": "dtype", "astype": "decode_dtype"}
-"""What zarr-python takes from the dtype of an array where a configuration lacks it."""
+"""Fields that zarr-python takes from the dtype of an array where a configuration lacks them."""
 
 
 def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:

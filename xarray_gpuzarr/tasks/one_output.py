@@ -57,7 +57,7 @@ class Whole:
     """The last task of computing a whole array: joins its blocks."""
 
     name: str
-    """Of the dask array, and so of the layer of its blocks."""
+    """Name of the dask array, and so of the layer of its blocks."""
     chunks: tuple[tuple[int, ...], ...]
     reader: BlockSource
 

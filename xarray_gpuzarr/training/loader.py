@@ -124,7 +124,7 @@ class Batches:
 
     @property
     def order(self) -> Order:
-        """What the order of samples depends on: as the rank that this process has now, if none was given."""
+        """Order of the samples. If no rank was given, it is that which this process has now."""
         distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
         if self._follows_ranks and distributed and distributed.is_available() and distributed.is_initialized():
             order = replace(self._order, rank=distributed.get_rank(), world_size=distributed.get_world_size())

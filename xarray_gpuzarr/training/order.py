@@ -19,14 +19,14 @@ from xarray_gpuzarr.training.samples import Samples, Starts
 Shards = Callable[[Column], Column]
 """From starts of samples, shape (n, n_dims), to numbers of the shards that they begin in, shape (n,)."""
 _BOXES, _ORDER, _WITHIN = range(3)
-"""What is drawn from random numbers of its own."""
+"""Streams of random numbers: boxes, the order of samples, and their places within boxes are drawn from one each."""
 AT_ONCE = 2**20
 """Samples whose shards are looked up at once: their starts take memory for each dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What determines the order of samples, beside the samples."""
+    """Everything but the samples themselves that determines their order."""
 
     batch: int
     """Samples of a batch."""
@@ -40,7 +40,7 @@ class Order:
     world_size: int
     part: int = 0
     n_parts: int = 1
-    """Of a rank's reads, every `n_parts`-th from `part` on is carried out: by one of several processes of a rank."""
+    """Number of processes that share the reads of a rank; this one carries out every `n_parts`-th, from `part` on."""
 
     @property
     def per_read(self) -> int:

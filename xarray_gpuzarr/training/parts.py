@@ -15,7 +15,7 @@ from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.process.records import Column
 
 Along = int | range | Column
-"""What is taken along a stored axis: one element, which drops the axis, or several, in any order."""
+"""Selection along a stored axis: one element, which drops the axis, or several, in any order."""
 
 
 class UnresolvedError(Exception):

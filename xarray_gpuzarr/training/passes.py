@@ -38,7 +38,7 @@ class Pass(NamedTuple):
     n_workers: int = 0
     """0 if the consumer reads itself."""
     seed: int = 0
-    """What the consumer has drawn for all workers that it started together. It may draw the same again."""
+    """Random number that the consumer has drawn for all workers that it started together. It may come again."""
     first_child: int = 0
     """Number of the first of these among the consumer's child processes, as each of them reckons from its own number.
 
@@ -117,7 +117,7 @@ class _Told:
         self._next: dict[int, dict[int, Position]] = {}
         """Consumer -> its latest child at each move -> where the next of the passes after that move begins."""
         self.n_workers: dict[int, int] = {}
-        """Of the latest pass of each consumer."""
+        """Number of workers in the latest pass of each consumer."""
 
     def note(self, which: Pass, epoch: int, batch: int) -> None:
         """Take an entry into account."""

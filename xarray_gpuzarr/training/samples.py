@@ -17,7 +17,7 @@ from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
-"""Of an epoch: an order of so many takes 2 GiB."""
+"""Largest number of samples in an epoch: an order of so many takes 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.parts import Part, Parts
 
 Back = slice | Column | None
-"""What turns an axis in increasing order into the one asked for: for all samples, or a row for each."""
+"""Index that turns an axis in increasing order into the requested one: one for all samples, or a row for each."""
 
 
 def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder, out: Any = None) -> Any:

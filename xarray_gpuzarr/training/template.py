@@ -60,7 +60,7 @@ class SampleCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """What the batches of a dataset are made of."""
+    """Variables that the batches of a dataset are made of."""
 
     whole: Dataset
     """The dataset without what is cut: attributes, indexes, and variables that come along as they are."""
@@ -100,7 +100,7 @@ class Template:
 
     @property
     def lazies(self) -> list[LazyArray]:
-        """What is read from stores."""
+        """Arrays that are read from stores."""
         return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
 
     @property

@@ -21,7 +21,8 @@ from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import changed
-from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct, address, address_of, int64_columns, loops
+from xarray_gpuzarr.native.library import address, address_of, int64_columns, loops
+from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import record
@@ -32,9 +33,9 @@ from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_byt
 from xarray_gpuzarr.write.written_axis import written_axes
 
 _UNIT_NBYTES = 256 * 1024
-"""Of chunks that a thread encodes one after another and hands over together."""
+"""Length in bytes of the chunks that a thread encodes one after another and hands over together."""
 _MOST_CHUNKS = 64
-"""Of them; `MOST_CHUNKS` of `encode.h`."""
+"""Most chunks that a thread hands over together; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_A_THREAD = 8
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
@@ -55,7 +56,7 @@ class WrittenObject:
 
     key: str
     coord: tuple[int, ...]
-    """Of the shard."""
+    """Coordinates of the shard."""
     at: tuple[int, ...]
     """Its number along each axis, of those that the write changes."""
     needs_old: bool

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import advise_of_slow_codecs, native_name
 from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.native_program import Steps
-from xarray_gpuzarr.native.codec_functions import NativeEncoder, native_encoder
-from xarray_gpuzarr.native.library import EncoderStruct, address, loops, why_absent
+from xarray_gpuzarr.native.codec_functions import Codec, NativeEncoder, native_encoder
+from xarray_gpuzarr.native.library import address, loops, why_absent
+from xarray_gpuzarr.native.structs import EncoderStruct
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -85,8 +86,8 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
     if index is not None and index.endian != "little":
         return "a shard index in big endian is encoded by zarr-python"
     array = host_array(spec, Cast(dtype=spec.dtype), compiled)
-    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
-    functions = None if name is None or array.program is None else native_encoder(name)
+    name = "raw" if compressor is None else native_name(compressor)
+    functions = None if name is None or array.program is None else _functions_of(name)
     if functions is None or (name in ("lz4", "blosc") and array.chunk_nbytes > _MOST_NBYTES):
         return f"codec {compressor} is encoded by zarr-python"
     settings: dict[str, Any] | None = {}
@@ -98,6 +99,14 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
     if compressor is not None:  # none adds more than a 255th, and its frame
         most_nbytes += most_nbytes // 128 + 512
     return _encoder(array, settings, functions, order, most_nbytes + n_checksums * _CRC_NBYTES)
+
+
+def _functions_of(codec: Codec) -> NativeEncoder | None:
+    """Return what encodes chunks; None, after advice to the user, if its library does not export it."""
+    functions = native_encoder(codec)
+    if functions is None:
+        advise_of_slow_codecs()
+    return functions
 
 
 def _encoder(
@@ -218,4 +227,4 @@ _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | Non
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
-"""Of each compressor that `native_encoder` knows: its settings in `EncoderStruct`; None: zarr-python judges them."""
+"""Settings in `EncoderStruct` of each compressor that `native_encoder` knows; None: zarr-python judges them."""

@@ -18,11 +18,11 @@ class StoredObject:
     nbytes: int | None = None
     """Length of its chunks together in bytes; None if nothing is stored, or needed."""
     index: ShardIndex | None = None
-    """Of a shard."""
+    """Index of a shard."""
     data: memoryview | None = None
     """All of it as uint8 in host memory, unless it is a file."""
     version: tuple[int, ...] = ()
-    """Of a file, as `fetch.local` tells it."""
+    """Version of a file, as `fetch.local` tells it."""
 
 
 NOTHING = StoredObject()

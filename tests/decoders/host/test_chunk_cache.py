@@ -12,6 +12,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting
 from helpers.loops import without_loops
 from helpers.stores.fakes import RecordingStore
+from helpers.stores.in_place import overwrite_in_place
 from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_s3
 from hypothesis import given, settings
@@ -162,13 +163,7 @@ def changed(path, data, shards, way):
         written(path, shards=shards, compressors=GzipCodec(), data=data)
         return
     written(path.parent / "new", shards=shards, compressors=GzipCodec(), data=data)
-    for new in (path.parent / "new").rglob("c/*/*/*"):
-        old = path / new.relative_to(path.parent / "new")
-        before = old.stat()
-        with old.open("r+b") as file:
-            file.write(new.read_bytes())
-            file.truncate()
-        os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+    overwrite_in_place(path, path.parent / "new")
 
 
 def test_a_file_that_was_just_written_is_not_kept(tmp_path, monkeypatch):

@@ -74,6 +74,13 @@ def short_reads(read):
     return result, sum(each is not None for each in results)
 
 
+def counted_read(array, selection):
+    """Return what a read gives, how many reads of it were short, and what the process has counted of it."""
+    before = counters.snapshot()
+    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    return result, n_short, counters.snapshot() - before
+
+
 def box(draw, whole_chunks):
     """Draw a box inside one shard, of whole chunks if asked for."""
     box = []
@@ -115,9 +122,7 @@ def test_a_whole_chunk_is_read_by_one_call(tmp_path, codec, sharded):
     array = written(tmp_path, codec=codec, sharded=sharded)
     selection = slice(5, 10), slice(4, 8), slice(6, 12)
     read_array(array, selection, device="host")  # reads the index
-    before = counters.snapshot()
-    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
-    counts = counters.snapshot() - before
+    result, n_short, counts = counted_read(array, selection)
     assert n_short == 1
     assert_same_bits(result, DATA[selection])
     assert (counts.n_reads, counts.n_shards, counts.decoded_nbytes) == (1, 1, result.nbytes)
@@ -140,9 +145,7 @@ def test_a_part_of_a_kept_chunk_is_taken_from_memory(tmp_path, sharded):
     for _ in range(2):
         read_array(array, (0, slice(0, 4), slice(0, 6)), device="host")
     selection = slice(1, 5, 2), slice(3, 4), slice(2, 6)
-    before = counters.snapshot()
-    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
-    counts = counters.snapshot() - before
+    result, n_short, counts = counted_read(array, selection)
     assert n_short == 1
     assert_same_bits(result, DATA[selection])
     assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (1, 0, 0)
@@ -153,9 +156,7 @@ def test_parts_of_several_kept_chunks_are_taken_from_memory(tmp_path):
     selection = slice(0, 10), slice(0, 8, 2), slice(1, 11)
     for _ in range(2):
         read_array(array, selection, device="host")
-    before = counters.snapshot()
-    result, n_short = short_reads(lambda: read_array(array, selection, device="host"))
-    counts = counters.snapshot() - before
+    result, n_short, counts = counted_read(array, selection)
     assert n_short == 1
     assert_same_bits(result, DATA[selection])
     assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (8, 0, 0)

@@ -27,7 +27,7 @@ class Original:
     encoding: Mapping[str, Any]
     """The encoding by which xarray encodes it: its own, or that of the store."""
     pack: Pack | None
-    """What encodes its elements, if it was no array of dask and has become one; None: the graph of the encoded one."""
+    """Encoder of its elements, if it was no array of dask and has become one; None if dask encodes them."""
 
 
 class BlockWriter(ArrayWriter):

@@ -99,12 +99,12 @@ class Misfit:
 
     value: float
     found: str
-    """What it is stored as, in words."""
+    """Value as which it is stored, in words."""
 
 
 @record
 class ValueCheck:
-    """What tells whether values fit the dtype in which a variable is stored."""
+    """Check whether values fit the dtype in which a variable is stored."""
 
     name: Any
     """Name of the variable."""

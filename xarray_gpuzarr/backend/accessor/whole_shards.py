@@ -39,7 +39,7 @@ class Place:
 
 @record
 class Sizes:
-    """What `to_zarr` is asked for: see `DatasetAccessor.to_zarr`."""
+    """Chunk and shard sizes that `to_zarr` is given: see `DatasetAccessor.to_zarr`."""
 
     chunks: Size
     shards: Size | None

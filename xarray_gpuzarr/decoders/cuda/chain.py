@@ -1,4 +1,4 @@
-"""What the device does to the bytes of a chunk, in order: one compressor, one shuffle, codecs of elements.
+"""Codecs that the device undoes for each chunk, in order: one compressor, one shuffle, codecs of elements.
 
 Decided from metadata alone. Checksums around what is stored are checked on the host, before the bytes cross. A chain
 that does not fit this order, or has a codec that no kernel undoes, is a reason instead.
@@ -57,7 +57,7 @@ class ElementStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What is done to each chunk, in this order."""
+    """Codecs of each chunk, in the order in which they are undone."""
 
     checksums: tuple[ChecksumSpec, ...]
     """Checked and taken off by the host."""

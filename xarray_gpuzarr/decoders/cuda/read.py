@@ -113,7 +113,7 @@ class Read:
         self._uncut: deque[Piece] = deque()
         """Pieces whose rows belong to no segment yet."""
         self._gathering: list[Piece] = []
-        """Of the segment that is not full yet."""
+        """Pieces of the segment that is not full yet."""
         self._expected: deque[_Segment] = deque()
         """Segments whose requests are under way, as far as the store takes them."""
         self._missing: list[Rows] = []

@@ -19,7 +19,7 @@ from xarray_gpuzarr.stored.cf import cast_array
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
 
 Key = tuple[Any, ...]
-"""What picks a part of an array."""
+"""Index that selects a part of an array."""
 
 
 class ChunkPlacer:

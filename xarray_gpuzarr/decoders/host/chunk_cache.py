@@ -12,14 +12,14 @@ that claim. A read that has claims waits for none, so reads never wait for each 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.host_array import HostArray
-from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, Version
+from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, PendingCheck, Version
 from xarray_gpuzarr.native.library import address
 from xarray_gpuzarr.plan.partial_chunks import PartialChunks, are_much, reach_most
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
@@ -32,13 +32,13 @@ from xarray_gpuzarr.process.records import record
 
 Memory = npt.NDArray[np.uint8]
 ChunkKey = tuple[tuple[Hashable, ...], int]
-"""What the object is read from, the array's metadata, the form of the elements, the store key; and the first byte."""
+"""Source of the object, metadata of the array, form of the elements and store key; and the first byte of the chunk."""
 
 _MIB = 1024**2
 _ENTRY_NBYTES = 512
-"""What a chunk takes besides its elements."""
+"""Memory that a chunk takes besides its elements, in bytes."""
 _MOST_CHUNKS = 4096
-"""Of a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
+"""Most chunks in a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
 _MOST_SEEN = 16_384
 """Chunks that are remembered to have been read once, some 5 MB."""
 _LOOK_S = 0.5
@@ -157,7 +157,7 @@ host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork 
 
 @record
 class PlanChunks:
-    """What the cache has of the chunks of one plan, and what it is to get."""
+    """Chunks of one plan that the cache has, and those that it is to keep."""
 
     found: dict[int, CachedChunk]
     """By row."""
@@ -196,24 +196,23 @@ class CachedRead:
         """Lets others decode what has not been kept: one call of C."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
-        self._array_key = versions.identity, array.spec.metadata, array.kept_form
         self._is_remote = is_remote
-        self._checks: list[Callable[[], None]] = []
-        """What waits for answers about the versions of shards."""
+        self._checks: list[PendingCheck] = []
+        """Checks of the versions of shards that have been asked for."""
         self._at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
         """Return what there is of a plan's chunks, and what is to be kept; None if it is nothing.
 
-        Raises `ObjectChangedError` if a file of which chunks were found is of another version by now; for other stores,
-        `check` does so.
+        Raises `ObjectChangedError` if a file of which chunks were found has another version by now. For other stores,
+        `check` raises it.
         """
         rows = self._partial.rows(plan)
         if not rows:
             return None
         number, offset = plan.object.tolist(), plan.offset.tolist()
-        objects = [(*self._array_key, key) for key in plan.keys]
+        objects = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
         keys = [(objects[number[row]], offset[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
         found, claimed = self._find(keys, [number[row] for row in rows], versions)
@@ -226,7 +225,7 @@ class CachedRead:
         if chunks.found and self._array.spec.index is not None:
             of_object = {number[row]: row for row in chunks.found}
             check = self._versions.start_check([(plan.keys[n], offset[row]) for n, row in of_object.items()])
-            if self._is_remote:  # the shards of all plans are asked about at once
+            if self._is_remote:  # the requests for all plans are then under way together
                 self._checks.append(check)
             else:
                 check()
@@ -263,7 +262,7 @@ class CachedRead:
                 cache.put(key, chunk)
 
     def check(self) -> None:
-        """Raise `ObjectChangedError` if a shard of which chunks were found was of another version then."""
+        """Wait for all checks of remote shards; raise `ObjectChangedError` if one has another version."""
         for check in self._checks:
             check()
 
@@ -284,6 +283,11 @@ class CachedRead:
             return
         chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
         chunks.kept[row] = key, chunk
+
+
+def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
+    """Return the part of a `ChunkKey` that all chunks of an object share; `identity` is that of its source."""
+    return identity, array.spec.metadata, array.kept_form, key
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:

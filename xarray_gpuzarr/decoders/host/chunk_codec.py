@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-import imagecodecs
+import deflate
+from numcodecs.fletcher32 import Fletcher32
+from numcodecs.jenkins import jenkins_lookup3
 
 from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most
 from xarray_gpuzarr.decoders.host.filters import decode_elements, decoded_nbytes, unshuffle
@@ -24,12 +26,18 @@ from xarray_gpuzarr.stored.codecs import (
 
 _NBYTES = 4
 
+
+def _fletcher32(payload: memoryview, _seed: int) -> int:
+    """Return what numcodecs writes behind a payload."""
+    return int.from_bytes(Fletcher32().encode(payload)[-_NBYTES:], "little") if payload else 0
+
+
 _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
-    "crc32": lambda payload, _: imagecodecs.deflate_crc32(payload),
+    "crc32": lambda payload, _: deflate.crc32(payload),
     "crc32c": lambda payload, _: crc32c(payload),
-    "adler32": lambda payload, _: imagecodecs.deflate_adler32(payload),
-    "fletcher32": lambda payload, _: imagecodecs.h5checksum_fletcher32(payload),
-    "jenkins_lookup3": imagecodecs.h5checksum_lookup3,
+    "adler32": lambda payload, _: deflate.adler32(payload),
+    "fletcher32": _fletcher32,
+    "jenkins_lookup3": jenkins_lookup3,
 }
 
 

@@ -12,16 +12,17 @@ import io
 import zlib
 from collections.abc import Callable
 
-import imagecodecs
 import numcodecs
-import zstandard
+import numcodecs.blosc
 
 from xarray_gpuzarr.decoders.host.zstd_frames import check_declared, zstd_at_most
-from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
-from xarray_gpuzarr.native.codec_functions import Codec
+from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes, check_blosc
+from xarray_gpuzarr.native.codec_functions import Codec, slow_codecs, why_slow
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
+    BytesBytesSpec,
     CompressorSpec,
     GzipSpec,
     Lz4Spec,
@@ -41,13 +42,12 @@ class Compressor:
     rate: float
     """About how many bytes a second one thread decodes."""
     native: Codec | None
-    """What the loops call it; None if they do not know it."""
+    """Name of the codec for the loops; None if they do not know it."""
 
 
 LIBRARY_ERRORS = (
     FrameError,
-    zstandard.ZstdError,
-    RuntimeError,  # imagecodecs' errors, numcodecs.blosc
+    RuntimeError,  # numcodecs' errors, and imagecodecs'
     SystemError,  # numcodecs.blosc, of a frame that claims to hold 2 GiB or more
     ValueError,
     TypeError,
@@ -55,10 +55,12 @@ LIBRARY_ERRORS = (
     EOFError,
     zlib.error,
     MemoryError,  # a frame that declares an absurd length
-    ImportError,  # a codec whose library is missing; imagecodecs imports its parts when they are called
+    ImportError,  # a codec whose library is missing
 )
 _COPY_RATE = 4e9
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
+_BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
+"""First bit of a frame's compressor in its flags, flag of a frame that is not compressed, and number of snappy."""
 
 
 def _gzip_at_most(src: memoryview, most: int) -> memoryview:
@@ -74,6 +76,22 @@ def _zlib_at_most(src: memoryview, most: int) -> memoryview:
     return memoryview(decoded)
 
 
+def _blosc_at_most(src: memoryview, _most: int) -> memoryview:
+    nbytes, encoded_nbytes = blosc_nbytes(src)
+    frame = src[:encoded_nbytes]
+    if frame[2] >> _BLOSC_CNAME_BIT == _SNAPPY and not frame[2] & _BLOSC_STORED:
+        try:
+            import imagecodecs  # noqa: PLC0415  # an extra
+        except ImportError as err:
+            raise ImportError("Blosc frames of snappy need imagecodecs: pip install 'xarray-gpuzarr[snappy]'") from err
+        return memoryview(imagecodecs.blosc_decode(frame, numthreads=1))
+    check_blosc(frame)
+    decoded = bytearray(nbytes)
+    if nbytes:
+        numcodecs.blosc.decompress(frame, decoded)
+    return memoryview(decoded)
+
+
 HOST_COMPRESSORS: dict[type, Compressor] = of_each(
     CompressorSpec,
     {
@@ -82,13 +100,34 @@ HOST_COMPRESSORS: dict[type, Compressor] = of_each(
         ZlibSpec: Compressor(at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
         # Of the next two, the declared length was looked at.
         Lz4Spec: Compressor(at_most=lambda src, _: memoryview(_LZ4.decode(src)).cast("B"), rate=2e9, native="lz4"),
-        BloscSpec: Compressor(  # numcodecs knows no snappy inside of Blosc
-            at_most=lambda src, _: memoryview(imagecodecs.blosc_decode(src[: blosc_nbytes(src)[1]], numthreads=1)),
-            rate=2e9,
-            native="blosc",
-        ),
+        BloscSpec: Compressor(at_most=_blosc_at_most, rate=2e9, native="blosc"),
     },
 )
+
+
+def native_name(spec: BytesBytesSpec) -> Codec | None:
+    """Return what the loops call a compressor; None if they do not know it."""
+    if isinstance(spec, BloscSpec) and spec.cname == "snappy":
+        return "blosc of snappy"
+    return HOST_COMPRESSORS[type(spec)].native
+
+
+def why_decoded_slowly(pipeline: PipelineSpec) -> str:
+    """Return why the loops cannot call the library of a codec, and what to install; empty if they can."""
+    names = [native_name(stage) for stage in pipeline.stages if type(stage) in HOST_COMPRESSORS]
+    return "; ".join(why for name in names if name is not None and (why := why_slow(name)))
+
+
+def advise_of_slow_codecs() -> None:
+    """Warn, once in a process, of all codecs whose library does not export what the loops call."""
+    slow = slow_codecs()
+    if slow:
+        advise(
+            "slow codecs",
+            "the compiled loops cannot call the library of a codec: its chunks take longer",
+            found="; ".join(slow),
+            do="install what is named; gpuzarr doctor says whether that helped",
+        )
 
 
 def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryview:

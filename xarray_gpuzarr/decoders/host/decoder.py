@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, cached_read
+from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
@@ -37,7 +38,7 @@ class HostDecoder:
     """Decodes on the host; results are NumPy arrays."""
 
     costs = Costs()
-    """What handing over work costs."""
+    """Costs of handing over work."""
     device: Device = "host"
 
     def __init__(self, *, keeps_chunks: bool = True) -> None:
@@ -48,7 +49,7 @@ class HostDecoder:
         """Say whether chunks are decoded in bulk or one by one by zarr-python."""
         other = spec.codecs.other
         if other is None:
-            return Route(where="host", why="")
+            return Route(where="host", why=why_decoded_slowly(spec.codecs))
         return Route(where="host, by zarr-python", why=f"codec {other} is decoded chunk by chunk")
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:

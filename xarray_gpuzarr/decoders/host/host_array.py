@@ -1,4 +1,4 @@
-"""What all reads of one array by the host decoder have in common, worked out once."""
+"""Properties that all reads of one array by the host decoder share, worked out once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HostArray:
         self.stored_dtype, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
         self.chunk_nbytes, self.chunk_shape = spec.chunk_nbytes, spec.grid.chunk_shape
         self.strides = spec.chunk_strides
-        """Of the elements of a decoded chunk along the axes of the array, in bytes."""
+        """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.is_raw = self.codec is not None and self.codec.raw
         """Whether chunks are stored as they are."""
@@ -36,7 +36,7 @@ class HostArray:
         self.may_be_direct = self.is_same and in_order and self.codec is not None
         """Whether Python may decode chunks straight into the output."""
         self.program = None if loops is None else native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
-        """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
+        """Program of the compiled loops; None where there are none, or they do not know a codec."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)
         """As `strides`, of the elements that the loops place."""
         self.kept_nbytes = spec.chunk_nbytes if self.program is None else self.program.struct.chunk_nbytes
@@ -44,7 +44,7 @@ class HostArray:
         self.kept_form = None if self.program is None else self.program.placed.str
         """Tells chunks that are kept for the loops from others."""
         self.decodes = "all" if self.program is None else self.program.decodes
-        """What is decoded of a chunk of which a part is wanted, see `NativeProgram`."""
+        """Part of a chunk that is decoded if a part is wanted, see `NativeProgram`."""
         self.rate = decoded_rate(spec.codecs)
         """Bytes that a thread decodes in a second."""
         is_view = self.codec is not None and self.codec.is_view

@@ -21,14 +21,8 @@ from xarray_gpuzarr.decoders.host.chunk_cache import PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.native.library import (
-    FilesStruct,
-    JobStruct,
-    RowsStruct,
-    address,
-    address_of,
-    int64_columns,
-)
+from xarray_gpuzarr.native.library import address, address_of, int64_columns
+from xarray_gpuzarr.native.structs import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
@@ -73,21 +67,21 @@ class Encoded:
 
 
 ROOM_NBYTES = 256 * 1024
-"""Of neighbours in a file that are read at once; they stay in a core's cache."""
-BLOCK_NBYTES = 512
-"""What is in memory of a file is whole blocks of this size, but for its end."""
+"""Most bytes of neighbours in a file that are read at once; they stay in a core's cache."""
+_BLOCK_NBYTES = 512
+"""Bytes in a block of the page cache, which has whole blocks of a file, except at its end."""
 _DONE, _LEFT = 0, 1
-"""What became of a row: it was placed, or Python has to read it."""
+"""State of a row: it was placed, or Python has to read it."""
 _DECODED = -3
 """Stands for the length of a chunk that is decoded already."""
 _NO_VERSION = (0,) * 5
-"""Of a shard that is not there, of which nothing is read."""
+"""Version of a shard that is not there, of which nothing is read."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
 @record
 class _Axes:
-    """What chunks give along the axes of the output."""
+    """Pieces of the chunks along the axes of the output."""
 
     n_pieces: tuple[int, ...]
     steps: tuple[int, ...]
@@ -96,7 +90,7 @@ class _Axes:
     table: int
     """Address of the pieces of all axes: first wanted elements, first positions in the output, counts."""
     memory: object
-    """What has these numbers."""
+    """Arrays that hold these numbers."""
 
 
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
@@ -158,7 +152,7 @@ class LoopOutput:
         assert array.program is not None
         self._target, self._loops = target, array.loops
         self.scratch_nbytes = array.program.scratch_nbytes
-        """Of each thread."""
+        """Scratch of each thread in bytes."""
         self._in_strides = array.placed_strides
         self._out_stride = out.strides[0] if out.ndim else 0
         if isinstance(target, BoxTarget) and target.spans is not None:
@@ -299,6 +293,11 @@ class LoopCall:
         return [*((became == _LEFT).nonzero()[0] + rows.start).tolist()]
 
 
+def whole_blocks(nbytes: int) -> int:
+    """Return the bytes of the blocks of a file that so many bytes from its beginning lie in."""
+    return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+
+
 def encoded_path(path: str) -> bytes | None:
     """Return a path as the system takes it, as `os.fsencode` does; None if no file can have it."""
     try:
@@ -329,9 +328,17 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] |
         rule, offset = source.rule, plan.at["offset"]
         room_nbytes, max_gap_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes)), rule.max_gap_nbytes
     else:
-        room_nbytes, max_gap_nbytes = -(-plan.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES, 0
+        room_nbytes, max_gap_nbytes = whole_blocks(plan.spec.expected_nbytes), 0
         versions, offset = [], 0
     about, at = int64_columns(path_at=starts, version=versions)
-    lengths = room_nbytes, max_gap_nbytes, plan.spec.most_nbytes
-    struct = FilesStruct(bytes(paths), *at.values(), plan.at["object"], offset, 0, *lengths)
+    struct = FilesStruct(
+        paths=bytes(paths),
+        path_at=at["path_at"],
+        version=at["version"],
+        file=plan.at["object"],
+        offset=offset,
+        room_nbytes=room_nbytes,
+        max_gap_nbytes=max_gap_nbytes,
+        most_nbytes=plan.spec.most_nbytes,
+    )
     return struct, (about, plan)

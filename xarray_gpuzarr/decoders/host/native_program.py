@@ -1,4 +1,4 @@
-"""What the compiled loops do to a chunk, as data: its compressor, what follows for the whole chunk, steps of elements.
+"""Programs for the compiled loops: the compressor of a chunk, stages for the whole chunk, steps of its elements.
 
 Whatever is not in these tables is left to Python, a whole read at a time.
 """
@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS
+from xarray_gpuzarr.decoders.host.compressors import HOST_COMPRESSORS, advise_of_slow_codecs, native_name
 from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
-from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
+from xarray_gpuzarr.native.structs import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -40,9 +40,9 @@ _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
 _MOST_MASKED = 4
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
 _LEAST_PARTED_NBYTES = 32 * 1024
-"""Of a chunk of which a part is decoded; `LEAST_PARTED_NBYTES` of `loops.c`."""
+"""Length of the shortest chunk of which a part is decoded; `LEAST_PARTED_NBYTES` of `loops.c`."""
 _MOST_NBYTES, _MOST_TYPESIZE = 512 * 1024 * 1024, 255
-"""Of a block that C-Blosc unshuffles, and of its elements."""
+"""Length of the longest block that C-Blosc unshuffles, and of its longest elements."""
 
 _Step = tuple[int, str, str | None, tuple[Any, ...]]
 """Kind, dtype that it is given, dtype afterwards, and numbers."""
@@ -132,14 +132,20 @@ class Steps:
             dtypes = {"dtype": _DTYPES.index(dtype), "to": _DTYPES.index(to or dtype)}
             structs.append(StepStruct(kind=kind, **dtypes, n_values=len(numbers), values=values))
         self._steps = (StepStruct * len(steps))(*structs)
-        itemsizes, swaps = (before.itemsize, after.itemsize), (_swapped(before), _swapped(after))
-        self.struct = StepsStruct(ctypes.addressof(self._steps), len(steps), *itemsizes, *swaps)
+        self.struct = StepsStruct(
+            steps=ctypes.addressof(self._steps),
+            n_steps=len(steps),
+            in_itemsize=before.itemsize,
+            out_itemsize=after.itemsize,
+            in_swap=_swapped(before),
+            out_swap=_swapped(after),
+        )
         self.address = ctypes.addressof(self.struct)
 
 
 @record
 class NativeProgram:
-    """What the loops do to every chunk of a read."""
+    """Operations of the loops on every chunk of a read."""
 
     placed: np.dtype[Any]
     """Dtype of a chunk's elements as they are placed."""
@@ -148,14 +154,15 @@ class NativeProgram:
     changes_elements: bool
     """Whether elements are changed as they are placed."""
     decodes: Literal["all", "up to", "blocks"]
-    """What the loops decode of a chunk of which a part is wanted: all of it, all up to the last wanted element, or only
+    """Part of a chunk that the loops decode if a part is wanted: all of it, all up to the last wanted element, or only
     the blocks that hold wanted elements."""
     scratch_nbytes: int
-    """Of each thread: an area that is read, and one that is written if anything is done to whole chunks or blocks."""
+    """Scratch of each thread in bytes: an area that is read, and one that is written if anything is done to whole
+    chunks or blocks."""
     struct: JobStruct
     """All this as the loops take it."""
     kept: object
-    """What `stages` and `struct` point to."""
+    """Memory that `stages` and `struct` point to."""
 
     def strides(self, spec: ArraySpec) -> tuple[int, ...]:
         """Return the strides of a chunk's elements as they are placed, along the axes of the array, in bytes."""
@@ -190,9 +197,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         stages.pop(0)
         n_checksums += 1
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
-    name = "raw" if compressor is None else HOST_COMPRESSORS[type(compressor)].native
+    name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
     if codec is None:
+        advise_of_slow_codecs()
         raise _NotKnownError
     lengths = [chunk_nbytes]
     for spec in reversed(stages):

@@ -11,18 +11,18 @@ from xarray_gpuzarr.process.records import record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What handing over work costs, measured (November 2026, EPYC, two cores)."""
+    """Costs of handing over work, measured (November 2026, EPYC, two cores)."""
 
     serial_s: float = 1.2e-3
-    """What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took
+    """Seconds of decoding below which another thread is not worth waking: crops of 8 raw chunks of 64 KiB took
     one thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms."""
     loops_s: float = 0.1
-    """What takes one thread no longer to decode is read by the caller's thread, and by threads of the compiled loops:
+    """Seconds of decoding below which the caller's thread reads, with threads of the compiled loops:
     these hand over nothing, and share what they do by the chunk. Longer reads use threads that come and go."""
     loop_thread_s: float = 150e-6
     """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
     loop_copy_nbytes: int = 8 * 1024 * 1024
-    """Of a single raw chunk: what the loops share among threads."""
+    """Bytes of a single raw chunk that are worth a thread of the loops."""
     call_s: float = 20e-3
     """Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
     parts_a_thread: int = 4

@@ -17,14 +17,15 @@ from functools import lru_cache
 from typing import Any
 
 from xarray_gpuzarr.decoders.host import chunk_cache
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, ChunkKey, are_kept_at_once, may_be_kept
+from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, ChunkKey, are_kept_at_once, may_be_kept, object_key
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
-from xarray_gpuzarr.decoders.host.loop_call import BLOCK_NBYTES, ROOM_NBYTES, encoded_path, kept_job
+from xarray_gpuzarr.decoders.host.loop_call import ROOM_NBYTES, encoded_path, kept_job, whole_blocks
 from xarray_gpuzarr.decoders.host.schedule import Costs
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native.library import BoxStruct, address, int64_columns
+from xarray_gpuzarr.native.library import address, int64_columns
+from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
 from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
@@ -42,7 +43,7 @@ _MOST_CHUNK_NBYTES = 1024 * 1024
 
 
 class _ShortReads:
-    """What all short reads of one array have in common."""
+    """Settings that all short reads of one array share."""
 
     def __init__(self, array: HostArray) -> None:
         ones = (1,) * array.spec.grid.ndim
@@ -50,8 +51,7 @@ class _ShortReads:
         self.job_address = ctypes.addressof(self._job)
         assert array.program is not None
         self.scratch_nbytes = array.program.scratch_nbytes
-        whole_blocks = -(-array.spec.expected_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
-        self.room_nbytes = max(ROOM_NBYTES, whole_blocks)
+        self.room_nbytes = max(ROOM_NBYTES, whole_blocks(array.spec.expected_nbytes))
         """Memory for encoded chunks, in bytes; a chunk that is longer is left to an ordinary read."""
 
 
@@ -103,7 +103,7 @@ def read_short(
     keys = _cache_keys(array, target, source, file) if uses_cache else ()
     chunks = _kept_chunks(keys, source, file)
     if uses_cache and chunks is None:
-        if are_kept_at_once(array, target) or not chunk_cache.cache.see_first(keys):
+        if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.see_first(keys):
             return None
         counters.add(n_cache_misses=len(keys))
     if out is None:
@@ -135,17 +135,11 @@ def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
 
 def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File | None:
     """Return the file that holds a box; None if there are several, or the index of the shard is not at hand."""
-    coordinates = []
-    assert target.spans is not None
-    for (first, n_elements, step, _, chunk_length), per_shard in zip(
-        target.spans, spec.grid.chunks_per_shard, strict=True
-    ):
-        shard_length = chunk_length * per_shard
-        coordinate = first // shard_length
-        if (first + (n_elements - 1) * step) // shard_length != coordinate:
-            return None
-        coordinates.append(coordinate)
-    key = spec.keys.key(tuple(coordinates))
+    shards = target.shards()
+    shard = next(shards)
+    if next(shards, None) is not None:
+        return None
+    key = spec.keys.key(tuple([coordinate for coordinate, _ in shard]))
     path = encoded_path(source.local_path(key))
     index = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
     if path is None or (index is None and spec.index is not None):
@@ -155,8 +149,8 @@ def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File |
 
 def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[ChunkKey]:
     """Return the keys under which the cache has the chunks of a box, in C order; none if one of them is not stored."""
-    form = (source.identity, array.spec.metadata, array.kept_form, file.key)
-    return [(form, offset) for offset in _offsets(array.spec, target, file.index)]
+    of_object = object_key(array, source.identity, file.key)
+    return [(of_object, offset) for offset in _offsets(array.spec, target, file.index)]
 
 
 def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:

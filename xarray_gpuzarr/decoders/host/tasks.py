@@ -1,4 +1,4 @@
-"""What threads do for one read by the host decoder: tasks that fetch, decode and place chunks.
+"""Tasks of one read by the host decoder, which fetch, decode and place chunks on threads.
 
 A thread reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the
 output. The compiled loops do all this for local files; Python does what they leave, and all where there are none.
@@ -52,7 +52,7 @@ class HostRead:
     source: ByteSource
     schedule: Schedule
     output: LoopOutput | None
-    """What the compiled loops fill; None if there are none, or the array is nothing for them."""
+    """Output for the compiled loops; None if there are none, or they cannot read the array."""
 
     @cached_property
     def placer(self) -> ChunkPlacer:

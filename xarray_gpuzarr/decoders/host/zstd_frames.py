@@ -1,57 +1,52 @@
-"""Frames decoded piece by piece, to no more bytes than they are allowed, and without a copy of them.
+"""Frames of zstd decoded piece by piece, to no more bytes than they are allowed.
 
 What one call of libzstd cannot do: several frames in a row, and those that do not say how long they are.
 """
 
 from __future__ import annotations
 
-import io
-import threading
-from collections.abc import Buffer
-from contextlib import suppress
+import ctypes
+from functools import cache
 from typing import Any
 
-import imagecodecs
-import zstandard
+import numcodecs.zstd
+import numpy as np
 
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
+from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
+from xarray_gpuzarr.native.library import address, address_of
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
-_PIECE_NBYTES = 512 * 1024
-"""What is shorter is sooner copied than read in pieces."""
-_END = b"here it ends" + bytes(64)
-_END_FRAME = zstandard.ZstdCompressor(write_checksum=True).compress(_END)
-"""Behind all others: what it holds is decoded only if these were complete.
-
-A block that is cut short takes bytes of this frame for its own. It cannot end with `_END` then, which is not in there
-literally, nor can the frame of that block end with the block of this frame: the checksum behind it would be wrong or be
-taken for another frame.
-"""
-
-_thread = threading.local()
+_MOST_ERRORS = 120
+"""Number of libzstd's error codes, which it returns as the numbers just below 2**64."""
 
 
-class Joined(io.RawIOBase):
-    """Bytes in host memory, one run after another, as a file."""
+class _BufferStruct(ctypes.Structure):
+    """``ZSTD_inBuffer`` and ``ZSTD_outBuffer``, which are alike."""
 
-    def __init__(self, *runs: Buffer) -> None:
-        super().__init__()
-        self._left = [memoryview(run) for run in reversed(runs)]
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("pos", ctypes.c_size_t),
+    )
 
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
 
-    def readinto(self, room: Buffer) -> int:
-        """Copy bytes of one run to `room`; return how many."""
-        while self._left and not self._left[-1]:
-            self._left.pop()
-        if not self._left:
-            return 0
-        view = memoryview(room)
-        part, self._left[-1] = self._left[-1][: len(view)], self._left[-1][len(view) :]
-        view[: len(part)] = part
-        return len(part)
+class _Functions:
+    """Functions of libzstd; they let go of Python's lock."""
+
+    def __init__(self, codec: NativeCodec) -> None:
+        handle, size = ctypes.c_void_p, ctypes.c_size_t
+        self.make = ctypes.CFUNCTYPE(handle)(codec.make_context)
+        self.free = ctypes.CFUNCTYPE(size, handle)(codec.free_context)
+        self.decode = ctypes.CFUNCTYPE(size, handle, handle, size, handle, size)(codec.decode)
+        self.decode_part = ctypes.CFUNCTYPE(size, handle, handle, handle)(codec.decode_part)
+        self.error_name = ctypes.CFUNCTYPE(ctypes.c_char_p, size)(codec.error_name)
+
+
+@cache
+def _functions() -> _Functions | None:
+    codec = native_codec("zstd")
+    return None if codec is None else _Functions(codec)
 
 
 def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
@@ -62,18 +57,45 @@ def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
 
 
 def zstd_at_most(src: memoryview, most: int) -> memoryview:
-    """Decode one zstd frame, or several in a row, to memory of its own; see `compressors.decode_at_most`."""
-    context = getattr(_thread, "zstd", None)
-    if context is None:
-        context = _thread.zstd = zstandard.ZstdDecompressor()
-    ended: Any = b"".join((src, _END_FRAME)) if len(src) < _PIECE_NBYTES else Joined(src, _END_FRAME)
-    reader = context.stream_reader(ended, read_size=_PIECE_NBYTES, read_across_frames=True, closefd=False)
+    """Decode one zstd frame, or several in a row, to memory of its own; see `compressors.decode_at_most`.
+
+    Where numcodecs does not export libzstd, only the length that a frame declares bounds what it is decoded to.
+    """
+    zstd = _functions()
+    if zstd is None:
+        return memoryview(numcodecs.zstd.decompress(src))
+    decoded = np.empty(most + 1, np.uint8)
+    given = _BufferStruct(memory=address_of(src), size=len(src), pos=0)
+    room = _BufferStruct(memory=address(decoded), size=len(decoded), pos=0)
+    context = zstd.make()
+    if not context:
+        raise MemoryError("no memory for a decoder of zstd")
     try:
-        decoded = reader.read(most + len(_END) + 1)
-    except zstandard.ZstdError:
-        with suppress(imagecodecs.ZstdError):  # for windows of over 128 MiB, one call needs no memory
-            return memoryview(imagecodecs.zstd_decode(src, out=bytearray(most)))
-        raise
-    if len(decoded) <= most + len(_END) and not decoded.endswith(_END):
+        unfinished = _decode_in_parts(zstd, context, given, room)
+        if _is_error(unfinished) and not room.pos:  # a window of over 128 MiB, which one call does not need
+            nbytes = int(zstd.decode(context, room.memory, room.size, given.memory, given.size))
+            if not _is_error(nbytes):
+                unfinished, room.pos = 0, nbytes
+    finally:
+        zstd.free(context)
+    if _is_error(unfinished):
+        raise FrameError(f"zstd decompress error: {zstd.error_name(unfinished).decode()}")
+    if unfinished and room.pos <= most:
         raise FrameError("a frame cut short")
-    return memoryview(decoded)[: -len(_END)]
+    return memoryview(decoded)[: room.pos]
+
+
+def _decode_in_parts(zstd: _Functions, context: Any, given: _BufferStruct, room: _BufferStruct) -> int:
+    """Decode until nothing is left or the room is full; return 0 if the last frame is complete, else another number."""
+    unfinished = 1
+    while given.pos < given.size or unfinished:
+        before = given.pos + room.pos
+        unfinished = int(zstd.decode_part(context, ctypes.addressof(room), ctypes.addressof(given)))
+        if _is_error(unfinished) or room.pos == room.size or given.pos + room.pos == before:
+            break
+    return unfinished
+
+
+def _is_error(returned: int) -> bool:
+    """Whether what a function of libzstd returned is the number of an error."""
+    return returned > 2**64 - _MOST_ERRORS

@@ -1,1 +1,1 @@
-"""What a client without a GPU has in place of the CUDA decoder, while a cluster's workers have one."""
+"""Decoder of a client without a GPU whose cluster's workers have one."""

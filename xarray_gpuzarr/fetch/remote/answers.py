@@ -54,7 +54,7 @@ class WrongBytesError(OSError):
 
 
 OTHER = Answer(data=memoryview(b""), version=ANOTHER)
-"""Of a server that was asked for one tag, and has another."""
+"""Answer of a server that was asked for one tag, and has another."""
 
 
 def first_of_rest(request: ByteRequest | None) -> int | None:
@@ -90,9 +90,9 @@ class Body(NamedTuple):
 
     data: bytes
     first: int
-    """Of `data`, counted from the start of the body."""
+    """First byte of `data`, counted from the start of the body."""
     nbytes: int
-    """Of the body, or more than an answer may have."""
+    """Length of the body, or more than an answer may have."""
 
 
 def http_answer(

@@ -15,12 +15,13 @@ from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
 from xarray_gpuzarr.cuda.resources import pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.machine.diagnosis.report import Section
+from xarray_gpuzarr.native.codec_functions import slow_codecs
 from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.host_memory import available_nbytes
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 
-_PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "imagecodecs")
+_PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "deflate")
 _GPU_PACKAGES = ("cupy", "rmm", "nvidia-libnvcomp", "kvikio", "dask-cuda")
 _ENDINGS = ("", "-cuda12x", "-cuda13x", "-cu12", "-cu13")
 _CUDA_13 = 13_000
@@ -43,6 +44,7 @@ def machine_section(api: DeviceApi | None) -> Section:
             "n_cores": n_cores(),
             "n_threads": thread_budget(),
             "why_no_loops": why_absent(),
+            "slow_codecs": slow_codecs(),
             "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "available_nbytes": available_nbytes(),
         },
@@ -93,6 +95,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "threads", f"{host['n_threads']} decode at once"
     why = host["why_no_loops"]
     yield "loops", "compiled ones are in use" if why is None else f"compiled ones are not in use: {why}"
+    for slow in host["slow_codecs"]:
+        yield "slow codec", slow
     available = host["available_nbytes"]
     free = f", {format_nbytes(available)} available" if available else ""
     yield "host memory", f"{format_nbytes(host['memory_nbytes'])}{free}; a read takes its result and a few MB a thread"

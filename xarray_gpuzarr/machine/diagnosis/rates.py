@@ -37,7 +37,7 @@ class DeviceReads:
 
     @property
     def device(self) -> str:
-        """What reads call it."""
+        """Name of the device in reads."""
         return f"cuda:{self.api.index}"
 
     def read(self, array: zarr.Array[Any]) -> Any:
@@ -76,7 +76,7 @@ def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5
 
 
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
-"""What is measured on every host."""
+"""Codecs that are measured on every host."""
 _MIB = 2**20
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 
@@ -88,7 +88,7 @@ class Sizes:
     copied: int = 256 * _MIB
     chunk: int = _MIB
     n_chunks: int = 32
-    """Of a read by the host; a GPU reads 16 times as many."""
+    """Number of chunks in a read by the host; a GPU reads 16 times as many."""
 
 
 def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
@@ -155,9 +155,9 @@ class Rates:
     """Decoded bytes a second."""
 
     alone: float
-    """Of one thread."""
+    """Rate of one thread."""
     every: float
-    """Of all threads that may decode at once."""
+    """Rate of all threads that may decode at once."""
 
 
 def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:

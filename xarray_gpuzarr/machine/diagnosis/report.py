@@ -30,7 +30,7 @@ class Section:
     notes: Sequence[str] = ()
     """Sentences below the table."""
     failures: Sequence[str] = ()
-    """What went wrong, a sentence each."""
+    """Failures, a sentence each."""
     facts: Any = None
     """The same for programs: mappings, lists, text and numbers, as JSON has them."""
 
@@ -56,7 +56,7 @@ class Diagnosis:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What went wrong, a sentence each; empty if all is well."""
+        """Failures, a sentence each; empty if all is well."""
         return tuple(failure for section in self.sections for failure in section.failures)
 
     @property

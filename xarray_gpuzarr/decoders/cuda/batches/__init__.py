@@ -1,1 +1,1 @@
-"""What a batch is: chunks cut into segments and batches, how large these are, and the streams that lie in them."""
+"""Segments and batches of chunks, their sizes, and the streams that lie in them."""

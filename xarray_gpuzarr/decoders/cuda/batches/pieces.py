@@ -108,7 +108,7 @@ def n_chunks(pieces: Iterable[Piece]) -> int:
 
 
 Full = Literal["segment", "batch"] | None
-"""What is full before a piece; with a batch, its last segment is full, too."""
+"""Segment or batch that is full before a piece; with a batch, its last segment is full, too."""
 
 
 class Cutter:
@@ -150,7 +150,7 @@ class ChunkDoesNotFitError(DeviceMemoryError):
 
 @record
 class BatchLimits:
-    """What the batches of one read may have."""
+    """Limits of the batches of one read."""
 
     n_chunks: int
     """Chunks of one batch."""

@@ -110,14 +110,14 @@ class Inflate:
 
     name: str
     nvcomp: Format | None
-    """What nvCOMP calls it; None if the kernel is ours."""
+    """Format of nvCOMP; None if the kernel is ours."""
     checksum: Kind | None = None
     """Checksum of the decoded bytes that is stored with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What stands around a stream."""
+    """Header and trailer around a stream."""
 
     inflate: Inflate
     head_nbytes: int = 0

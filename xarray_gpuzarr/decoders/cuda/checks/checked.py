@@ -92,17 +92,17 @@ _TICK_S = 0.25
 _LEAN = ResourceOptions(slot_nbytes=2**18, n_slots=2, scratch_nbytes=2**26)
 
 About = Literal["device", "process", "moment"]
-"""What a failure says something about: the device, for good; this process, whose context may be broken; or only this
+"""Subject of a failure: the device, for good; this process, whose context may be broken; or only this
 moment, in which memory does not suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What became of one check."""
+    """Result of one check."""
 
     name: str
     found: str
-    """What is wrong; empty if it has passed."""
+    """Finding of the check; empty if it has passed."""
     seconds: float
     nbytes: int
     """Bytes that were compared."""
@@ -115,7 +115,7 @@ class CheckResult:
 
     @property
     def dated(self) -> str:
-        """What is kept of it: what was wrong, and when."""
+        """Text that is kept of the result: the finding, and its date."""
         return self.found and f"{self.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 

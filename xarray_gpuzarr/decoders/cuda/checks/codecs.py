@@ -33,9 +33,9 @@ from xarray_gpuzarr.stored.codecs import (
 _BYTES = BytesSpec(endian=None)
 _SEEN = Cast(dtype="|u1")
 _N_ELEMENTS = 1003
-"""Of a filter's chunk."""
+"""Number of elements in a filter's chunk."""
 _N_SUMMED = 40_009
-"""Of a delta's, so that several blocks of threads share it."""
+"""Number of elements in a chunk of a delta, so that several blocks of threads share it."""
 
 
 def compressor(spec: CompressorSpec, nbytes: int) -> Check:

@@ -27,7 +27,7 @@ class KnownFrame:
     """One encoded chunk."""
 
     writer: str
-    """What wrote it, and how."""
+    """Writer of the bytes, and its settings."""
     content: Content
     nbytes: int
     """Decoded bytes."""
@@ -35,7 +35,7 @@ class KnownFrame:
 
     @property
     def decoded(self) -> bytes:
-        """What it decodes to."""
+        """Decoded bytes."""
         return content(self.content, self.nbytes)
 
 

@@ -38,7 +38,7 @@ _DECIDING = {".py", ".c", ".h", ".so", ".cu", ".cuh", ".json"}
 """Files that decide what a device is asked, and what the right answer is."""
 
 Outcomes = Mapping[str, str]
-"""What each check has found, by its name; empty for what has passed."""
+"""Finding of each check, by its name; empty if it has passed."""
 
 
 def load(identity: DeviceIdentity) -> Outcomes:

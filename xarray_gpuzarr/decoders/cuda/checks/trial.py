@@ -1,4 +1,4 @@
-"""What a check is, and a small read with known values, by the engine itself: upload, decode by the device, compare.
+"""Checks, each a small read with known values by the engine itself: upload, decode on the device, compare.
 
 The chunks are those of a made-up array, one shard of it, whose bytes lie at odd places. Nothing is decided here.
 """

@@ -113,7 +113,7 @@ def _failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: Dev
 
 
 class Trust:
-    """What is known of each device that this process has used. Safe to ask from several threads."""
+    """Findings about each device that this process has used. Safe to ask from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

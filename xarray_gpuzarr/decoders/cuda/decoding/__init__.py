@@ -1,1 +1,1 @@
-"""What happens to a batch on the device: planned, decompressed, placed, and what came of it, checked."""
+"""Decoding of a batch on the device: it is planned, decompressed and placed, and its status is checked."""

@@ -1,4 +1,4 @@
-"""What happens to the staged chunks of a batch, and what the device says of each of their streams afterwards.
+"""Plan for the staged chunks of a batch, and the status that the device reports for each of their streams.
 
 `plan_batch` decides on the host, in columns, before anything is enqueued. A `Receipt` is one download behind the batch.
 """
@@ -40,13 +40,13 @@ class Staged:
     nbytes: Rows
     """shape (n,): length in bytes, without checksums that have been checked."""
     streams: Streams
-    """Of the chunks that crossed encoded, numbered as the rows."""
+    """Streams of the chunks that crossed encoded, numbered as the rows."""
     filters: Filters
-    """Likewise."""
+    """Filters of the same chunks."""
     encoded: Flags
     """shape (n,): whether the chunk crossed encoded."""
     shadows: Shadows
-    """Of chunks that the host has decoded as well."""
+    """Chunks that the host has decoded as well."""
 
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:
@@ -93,12 +93,12 @@ class Group:
     max_nbytes: int
     """Longest decoded stream."""
     alignment: int
-    """What the address of a stream must be a multiple of."""
+    """Alignment of the address of a stream."""
 
 
 @record
 class BatchPlan:
-    """What happens to the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
+    """Plan for the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
 
     streams: Streams
     groups: list[Group]
@@ -203,7 +203,7 @@ def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
 
 @record
 class Receipt:
-    """What the device says of a batch, in one download.
+    """Report of the device on a batch, in one download.
 
     Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags. A
     sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused. There is

@@ -95,10 +95,10 @@ class Placing:
         self._stack = target if isinstance(target, StackTarget) else None
         self._kernel, self._runs = _planned(spec, target, cast, out)
         self.unit_nbytes = self._kernel.unit_nbytes
-        """What addresses of decoded chunks must be multiples of."""
+        """Alignment of the addresses of decoded chunks."""
         nbytes, copy = self._kernel.nbytes, workspace.copy
         self.memory = workspace.device_tables.lend(nbytes, copy)
-        """What all launches share."""
+        """Memory that all launches share."""
         slot = workspace.tables.lend(nbytes)
         self._kernel.pack(slot.array[:nbytes], self.memory.address, out)
         workspace.upload(self.memory.address, slot.array[:nbytes], copy)
@@ -136,7 +136,7 @@ class Placing:
 
 _Plan = tuple[Scatter | Points, OutputBoxes | None]
 _plans: dict[tuple[Any, ...], _Plan] = {}
-"""Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
+"""Plans of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
 _MAX_PLANS, _MAX_PIECES = 64, 4096
 
 

@@ -32,7 +32,7 @@ from xarray_gpuzarr.process.waiting import apart
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PAGE_NBYTES = 4096
-"""What cuFile reads without a copy begins and ends at such positions of a file."""
+"""Alignment of the byte ranges of a file that cuFile reads without a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class Requests:
         self._expected: deque[Request] = deque()
         self._started: deque[Pending] = deque()
         self._n_under_way = 0
-        """Of those that are started, all but those whose bytes were at hand."""
+        """Number of started requests, except those whose bytes were at hand."""
 
     @property
     def are_enough(self) -> bool:
@@ -89,7 +89,7 @@ class Requests:
 
 
 _REQUESTS_PER_THREAD = 2
-"""Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
+"""Number of requests of a slot for each thread that fills it: with one, all would wait for the slowest."""
 
 
 class Stager:
