@@ -6,6 +6,7 @@ bare client fetches the ranges of our lazy load at once, and decodes nothing: it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,9 +25,10 @@ from benchmarks.range_server import RangeServer
 from benchmarks.remote.cases import written
 from benchmarks.remote.readers import READERS, fetch_barely, require, s3_store, wanted
 from benchmarks.remote.writing import write_case
-from benchmarks.runner.results import Side
+from benchmarks.runner.results import Sample, Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared, seconds
+from xarray_gpuzarr.decoders.host import chunk_cache
 from xarray_gpuzarr.fetch import index_cache
 
 LATENCIES_MS = (5, 30, 100)
@@ -42,6 +44,9 @@ MAPS = replace(
     shape=(960, 181, 360),
     chunks=(1, 181, 360),
     shards=(24, 181, 360),
+)
+OBJECTS = replace(
+    MAPS, name="network-objects", summary="packed int16 maps, zstd, 960 objects of one map each", shards=None
 )
 VOLUME = Workload(
     name="network-volume",
@@ -61,12 +66,13 @@ Run = Callable[[], Any]
 def cases(scale: float, folder: Path) -> list[Case]:
     """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     latencies = LATENCIES_MS if scale >= _MEANINGFUL_SCALE else LATENCIES_MS[1:2]
-    maps, volume = (w if scale == 1 else w.scaled(scale) for w in (MAPS, VOLUME))
+    maps, objects, volume = (w if scale == 1 else w.scaled(scale) for w in (MAPS, OBJECTS, VOLUME))
     middle = volume.shape[1] // 2
     selections = {"plane": [(slice(None), middle)], "random boxes": _boxes(volume.shape)}
     return [
         *(_dask_case(maps, ms, folder) for ms in latencies),
         *(write_case(maps, ms, folder, _serving) for ms in latencies),
+        *(_selection_case(objects, "objects", [(...,)], ms, folder) for ms in latencies),
         *(_selection_case(volume, name, selections[name], ms, folder) for name in selections for ms in latencies),
     ]
 
@@ -93,14 +99,22 @@ class _Place:
     variable: str
 
 
+def _forget() -> None:
+    """Let the next read start from the stored bytes: neither indexes nor decoded chunks of earlier runs are of use."""
+    index_cache.cache.clear()
+    chunk_cache.cache.clear()
+
+
 def _ready(server: RangeServer, place: _Place, run: Run, expected: Any) -> Ready:
     """Run once, compare, and count requests for chunks and their bytes."""
 
-    def timed() -> float:
-        index_cache.cache.clear()
-        return seconds(run)
+    def timed() -> Sample:
+        _forget()
+        began = time.process_time()
+        wall_s = seconds(run)
+        return Sample(wall_s=wall_s, cpu_s=time.process_time() - began)
 
-    index_cache.cache.clear()
+    _forget()
     server.requests()
     if not np.allclose(run(), expected, rtol=1e-4, equal_nan=True):
         raise WrongValuesError("other values than were stored")
@@ -143,7 +157,7 @@ def _dask_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
     def prepare(who: str, place: _Place, server: RangeServer) -> Ready:
         lazy = _opened(server, place, "gpuzarr", None)
         if who == _BARE:
-            index_cache.cache.clear()
+            _forget()
             server.requests()
             lazy.compute()
             ranges = [wanted(request, place.path) for request in server.requests() if "/c/" in request["path"]]
