@@ -62,6 +62,7 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	exit $$status
 
 facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	$(GPU_PYTHON) -m benchmarks.gpu.damage
 	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
