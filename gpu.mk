@@ -22,7 +22,7 @@ OUT ?= gpu-proof
 STEP = @mkdir -p $(OUT); step() { limit=$$1 name=$$2; shift 2; echo "== $$name"; \
 	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; \
 	echo "== $$name: exit status $$code"; [ $$code = 0 ] || status=1; }; \
-	export XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
+	export PYTHONUNBUFFERED=1 XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
 # Each process collects all tests by itself: more of them than cores only take longer.
 GPU_TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -q -p no:cacheprovider --maxfail=25
@@ -62,6 +62,7 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	exit $$status
 
 facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	$(GPU_PYTHON) -m benchmarks.gpu.damage
 	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
@@ -91,9 +92,12 @@ sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SAN
 
 $(SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)
 	@test -n "$^" || { echo "GPU_WHEELS=$(GPU_WHEELS) holds no wheels; make gpu-wheels collects them" >&2; exit 1; }
-	rm -rf $(SITE)
-	$(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $(SITE) $^
-	cp $(SITE)/xarray_gpuzarr/native/loops-*.so xarray_gpuzarr/native/
+	@$(GPU_PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || { echo "the wheels are for Python 3.12;" \
+		"GPU_PYTHON=$(GPU_PYTHON) is $$($(GPU_PYTHON) --version 2>&1 | tail -1)" >&2; exit 1; }
+	@echo "$(words $^) wheels of $(GPU_WHEELS) are unpacked into $(SITE)"
+	@rm -rf $(SITE)
+	@$(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $(SITE) $^
+	@cp $(SITE)/xarray_gpuzarr/native/loops-*.so xarray_gpuzarr/native/
 	@touch $@
 
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt .ci/constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv

@@ -86,17 +86,74 @@ def test_what_travels_is_printed_with_its_size(wheels, tmp_path, capsys):
         with zipfile.ZipFile(tmp_path / name, "w") as wheel:
             wheel.writestr("content", bytes(n_mib * 2**20))
 
-    total = wheels["report"](tmp_path)
+    total = wheels["report"](tmp_path, clone=6.0)
 
-    assert total == pytest.approx(4, abs=0.01)
+    assert total == pytest.approx(10, abs=0.01)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[:2]] == ["large-1-py3-none-any.whl", "small-1-py3-none-any.whl"]
-    assert [line.strip() for line in lines[2:]] == ["4.00 MiB  in 2 wheels; at most 64 MiB may travel"]
+    assert [line.strip() for line in lines[2:]] == [
+        "4.00 MiB  in 2 wheels",
+        "6.00 MiB  in files of this clone that git does not ignore",
+        "10.00 MiB  in all; at most 64 MiB may travel",
+    ]
 
 
 def test_what_is_too_large_to_travel_comes_with_advice(wheels, tmp_path, capsys):
     with (tmp_path / "nvidia_cublas-1-py3-none-any.whl").open("wb") as wheel:
-        wheel.truncate(65 * 2**20)
+        wheel.truncate(60 * 2**20)
 
-    assert wheels["report"](tmp_path) == 65
+    assert wheels["report"](tmp_path, clone=5.0) == 65
     assert "Add to the file of --present" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
+def test_the_clone_counts(wheels):
+    assert wheels["clone_mib"]() > (ROOT / "xarray_gpuzarr/native/loops.c").stat().st_size / 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "dropped"),
+    [
+        ("zstandard-1-cp312.whl", "zstandard/backend_c.so", "zstandard/_cffi.so"),
+        ("blosc-1-cp312.whl", "blosc/blosc_extension.so", "blosc-1.data/data/lib64/libblosc.a"),
+        ("other-1-cp312.whl", "other/_cffi.so", None),
+    ],
+)
+def test_wheels_lose_what_nothing_loads(wheels, tmp_path, name, kept, dropped):
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        for path in filter(None, (kept, dropped)):
+            wheel.writestr(path, b"content")
+
+    wheels["slim"](tmp_path / name)
+
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        assert wheel.namelist() == [kept]
+        assert wheel.read(kept) == b"content"
+
+
+def test_a_list_that_is_not_there_is_said_before_anything_is_collected(tmp_path):
+    command = [sys.executable, ROOT / ".ci/gpu_wheels.py", tmp_path / "wheels", "--present", "nowhere.txt"]
+
+    ran = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    assert ran.returncode == 2
+    assert "nowhere.txt is no file; it has to name the packages" in ran.stderr
+    assert not (tmp_path / "wheels").exists()
+
+
+def test_wheels_for_another_python_are_refused(tmp_path):
+    (tmp_path / "one-1-py3-none-any.whl").touch()
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.99.0\nexit 1\n')
+    python.chmod(0o755)
+
+    command = ["make", "gpu-b", f"GPU_PYTHON={python}", f"GPU_WHEELS={tmp_path}", f"OUT={tmp_path}", "SITE=no-site"]
+    ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+    assert ran.returncode != 0
+    assert f"the wheels are for Python 3.12; GPU_PYTHON={python} is Python 3.99.0" in ran.stderr
+    assert "== pool" not in ran.stdout
+
+
+def test_a_step_that_is_stopped_keeps_what_it_printed():
+    assert all("export PYTHONUNBUFFERED=1" in commands(name) for name in "abc")
