@@ -9,6 +9,7 @@ from helpers.kernels.on_host import require_compiler
 from helpers.simulated.fake_cuda import FakeCuda
 
 from xarray_gpuzarr import cuda
+from xarray_gpuzarr.backend import datasets  # noqa: F401  # else forgotten with the fakes by the test that imports it
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
 ROOMS = ("device", "rmm_memory", "private_pool", "contexts", "failures")
