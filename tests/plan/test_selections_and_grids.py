@@ -135,7 +135,7 @@ def test_points_are_found_again_in_groups_of_touched_chunks(data):
     chunks = np.stack([p % size for p, size in zip(points, GRID.shape, strict=True)], axis=1) // GRID.chunk_shape
     np.testing.assert_array_equal(groups.chunk, np.unique(chunks, axis=0))
     group_of = np.repeat(np.arange(len(groups.chunk)), np.diff(groups.bounds))
-    element = groups.chunk[group_of] * GRID.chunk_shape + groups.within
+    element = groups.chunk[group_of] * GRID.chunk_shape + groups.chunk_offset
     out = np.full(n, -1)
     out[groups.position] = array[tuple(element.T)]
     np.testing.assert_array_equal(out, array[tuple(points)])

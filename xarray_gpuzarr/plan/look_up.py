@@ -69,7 +69,7 @@ def _by_loops(
         ndim=ndim,
         n_shards=len(blocks),
         n_rows=n,
-        axes=target.spans_at,
+        axes=target.spans_address,
         ranges=at,
         index=index_at,
         table=columns["object"],
@@ -80,7 +80,14 @@ def _by_loops(
         raise MemoryError(f"a table of {n} chunks")
     most = struct.most_nbytes
     return ReadPlan(
-        spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=columns, most_nbytes=most
+        spec=spec,
+        target=target,
+        keys=keys,
+        n_chunks=n,
+        n_stored=n_stored,
+        memory=memory,
+        addresses=columns,
+        most_nbytes=most,
     )
 
 

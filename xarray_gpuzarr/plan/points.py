@@ -22,7 +22,7 @@ class PointGroups:
     """shape (n_groups, ndim): chunk coordinate of each group, in C order."""
     bounds: Column
     """shape (n_groups + 1,): points ``[bounds[i], bounds[i + 1])`` lie in chunk ``chunk[i]``."""
-    within: Column
+    chunk_offset: Column
     """shape (n_points, ndim): each point, counted from the start of its chunk."""
     position: Column
     """shape (n_points,): where each point goes in the flat result."""
@@ -34,17 +34,17 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     Raises `SelectionError` if a coordinate lies outside the array.
     """
     n_points = len(points[0]) if points else 0
-    chunk, within = np.empty((2, n_points, len(grid.shape)), np.int64)
+    chunk, chunk_offset = np.empty((2, n_points, len(grid.shape)), np.int64)
     for axis, (column, length, n) in enumerate(zip(points, grid.shape, grid.chunk_shape, strict=True)):
         at = checked_index(np.asarray(column), length, axis)
         coord = at // n  # by one number: by an array, NumPy takes ten times as long
         chunk[:, axis] = coord
-        within[:, axis] = at - coord * n
+        chunk_offset[:, axis] = at - coord * n
     flat = numbered(chunk, grid.n_chunks)
     position = sorting(flat)
     first = first_of_each(flat[position])
-    bounds, within = np.append(first, n_points), within.take(position, axis=0)
-    return PointGroups(chunk=chunk[position[first]], bounds=bounds, within=within, position=position)
+    bounds, chunk_offset = np.append(first, n_points), chunk_offset.take(position, axis=0)
+    return PointGroups(chunk=chunk[position[first]], bounds=bounds, chunk_offset=chunk_offset, position=position)
 
 
 def sorting(numbers: Column) -> Column:

@@ -72,7 +72,7 @@ class BoxTarget:
             lengths, pieces = [along.n_elements for along in plain], [along.n_pieces for along in plain]
             numbers = [n for along, count in zip(plain, per_shard, strict=True) for n in (*along, count)]
             self._numbers = array("q", numbers)
-            self.spans_at = self._numbers.buffer_info()[0]
+            self.spans_address = self._numbers.buffer_info()[0]
             """Address of `spans` and the chunks of a shard, as the compiled loops take them."""
         self.shape = tuple(lengths)
         """Shape of the output."""
@@ -191,7 +191,7 @@ class ReadPlan:
     n_stored: int
     memory: Column
     """The columns, one after another, as the compiled loops take them; see `empty_plan`."""
-    at: Mapping[str, int]
+    addresses: Mapping[str, int]
     """Address of each column."""
     most_nbytes: int
     """Encoded bytes of the longest chunk, 0 if there is none, or `WHOLE_OBJECT`."""
@@ -207,13 +207,20 @@ class ReadPlan:
     ) -> Self:
         """Return a plan of the columns `object`, `offset` and `nbytes` of stored chunks, and the rows of all."""
         n, n_stored = len(all_row), len(columns[0])
-        memory, at = empty_plan(n, all_row.shape[1])
+        memory, addresses = empty_plan(n, all_row.shape[1])
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
         memory[2 * n + n_stored : 3 * n] = MISSING
         memory[3 * n :] = all_row.reshape(-1)
         most = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
         return cls(
-            spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=at, most_nbytes=most
+            spec=spec,
+            target=target,
+            keys=keys,
+            n_chunks=n,
+            n_stored=n_stored,
+            memory=memory,
+            addresses=addresses,
+            most_nbytes=most,
         )
 
     @property

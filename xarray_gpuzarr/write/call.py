@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import changed

@@ -170,7 +170,7 @@ def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):
-        within = target.groups.within @ np.array(_chunk_strides(spec), np.int64)
+        within = target.groups.chunk_offset @ np.array(_chunk_strides(spec), np.int64)
         return Points(target.groups.bounds, within, target.groups.position, element, out=out, fill=fill), None
     is_stack = isinstance(target, StackTarget)
     axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
