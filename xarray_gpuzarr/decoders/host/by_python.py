@@ -16,8 +16,8 @@ import numpy as np
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.host_memory import buffer
 from xarray_gpuzarr.stored.cf import cast_array
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder

@@ -29,7 +29,8 @@ from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks,
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -17,8 +17,9 @@ from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.native.library import address, int64_columns
 from xarray_gpuzarr.native.structs import JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.records import record
 
 _NO_NUMBERS = np.zeros(0, np.int64)

@@ -29,7 +29,7 @@ from xarray_gpuzarr.native.library import address, int64_columns
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
-from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.host_memory import lent

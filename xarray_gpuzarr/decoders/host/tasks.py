@@ -25,7 +25,8 @@ from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request, pieces_dif
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
 
 
