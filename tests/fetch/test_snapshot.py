@@ -189,7 +189,7 @@ def test_ranges_of_a_whole_shard_may_be_equal(stored):
     read = snapshot.Snapshot(of.source, of.spec)
     index = read.start_index("c/0", 4)().index
     columns = np.zeros(2, np.int64), index.offset[[0, 0]], index.nbytes[[0, 0]]
-    read.will_ask(ReadPlan.of(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
+    read.will_ask(ReadPlan.from_columns(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
     wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
     parts = read.start([("c/0", wanted), ("c/0", wanted)])(lambda nbytes: memoryview(bytearray(nbytes)))
 

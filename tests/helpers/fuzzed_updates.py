@@ -30,8 +30,8 @@ from helpers.fuzz import mutants, run_sanitized
 from helpers.loops import require_loops
 from xarray_gpuzarr.errors import ShardIndexError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall

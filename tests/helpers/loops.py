@@ -11,7 +11,8 @@ import pytest
 
 from helpers.kernels.on_host import built
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.library import Loops
 

@@ -21,7 +21,8 @@ from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import chunk_codec, host_array, loop_call, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
@@ -186,7 +187,7 @@ def _parts(patch: Patch, _: int) -> None:
 
 def _placed_only(patch: Patch, _: int) -> None:
     """Nothing is decoded to its place."""
-    patch.setattr(ChunkPlacer, "straight_to", lambda *_: None)
+    patch.setattr(ChunkPlacer, "contiguous_box", lambda *_: None)
 
 
 def poisoned_by(byte: int, empty: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,14 +206,14 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
 
     def force(patch: Patch, chunk_nbytes: int) -> None:
         limit = max(1, chunk_nbytes + more)
-        patch.setattr(loop_call, "ROOM_NBYTES", limit)
+        patch.setattr(loop_call, "READ_BUFFER_NBYTES", limit)
         sizes = dict.fromkeys(["short_chunk_nbytes", "least_part_nbytes", "loop_copy_nbytes"], limit)
         set_costs(patch, call_s=2 * chunk_nbytes / 0.7e9, **sizes)
 
     return force
 
 
-_ROOM_OF_ONE = _set(loop_call, "ROOM_NBYTES", 1)
+_BUFFER_OF_ONE = _set(loop_call, "READ_BUFFER_NBYTES", 1)
 
 
 def _a_chunk_a_call(patch: Patch, _: int) -> None:
@@ -223,7 +224,7 @@ WAYS: dict[str, Way] = {
     "as it comes": Way(),
     "loops, caller": Way(force=(_caller,), reads=2, seen=("rows read by the loops",)),
     "loops, caller, a chunk a call": Way(
-        force=(_caller, _a_chunk_a_call, _ROOM_OF_ONE), seen=("rows read by the loops",)
+        force=(_caller, _a_chunk_a_call, _BUFFER_OF_ONE), seen=("rows read by the loops",)
     ),
     "loops, caller, parts of chunks": Way(
         force=(_caller, _loops(_SMALL), _parts), reads=2, seen=("part of a chunk",), decodes_parts=True
@@ -322,7 +323,7 @@ def _watch(patch: Patch) -> None:
     _note_crew(patch)
     for kind, name, note in (
         (ChunkPlacer, "place", "decoded row"),
-        (BoxKeys, "parts", "placed"),
+        (BoxKeys, "boxes", "placed"),
         (PlanTasks, "_piece_task", "raw piece"),
         (ChunkPlacer, "_decode_by_zarr", "chunk by zarr-python"),
         (read, "read_by_zarr", "all by zarr-python"),

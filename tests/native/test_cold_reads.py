@@ -11,7 +11,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import GpuZarrError, read_array
-from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.process.crew import crew
 

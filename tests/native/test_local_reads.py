@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
-from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import address

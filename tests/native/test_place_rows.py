@@ -21,9 +21,9 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
 from xarray_gpuzarr.decoders.choice import decoder_for
-from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import stack_target
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import read_target, stored_array
 
 pytestmark = [

@@ -16,7 +16,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 
 pytestmark = [
     pytest.mark.usefixtures("compiled"),

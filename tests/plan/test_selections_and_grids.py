@@ -13,16 +13,16 @@ from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
 from xarray_gpuzarr.plan.axis_pieces import (
+    cached_shards_of_span,
     intersect_axis,
-    kept_shards_of_span,
     runs_of_pieces,
     shards_of_pieces,
     shards_of_span,
     span,
 )
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 GRID = ChunkGrid(shape=(7, 5), chunk_shape=(2, 3), chunks_per_shard=(2, 1))
@@ -67,7 +67,7 @@ def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
 
     outer = outer_selection(key, shape)
 
-    indices = wanted_indices(outer.wanted, shape)
+    indices = wanted_indices(outer.selectors, shape)
     assert all((np.diff(index) >= 0).all() for index in indices)
     np.testing.assert_array_equal(outer.restore(data[np.ix_(*indices)]), numpy_outer(data, key), strict=True)
     assert outer.shape == numpy_outer(data, key).shape
@@ -87,7 +87,7 @@ def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
     ],
 )
 def test_slices_are_brought_to_increasing_order(selection, wanted):
-    assert outer_selection(selection, (4, 5)).wanted == wanted
+    assert outer_selection(selection, (4, 5)).selectors == wanted
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_points_are_found_again_in_groups_of_touched_chunks(data):
     chunks = np.stack([p % size for p, size in zip(points, GRID.shape, strict=True)], axis=1) // GRID.chunk_shape
     np.testing.assert_array_equal(groups.chunk, np.unique(chunks, axis=0))
     group_of = np.repeat(np.arange(len(groups.chunk)), np.diff(groups.bounds))
-    element = groups.chunk[group_of] * GRID.chunk_shape + groups.within
+    element = groups.chunk[group_of] * GRID.chunk_shape + groups.chunk_offset
     out = np.full(n, -1)
     out[groups.position] = array[tuple(element.T)]
     np.testing.assert_array_equal(out, array[tuple(points)])
@@ -187,10 +187,10 @@ def test_shards_of_a_slice(numbers):
 
 
 def test_shards_of_few_chunks_alone_are_kept():
-    kept_shards_of_span.cache_clear()
+    cached_shards_of_span.cache_clear()
 
     kept = [
-        BoxTarget([(slice(n), 600, 1)], (1,)).shards() and kept_shards_of_span.cache_info().currsize for n in (300, 9)
+        BoxTarget([(slice(n), 600, 1)], (1,)).shards() and cached_shards_of_span.cache_info().currsize for n in (300, 9)
     ]
 
     assert kept == [0, 1]

@@ -97,7 +97,7 @@ def test_places_of_boxes_are_those_that_numpy_gives(case):
     placed = OutputBoxes(target.pieces, (1, *chunk_shape), strides).place(target.groups.row)
 
     boxes = [flat[place] for _, _, place in boxes_of(target)]
-    assert placed.out_at.tolist() == [box.min() for box in boxes]
+    assert placed.out_offset.tolist() == [box.min() for box in boxes]
     assert placed.contiguous.tolist() == [box.max() - box.min() + 1 == box.size for box in boxes]
 
 

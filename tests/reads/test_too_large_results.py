@@ -10,7 +10,7 @@ from helpers.data.corpus import counting, write
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.plan.read_plan import BoxTarget
+from xarray_gpuzarr.plan.targets import BoxTarget
 
 LAYOUTS = {
     "chunks": "((2**50,), (64,), None)",

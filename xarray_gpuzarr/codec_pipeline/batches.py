@@ -105,7 +105,7 @@ def _basic(
         first = at * n + start
         selectors.append(slice(first, first + (n_out - 1) * step + 1, step))
     undo = tuple([(axis, 0) for axis in reversed(dropped)])
-    return OuterSelection(wanted=tuple(selectors), undo=undo), dropped
+    return OuterSelection(selectors=tuple(selectors), undo=undo), dropped
 
 
 def _product(
@@ -132,7 +132,7 @@ def _product(
         if joined[1] is not None:
             undo.append((axis, joined[1]))
     undo += zip(reversed(dropped), repeat(0))
-    return OuterSelection(wanted=tuple(selectors), undo=tuple(undo)), dropped
+    return OuterSelection(selectors=tuple(selectors), undo=tuple(undo)), dropped
 
 
 def _axes(coords: Sequence[Coord], batch: Sequence[Item], out_axes: Sequence[int], ndim: int) -> list[_Pieces] | None:

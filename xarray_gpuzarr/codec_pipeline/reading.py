@@ -33,7 +33,7 @@ from xarray_gpuzarr.fetch.remote.clients import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
+from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.threads import thread_budget

@@ -20,7 +20,7 @@ from zarr.storage import StorePath
 from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
 from xarray_gpuzarr.fetch.object_names import place_of
-from xarray_gpuzarr.plan.read_plan import box_target
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.read.stopping import on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -108,7 +108,7 @@ def _planned(
     if selection is None or selection.outer is None:
         return None
     # If an element is written more than once, zarr-python decides which value it gets.
-    columns = [each for each in selection.outer.wanted if not isinstance(each, slice)]
+    columns = [each for each in selection.outer.selectors if not isinstance(each, slice)]
     if any((column[1:] == column[:-1]).any() for column in columns):
         return None
     placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order

@@ -14,7 +14,8 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource, Storage
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 

@@ -1,5 +1,5 @@
-"""Compiled loops that release the GIL: many chunks read, decoded and placed, or encoded and written, in one call.
+"""Compiled loops, which read, decode and place many chunks, or encode and write them, in one call without the GIL.
 
-Optional: whoever calls them has another way, for what they do not know and for installations without them. The decoders
-that they call are those of numcodecs' libraries, and of libdeflate.
+The loops are optional. Every caller has a path in Python for codecs that the loops do not know, and for installations
+without a compiled library. The loops call the codec libraries that numcodecs and deflate bring along.
 """

@@ -1,9 +1,9 @@
 """Addresses of decoders and encoders of other libraries, which the compiled loops call for each chunk.
 
-numcodecs, which zarr-python requires, brings libzstd, C-Blosc and lz4 inside of its extension modules, and deflate
-brings libdeflate. Their functions are found by name in the module that is linked with them; the names are listed in
-`docs/decisions/upstream.md`. Where a module does not export one, Python decodes or encodes the chunks, and `why_slow`
-says so. The C-Blosc of numcodecs knows no snappy, that of imagecodecs does.
+The extension modules of numcodecs, which zarr-python requires, contain libzstd, C-Blosc and lz4; that of deflate
+contains libdeflate. Their functions are looked up by name in the module; `docs/decisions/upstream.md` lists the names.
+If a module does not export a function, Python decodes or encodes the chunks, and `why_slow` says so. The C-Blosc of
+imagecodecs decodes snappy, that of numcodecs does not.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from importlib import import_module
 from typing import Literal
 
 Codec = Literal["raw", "zstd", "blosc", "blosc of snappy", "lz4", "zlib", "gzip"]
+"""Names of the codecs that the loops know."""
+_Direction = Literal["decode", "encode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeCodec:
-    """A codec as `loops.c` knows it; addresses are 0 where it has none."""
+    """Addresses of the functions that decode a codec; 0 where the codec has no such function."""
 
     number: int
+    """Number of the codec in `enum codec` of `loops.c`."""
     decode: int = 0
+    """Decodes a whole chunk."""
     make_context: int = 0
     free_context: int = 0
     decode_part: int = 0
+    """Decodes a part of a chunk."""
     restart: int = 0
+    """Prepares a context for `decode_part`."""
     error_name: int = 0
-    """Function that returns the name of an error; Python calls it, the loops do not."""
+    """Returns the name of an error. Only Python calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeEncoder:
-    """Functions that encode chunks; addresses are 0 where a codec needs none."""
+    """Addresses of the functions that encode a codec; 0 where the codec has no such function."""
 
     encode: int
     make_context: int = 0
@@ -44,11 +50,12 @@ class NativeEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Functions:
-    """Functions of one library: the extension module that is linked with it, and the name of each in C."""
+    """Names of a library's functions."""
 
     module: str
+    """Extension module that exports the functions."""
     names: Mapping[str, str]
-    """By the field of `NativeCodec` or `NativeEncoder`."""
+    """Name of each function in C, by the field of `NativeCodec` or `NativeEncoder` that takes its address."""
 
 
 _NUMBERS: Mapping[Codec, int] = {
@@ -60,7 +67,7 @@ _NUMBERS: Mapping[Codec, int] = {
     "zlib": 4,
     "gzip": 5,
 }
-"""The numbers of `enum codec` in `loops.c`."""
+"""Numbers of the codecs in `enum codec` of `loops.c`."""
 _BLOSC = {"decode": "blosc_decompress_ctx", "decode_part": "blosc_getitem"}
 _DECOMPRESSOR = {
     "make_context": "libdeflate_alloc_decompressor",
@@ -109,26 +116,27 @@ _ENCODERS: Mapping[Codec, _Functions] = {
 
 
 @cache
-def _addresses(functions: Literal["decode", "encode"], codec: Codec) -> dict[str, int] | str:
-    """Return where the functions of a codec are, or why they cannot be called."""
-    wanted = (_DECODERS if functions == "decode" else _ENCODERS)[codec]
+def _addresses(direction: _Direction, codec: Codec) -> dict[str, int] | str:
+    """Return the addresses of a codec's functions by field name, or the reason why they cannot be called."""
+    table = _DECODERS if direction == "decode" else _ENCODERS
+    functions = table[codec]
     try:
-        library = ctypes.CDLL(import_module(wanted.module).__file__)
+        library = ctypes.CDLL(import_module(functions.module).__file__)
     except (ImportError, OSError) as err:
-        return f"{wanted.module}: {err}"
+        return f"{functions.module}: {err}"
     addresses: dict[str, int] = {}
-    for field, name in wanted.names.items():
+    for field, name in functions.names.items():
         try:
             function = getattr(library, name)
         except AttributeError:
-            return f"{wanted.module} does not export {name}"
+            return f"{functions.module} does not export {name}"
         addresses[field] = ctypes.cast(function, ctypes.c_void_p).value or 0
     return addresses
 
 
 @cache
 def native_codec(codec: Codec) -> NativeCodec | None:
-    """Return a codec with the addresses of its functions; None where its library does not export them."""
+    """Return the functions that decode a codec; None if its library does not export them."""
     if codec == "raw":
         return NativeCodec(number=_NUMBERS[codec])
     addresses = _addresses("decode", codec)
@@ -137,7 +145,7 @@ def native_codec(codec: Codec) -> NativeCodec | None:
 
 @cache
 def native_encoder(codec: Codec) -> NativeEncoder | None:
-    """Return what encodes chunks; None if its library does not export it, or the loops only decode the codec."""
+    """Return the functions that encode a codec; None if the library does not export them, or loops only decode it."""
     if codec == "raw":
         return NativeEncoder(encode=0)
     if codec not in _ENCODERS:
@@ -147,20 +155,23 @@ def native_encoder(codec: Codec) -> NativeEncoder | None:
 
 
 def why_slow(codec: Codec) -> str:
-    """Return why the loops do not decode or encode a codec, and what to install; empty if they do both."""
+    """Return why the loops do not decode or encode a codec, and what to install; an empty string if they do both."""
     reasons = []
-    for functions, table in (("decode", _DECODERS), ("encode", _ENCODERS)):
-        if codec not in table:
-            continue
-        addresses = _addresses("decode" if functions == "decode" else "encode", codec)
-        if isinstance(addresses, str):
-            package = table[codec].module.split(".", maxsplit=1)[0]
-            reasons.append(
-                f"{codec} is {functions}d slowly, as {addresses}; install the wheel of a {package} that does"
-            )
-    return "; ".join(reasons)
+    if codec in _DECODERS:
+        reasons.append(_why_slow("decode", codec, _DECODERS[codec]))
+    if codec in _ENCODERS:
+        reasons.append(_why_slow("encode", codec, _ENCODERS[codec]))
+    return "; ".join(filter(None, reasons))
+
+
+def _why_slow(direction: _Direction, codec: Codec, functions: _Functions) -> str:
+    addresses = _addresses(direction, codec)
+    if not isinstance(addresses, str):
+        return ""
+    package = functions.module.split(".", maxsplit=1)[0]
+    return f"{codec} is {direction}d slowly, as {addresses}; install the wheel of a {package} that does"
 
 
 def slow_codecs() -> list[str]:
-    """Return `why_slow` of each codec that the loops should know and do not; those of extras are not among them."""
-    return [why for codec in _ENCODERS if (why := why_slow(codec))]
+    """Return `why_slow` of each codec that the loops cannot call, except for codecs of optional dependencies."""
+    return [*filter(None, map(why_slow, _ENCODERS))]

@@ -1,4 +1,7 @@
-"""The compiled `loops.c`, where there is one; it is built with the wheel, and with an editable install."""
+"""The library compiled from `loops.c`, and addresses of host memory for its calls.
+
+The library is built with the wheel, and with an editable install. `loops` returns it, or None where it was not built.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,12 @@ _INT64_NBYTES = 8
 
 
 class Loops:
-    """The functions of the library; they let go of Python's lock.
+    """Functions of the compiled library. Calls release the GIL.
 
-    Raises `NativeLayoutError` if the library was compiled with other structs than `native.structs` has.
+    Raises
+    ------
+    NativeLayoutError
+        If the structs of the library differ from those in `native.structs`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +69,7 @@ class Loops:
 
 @cache
 def find() -> Loops | str:
-    """Return the loops, or why there are none and what to do."""
+    """Return the loops, or a sentence about why there are none and what to do."""
     setting = os.environ.get(_ENV, "1")
     if setting not in {"0", "1"}:
         raise OptionError(
@@ -84,16 +90,21 @@ def find() -> Loops | str:
 
 
 def loops() -> Loops | None:
-    """Return the compiled loops; None where there are none.
+    """Return the compiled loops; None if they were not compiled, or are switched off.
 
-    Raises `OptionError` if ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1, and `NativeLayoutError` as `Loops` does.
+    Raises
+    ------
+    OptionError
+        If ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
+    NativeLayoutError
+        If the structs of the library differ from those in `native.structs`.
     """
     compiled = find()
     return compiled if isinstance(compiled, Loops) else None
 
 
 def why_absent() -> str | None:
-    """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
+    """Return why there are no compiled loops, and what to do; None if there are. Raises the errors of `loops`."""
     compiled = find()
     return compiled if isinstance(compiled, str) else None
 
@@ -103,36 +114,46 @@ def crc32c(data: memoryview | bytes) -> int:
     compiled = loops()
     if compiled is None:
         return int(google_crc32c.value(bytes(data)))
-    seen = np.frombuffer(data, np.uint8)
-    return int(compiled.crc32c(address(seen), len(seen)))
+    memory = np.frombuffer(data, np.uint8)
+    return int(compiled.crc32c(address(memory), len(memory)))
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return where an array lies in host memory."""
+    """Return the address of an array's first element in host memory."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # in a quarter of the time of what follows
-    except (BufferError, TypeError, ValueError):  # it may not be written, has gaps, or is empty
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # takes a quarter of the time of the line below
+    except (BufferError, TypeError, ValueError):  # the array is read-only, not contiguous, or empty
         return int(array.__array_interface__["data"][0])
 
 
 def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]:
-    """Return columns of int64, one after another in host memory, and the address of each; 0 of an empty one.
+    """Copy columns of numbers to host memory, as int64, one after another.
 
-    Numbers from 2**63 on wrap around.
+    Parameters
+    ----------
+    **columns : sequence of int
+        Numbers of each column. Those from 2**63 on wrap around.
+
+    Returns
+    -------
+    array.array
+        The memory of all columns; the caller keeps it alive.
+    dict of str to int
+        Address of each column; 0 for an empty one.
     """
     numbers = [*chain.from_iterable(columns.values())]
     try:
         memory = array("q", numbers)
-    except OverflowError:  # such as an inode: the loops compare the same bits
+    except OverflowError:  # such as the number of an inode, whose bits the loops compare
         memory = array("q", [(number + 2**63) % 2**64 - 2**63 for number in numbers])
-    at = memory.buffer_info()[0]
+    next_address = memory.buffer_info()[0]
     addresses: dict[str, int] = {}
     for name, column in columns.items():
-        addresses[name] = at if column else 0
-        at += _INT64_NBYTES * len(column)
+        addresses[name] = next_address if column else 0
+        next_address += _INT64_NBYTES * len(column)
     return memory, addresses
 
 
 def address_of(memory: memoryview) -> int:
-    """Return where bytes lie in host memory; 0 for none."""
+    """Return the address of bytes in host memory; 0 for an empty view."""
     return address(np.frombuffer(memory, np.uint8)) if memory else 0

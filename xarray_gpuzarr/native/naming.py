@@ -1,4 +1,7 @@
-"""Name of the compiled library. The build runs this file by itself: it imports nothing of the package."""
+"""File name of the compiled library.
+
+The build runs this file alone, so it imports nothing of the package.
+"""
 
 from hashlib import sha256
 from pathlib import Path
@@ -7,6 +10,9 @@ SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h", "layout.h")
 
 
 def file_name(folder: Path) -> str:
-    """Return what the library of the sources in a folder is called: one of other sources is never loaded."""
-    source = b"".join((folder / name).read_bytes() for name in SOURCES)
-    return f"loops-{sha256(source).hexdigest()[:12]}.so"
+    """Return the file name of the library that is compiled from the sources in `folder`.
+
+    It holds a digest of the sources, so that a library compiled from other sources is never loaded.
+    """
+    sources = b"".join((folder / name).read_bytes() for name in SOURCES)
+    return f"loops-{sha256(sources).hexdigest()[:12]}.so"

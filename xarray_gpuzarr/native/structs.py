@@ -1,6 +1,8 @@
-"""The structs that are handed to the compiled loops, each with the fields of its namesake in C, in the same order.
+"""The structs that the compiled loops take.
 
-What a field means is said where C declares it. The library says where its fields lie, and `check_layout` compares.
+Each class has the fields of a struct in C, with the same names and in the same order; the declarations in C explain the
+fields. When the library is loaded, `check_layout` compares offsets and sizes with those that the library was compiled
+with.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ _NUMBER = ctypes.c_int64
 _ADDRESS = ctypes.c_void_p
 _TEXT = ctypes.c_char_p
 _VALUES_NBYTES = 64
-"""Room for the numbers of a step: `MOST_MASKED` of `MOST_ITEMSIZE` bytes."""
+"""Bytes for the numbers of a step: `MOST_MASKED` numbers of `MOST_ITEMSIZE` bytes in `steps.h`."""
 
 
 class StepStruct(ctypes.Structure):
-    """``step_t``: one step, of many elements side by side."""
+    """``step_t``: one operation on elements."""
 
     _fields_ = (
         ("kind", _NUMBER),
@@ -29,12 +31,12 @@ class StepStruct(ctypes.Structure):
 
     def __init__(self, *, values: bytes, **numbers: int) -> None:
         super().__init__(**numbers)
-        # ctypes would end text at its first zero byte.
+        # ctypes would cut the value of a character array at its first zero byte.
         ctypes.memmove(ctypes.addressof(self) + StepStruct.values.offset, values, len(values))
 
 
 class StepsStruct(ctypes.Structure):
-    """``steps_t``: from stored elements to those of the output."""
+    """``steps_t``: the operations that convert stored elements to those of the output."""
 
     _fields_ = (
         ("steps", _ADDRESS),
@@ -47,7 +49,7 @@ class StepsStruct(ctypes.Structure):
 
 
 class StageStruct(ctypes.Structure):
-    """``stage_t``: what is done to a whole chunk."""
+    """``stage_t``: an operation on a whole chunk."""
 
     _fields_ = (
         ("kind", _NUMBER),
@@ -60,7 +62,7 @@ class StageStruct(ctypes.Structure):
 
 
 class JobStruct(ctypes.Structure):
-    """``job_t``: one array, and where it goes."""
+    """``job_t``: an array, its codecs, and the output of a read."""
 
     _fields_ = (
         ("codec", _NUMBER),
@@ -95,7 +97,7 @@ class JobStruct(ctypes.Structure):
 
 
 class RowsStruct(ctypes.Structure):
-    """``rows_t``: chunks, one row each, and the boxes or points that they give."""
+    """``rows_t``: chunks, one row each, and the boxes or points of the output that they fill."""
 
     _fields_ = (
         ("src", _ADDRESS),
@@ -110,7 +112,7 @@ class RowsStruct(ctypes.Structure):
 
 
 class FilesStruct(ctypes.Structure):
-    """``files_t``: where encoded chunks are stored."""
+    """``files_t``: the files that hold the encoded chunks."""
 
     _fields_ = (
         ("paths", _TEXT),
@@ -129,7 +131,7 @@ class FilesStruct(ctypes.Structure):
 
 
 class LookupStruct(ctypes.Structure):
-    """``lookup_t``: boxes of chunks to be looked up, one of each shard."""
+    """``lookup_t``: chunks to look up in the indexes of shards, one box of chunks for each shard."""
 
     _fields_ = (
         ("ndim", _NUMBER),
@@ -144,7 +146,7 @@ class LookupStruct(ctypes.Structure):
 
 
 class BoxStruct(ctypes.Structure):
-    """``box_t``: a box of a few chunks of one file, and where it goes."""
+    """``box_t``: a box of a few chunks in one file, and its output."""
 
     _fields_ = (
         ("job", _ADDRESS),
@@ -165,7 +167,7 @@ class BoxStruct(ctypes.Structure):
 
 
 class EncoderStruct(ctypes.Structure):
-    """``encoder_t``: how the chunks of one write are encoded, and where they are in their objects."""
+    """``encoder_t``: the codecs of one write, and the order of chunks in an object."""
 
     _fields_ = (
         ("job", _ADDRESS),
@@ -196,7 +198,7 @@ class EncoderStruct(ctypes.Structure):
 
 
 class ObjectStruct(ctypes.Structure):
-    """``object_t``: an object that is written."""
+    """``object_t``: an object to write, and the result of writing it."""
 
     _fields_ = (
         ("path", _TEXT),
@@ -228,11 +230,11 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "encoder_t": EncoderStruct,
     "object_t": ObjectStruct,
 }
-"""The name of each struct in C, and its class."""
+"""Class of each struct, by its name in C."""
 
 
 class _FieldStruct(ctypes.Structure):
-    """``field_t``: where a field lies in its struct; without a name, the length of the struct."""
+    """``field_t``: offset and size of a field; without a name, the size of the struct."""
 
     _fields_ = (
         ("name", _TEXT),
@@ -243,36 +245,40 @@ class _FieldStruct(ctypes.Structure):
 
 
 _Layout = dict[tuple[str, str], tuple[int, int]]
-"""Offset and bytes of each field, by the names of the struct and the field; those of a struct by an empty name."""
+"""Offset and size in bytes of each field, by the names of struct and field. The name '' stands for the whole struct."""
 
 
 def check_layout(library: ctypes.CDLL) -> None:
-    """Compare the structs with those that a library was compiled with.
+    """Compare the structs of this module with those that a library was compiled with.
 
-    Raises `NativeLayoutError` if a field is missing on one side, or lies elsewhere, and `AttributeError` if the library
-    does not say.
+    Raises
+    ------
+    NativeLayoutError
+        If a field is missing on one side, or has another offset or size.
+    AttributeError
+        If the library does not export its fields.
     """
     in_python, in_c = _layout_in_python(), _layout_in_c(library)
     if in_python == in_c:
         return
-    found = []
+    differences = []
     for struct, field in sorted(in_python.keys() | in_c.keys()):
         ours, theirs = in_python.get((struct, field)), in_c.get((struct, field))
         if ours != theirs:
             name = f"{struct}.{field}" if field else f"all of {struct}"
-            found.append(f"{name} is {_described(theirs)} in C, {_described(ours)} in Python")
+            differences.append(f"{name} is {_described(theirs)} in C, {_described(ours)} in Python")
     raise NativeLayoutError(
         "the compiled loops and this package disagree about a struct",
         tried="to compare the fields of native/structs.py with those of native/layout.h",
-        found="; ".join(found),
+        found="; ".join(differences),
         do="give the struct the same fields in the same order in C, in layout.h and in structs.py",
     )
 
 
-def _described(place: tuple[int, int] | None) -> str:
-    if place is None:
+def _described(extent: tuple[int, int] | None) -> str:
+    if extent is None:
         return "missing"
-    offset, nbytes = place
+    offset, nbytes = extent
     return f"{nbytes} bytes at {offset}"
 
 
@@ -280,9 +286,9 @@ def _layout_in_python() -> _Layout:
     layout: _Layout = {}
     for name, struct in STRUCTS.items():
         layout[name, ""] = 0, ctypes.sizeof(struct)
-        for field in struct._fields_:
-            place = getattr(struct, field[0])
-            layout[name, field[0]] = place.offset, place.size
+        for field_name, *_ in struct._fields_:
+            field = getattr(struct, field_name)
+            layout[name, field_name] = field.offset, field.size
     return layout
 
 
@@ -290,10 +296,10 @@ def _layout_in_c(library: ctypes.CDLL) -> _Layout:
     list_fields = library.gpuzarr_fields
     list_fields.argtypes = (ctypes.POINTER(_NUMBER),)
     list_fields.restype = ctypes.POINTER(_FieldStruct)
-    n = _NUMBER()
-    fields = list_fields(ctypes.byref(n))
+    n_fields = _NUMBER()
+    fields = list_fields(ctypes.byref(n_fields))
     layout: _Layout = {}
-    for i in range(n.value):
-        field = fields[i]
-        layout[field.struct.decode(), (field.name or b"").decode()] = field.offset, field.nbytes
+    for field in fields[: n_fields.value]:
+        struct, name = field.struct.decode(), (field.name or b"").decode()
+        layout[struct, name] = field.offset, field.nbytes
     return layout

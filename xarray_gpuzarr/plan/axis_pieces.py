@@ -1,7 +1,9 @@
 """A selection cut at the borders of chunks, axis by axis.
 
-`AxisPieces` says for every chunk along one axis which of its elements are wanted and where they go. A chunk of the
-array is one piece per axis, so everything about it follows from `ndim` small numbers.
+A *piece* is the part of a selection that lies in one chunk along one axis. `AxisPieces` is the table of all pieces
+along an axis: which elements of the chunk are requested, and which positions of the selection they fill. A chunk of the
+array is one piece along each axis, so `ndim` piece numbers describe it. `Span` describes evenly spaced elements without
+a table.
 """
 
 from __future__ import annotations
@@ -15,79 +17,87 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xarray_gpuzarr.plan.points import first_of_each
+from xarray_gpuzarr.plan.points import run_starts
 from xarray_gpuzarr.process.records import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AxisPieces:
-    """The chunks along one axis that a selection touches; every column has shape (n_pieces,)."""
+    """Pieces of a selection along one axis, one for each chunk that it touches. Columns have shape (n_pieces,)."""
 
     chunk: Column
     """Coordinate of the chunk along the axis."""
     out_start: Column
-    """First position in the selection that the chunk gives."""
+    """First position in the selection that the piece fills."""
     count: Column
-    """Positions in the selection that the chunk gives."""
+    """Number of positions in the selection that the piece fills."""
     in_start: Column
-    """First wanted element, counted from the start of the chunk."""
+    """First requested element, counted from the start of the chunk."""
     step: int
-    """Distance between wanted elements; 0 where `index` lists them."""
+    """Distance between requested elements; 0 if `index` lists them."""
     index: Column | None
-    """Wanted element of every position in the selection, counted from the start of its chunk."""
+    """Requested element for each position in the selection, counted from the start of its chunk; None if they are
+    evenly spaced."""
     length: int
-    """Positions in the selection."""
-    are_kept: bool = False
-    """Whether the next read that asks for the same is given this object again."""
+    """Number of positions in the selection."""
+    is_cached: bool = False
+    """Whether the next read of the same elements gets this object again."""
     index_start: Column | None = None
-    """Where in `index` the elements of a piece begin, if not at `out_start`: samples share a column, each has a row."""
+    """First position of each piece in `index`; None if it is `out_start`. It differs for stacks, whose samples share
+    one `index`."""
 
     def in_keys(self) -> list[slice | Column]:
-        """Return the index into its chunk that picks the wanted elements, for each piece."""
+        """Return, for each piece, the index of the requested elements in the chunk."""
         if self.index is not None:
-            first = self.out_start if self.index_start is None else self.index_start
-            return [self.index[lo:hi] for lo, hi in zip(first.tolist(), (first + self.count).tolist(), strict=True)]
+            start = self.out_start if self.index_start is None else self.index_start
+            stop = start + self.count
+            return [self.index[lo:hi] for lo, hi in zip(start.tolist(), stop.tolist(), strict=True)]
         end = self.in_start + (self.count - 1) * self.step + 1
         return list(map(slice, self.in_start.tolist(), end.tolist(), repeat(self.step)))
 
     def out_keys(self) -> list[slice]:
-        """Return the slice of the selection that each piece fills."""
+        """Return, for each piece, the slice of the selection that it fills."""
         return list(map(slice, self.out_start.tolist(), (self.out_start + self.count).tolist()))
 
 
 class Span(NamedTuple):
-    """Evenly spaced elements along one axis, one at least."""
+    """Evenly spaced elements along one axis; at least one."""
 
     first: int
+    """First element, counted from the start of the axis."""
     n_elements: int
     step: int
+    """Distance between elements, at least 1."""
     n_pieces: int
-    """Chunks that it touches."""
+    """Number of chunks that the elements lie in."""
     chunk_length: int
+    """Number of elements of a chunk along the axis."""
 
 
 @lru_cache(maxsize=512)
 def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
-    """Return the elements of a range with a positive step as a span; None if there are none."""
+    """Return ``range(start, stop, step)`` as a span; None if it is empty. The step is positive."""
     if start >= stop:
         return None
     n = (stop - start - 1) // step + 1
     if n == 1:
-        return Span(start, 1, 1, 1, chunk_length)  # any step may follow a single element
+        return Span(start, 1, 1, 1, chunk_length)  # the step of a single element does not matter
     if step > chunk_length:
         return Span(start, n, step, n, chunk_length)
-    return Span(start, n, step, (start + (n - 1) * step) // chunk_length - start // chunk_length + 1, chunk_length)
+    last = start + (n - 1) * step
+    return Span(start, n, step, last // chunk_length - start // chunk_length + 1, chunk_length)
 
 
-def shards_of_span(along: Span, per_shard: int) -> Iterator[tuple[int, range]]:
-    """Yield the coordinate of each shard that a span touches, and which of its pieces are the shard's.
+def shards_of_span(span: Span, per_shard: int) -> Iterator[tuple[int, range]]:
+    """Yield each shard that a span touches: its coordinate along the axis, and the numbers of the pieces in it.
 
     A shard has `per_shard` chunks along the axis.
     """
-    first, count, step, n_pieces, chunk_length = along
-    low, shard_length = first // chunk_length, chunk_length * per_shard
+    first, count, step, n_pieces, chunk_length = span
+    first_chunk = first // chunk_length
+    shard_length = chunk_length * per_shard
     if n_pieces == 1:
-        yield low // per_shard, _ONE
+        yield first_chunk // per_shard, _ONE_PIECE
         return
     if step > shard_length:
         for i in range(count):
@@ -96,64 +106,78 @@ def shards_of_span(along: Span, per_shard: int) -> Iterator[tuple[int, range]]:
     start = 0
     for shard in range(first // shard_length, (first + (count - 1) * step) // shard_length + 1):
         end = (shard + 1) * shard_length
-        stop = (
-            min(n_pieces, end // chunk_length - low) if step <= chunk_length else min(count, -((first - end) // step))
-        )
+        if step <= chunk_length:
+            stop = min(n_pieces, end // chunk_length - first_chunk)
+        else:  # each element is a piece
+            stop = min(count, -((first - end) // step))
         yield shard, range(start, stop)
         start = stop
 
 
-_ONE = range(1)
+_ONE_PIECE = range(1)
 
 
 @lru_cache(maxsize=512)
-def kept_shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
-    """Return few shards as `shards_of_span` does: what one read asks for of them, the next one mostly does as well."""
-    return list(shards_of_span(along, per_shard))
+def cached_shards_of_span(span: Span, per_shard: int) -> list[tuple[int, range]]:
+    """Return the shards that `shards_of_span` yields, cached: many reads have the same span along some axes."""
+    return list(shards_of_span(span, per_shard))
 
 
-def chunks_of_span(along: Span, pieces: range) -> Sequence[int]:
-    """Return the coordinates of the chunks that give some pieces of a span."""
-    first, _, step, _, chunk_length = along
+def chunks_of_span(span: Span, pieces: range) -> Sequence[int]:
+    """Return the coordinate along the axis of the chunk that each of some pieces lies in."""
+    first, _, step, _, chunk_length = span
     if step > chunk_length:
         return [(first + i * step) // chunk_length for i in pieces]
-    low = first // chunk_length
-    return range(low + pieces.start, low + pieces.stop)
+    first_chunk = first // chunk_length
+    return range(first_chunk + pieces.start, first_chunk + pieces.stop)
 
 
 def largest_box(pieces: Sequence[AxisPieces]) -> int:
-    """Return how many elements a chunk gives at most: more than it has where elements are wanted repeatedly."""
+    """Return the most elements of the output that a chunk fills. Repeated indices can make it more than a chunk has."""
     return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
 
 
 def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> AxisPieces:
-    """Cut one axis of a selection at the chunk borders.
+    """Cut one axis of a selection at the borders of chunks.
 
-    `selected`, all inside ``[0, length)``, is a slice with a positive step, or int64 of shape (n,) that never
-    decreases. `length` and `chunk_length` are the elements of the array and of a chunk along the axis.
+    Parameters
+    ----------
+    selected : slice or numpy.ndarray
+        Requested elements, all inside ``[0, length)``: a slice with a positive step, or int64 of shape (n,) that never
+        decreases.
+    length, chunk_length : int
+        Number of elements of the array and of a chunk along the axis.
     """
     if isinstance(selected, slice):
         start, stop, step = selected.indices(length)
-        if stop - start <= MAX_KEPT * chunk_length:
-            return _kept_slice(start, stop, step, chunk_length)
+        if stop - start <= MAX_CACHED * chunk_length:
+            return _cached_slice(start, stop, step, chunk_length)
         return _intersect_slice(start, stop, step, chunk_length)
-    chunk_of = selected // chunk_length
-    first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(selected) else selected
-    chunk, n = chunk_of[first], len(selected)
-    count, index = np.diff(np.r_[first, n]), selected - chunk_of * chunk_length
-    return AxisPieces(chunk=chunk, out_start=first, count=count, in_start=index[first], step=0, index=index, length=n)
+    n = len(selected)
+    chunk = selected // chunk_length
+    index = selected - chunk * chunk_length
+    first = np.flatnonzero(np.r_[True, chunk[1:] != chunk[:-1]]) if n else selected
+    return AxisPieces(
+        chunk=chunk[first],
+        out_start=first,
+        count=np.diff(np.r_[first, n]),
+        in_start=index[first],
+        step=0,
+        index=index,
+        length=n,
+    )
 
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
     n = len(range(start, stop, step))
     if n <= 1:
-        step = 1  # any step may follow a single element, also one that is no int64
+        step = 1  # the step of a single element does not matter, and may not fit int64
     last = start + (n - 1) * step
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
     if n_pieces >= MOST_PIECES:
         raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
     chunk = np.arange(n_pieces, dtype=np.int64)
-    if step > chunk_length:  # then each element has a chunk of its own, and others between them hold none
+    if step > chunk_length:  # each element lies in a chunk of its own, and chunks between them hold none
         chunk = (start + chunk * step) // chunk_length
     else:
         chunk += start // chunk_length
@@ -161,63 +185,82 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
 
 
 def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_length: int) -> AxisPieces:
-    """Say what chunks give to ``range(start, start + n * step, step)``, of which each holds an element.
+    """Return the pieces of ``range(start, start + n * step, step)``.
 
-    `start` is a column of shape (n_pieces,) if pieces are of different ranges, each with `n` and `step`. `chunk`, int64
-    of shape (n_pieces,), has the coordinates of the chunks along the axis, `chunk_length` is their elements along it.
+    Parameters
+    ----------
+    start : int or numpy.ndarray
+        First element; int64 of shape (n_pieces,) if the pieces belong to different ranges of `n` elements.
+    n, step : int
+        Number of elements of a range, and the distance between them.
+    chunk : numpy.ndarray
+        Coordinates along the axis of the chunks that hold an element, int64, shape (n_pieces,).
+    chunk_length : int
+        Number of elements of a chunk along the axis.
     """
     border = chunk * chunk_length
-    # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
+    # The first position in the selection that lies in the chunk, and the first one behind the chunk.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
-    count, in_start = after - first, start + first * step - border
-    return AxisPieces(chunk=chunk, out_start=first, count=count, in_start=in_start, step=step, index=None, length=n)
+    return AxisPieces(
+        chunk=chunk,
+        out_start=first,
+        count=after - first,
+        in_start=start + first * step - border,
+        step=step,
+        index=None,
+        length=n,
+    )
 
 
 @lru_cache(maxsize=512)
-def _kept_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
-    """Cut a slice: reads of one chunk after another ask for the same few of each axis again and again."""
-    return replace(_intersect_slice(start, stop, step, chunk_length), are_kept=True)
+def _cached_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
+    """Return the pieces of a slice, cached: reads of one chunk after another repeat the same slices of each axis."""
+    return replace(_intersect_slice(start, stop, step, chunk_length), is_cached=True)
 
 
-MAX_KEPT = 256
-"""Chunks of what is kept for the next read, at most."""
+MAX_CACHED = 256
+"""Most chunks along an axis in a table that is cached for later reads."""
 MOST_PIECES = 2**48
-"""NumPy has other words than a lack of memory for columns beyond this."""
+"""Least number of pieces that raises MemoryError here: for columns of this length, NumPy raises other errors."""
 
 
 def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int, range]]:
-    """Return what `shards_of_span` yields, of pieces of any kind."""
+    """Return the shards of pieces of any kind, in the form of `shards_of_span`."""
     shard = axis_pieces.chunk // per_shard
-    cuts = [*first_of_each(shard).tolist(), len(shard)]
+    cuts = [*run_starts(shard).tolist(), len(shard)]
     return [(int(shard[lo]), range(lo, hi)) for lo, hi in pairwise(cuts)]
 
 
 def runs_of_pieces(n_pieces: Sequence[int], most: int) -> Iterator[tuple[range, ...]]:
-    """Cut the product of all axes' pieces into boxes of at most so many: one range of pieces per axis."""
-    n_boxes = math.prod(n_pieces)
-    if n_boxes <= most:
-        if n_boxes:
+    """Cut all chunks, the product of the axes' pieces, into boxes of at most `most` chunks.
+
+    Yields one range of piece numbers per axis.
+    """
+    n_chunks = math.prod(n_pieces)
+    if n_chunks <= most:
+        if n_chunks:
             yield tuple(map(range, n_pieces))
         return
-    per_axis, room = [], most
+    per_axis = []
+    remaining = most
     for n in reversed(n_pieces):
-        length = max(1, min(n, room))
-        room = max(1, room // length)
-        per_axis.append(partial(_parts, n, length))
+        length = max(1, min(n, remaining))
+        remaining = max(1, remaining // length)
+        per_axis.append(partial(_ranges, n, length))
     yield from lazy_product(per_axis[::-1])
 
 
-def _parts(n: int, length: int) -> Iterator[range]:
-    """Cut numbers below `n` into ranges of a length, of which the last may be shorter."""
+def _ranges(n: int, length: int) -> Iterator[range]:
+    """Cut ``range(n)`` into ranges of `length` numbers; the last one may be shorter."""
     for start in range(0, n, length):
         yield range(start, min(start + length, n))
 
 
 def lazy_product[Item](axes: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[tuple[Item, ...]]:
-    """Yield what `itertools.product` yields, which would first list all items of every axis.
+    """Yield the tuples of `itertools.product`, without listing the items of every axis first.
 
-    `axes` are called for their items again and again.
+    Each of `axes` is a function that returns a new iterator over the items of one axis.
     """
     if not axes:
         yield ()

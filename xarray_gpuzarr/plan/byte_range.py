@@ -1,6 +1,6 @@
-"""Byte ranges of stored objects and the one rule by which neighbours become a single request.
+"""Byte ranges of stored objects, and the rule by which neighbouring ranges are read by a single request.
 
-Pure integer arithmetic over NumPy columns; no I/O. `read_plan` calls it to cut the chunks of a shard into parts.
+This is integer arithmetic on NumPy columns, without I/O. `read_plan` uses it to cut the chunks of a shard into parts.
 """
 
 from __future__ import annotations
@@ -31,83 +31,99 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoalesceRule:
-    """When neighbouring chunks are fetched by one request.
+    """Rule that decides which neighbouring chunks are fetched by one request.
 
-    Chunks of one object are joined while the unwanted bytes between two of them are at most `max_gap_nbytes`
-    and the joined range is at most `max_nbytes` long. What is read to where it stays, raw chunks into the result or
-    bytes into the memory that a GPU copies from, comes by requests of at most `max_raw_nbytes` instead, wherever a
-    chunk ends. Other chunks are never cut.
+    Chunks of one object are joined while the gap between two of them, bytes that nobody requested, is at most
+    `max_gap_nbytes`, and the joined range is at most `max_nbytes` long. A chunk is never cut, except for bytes that are
+    read straight to their final place (raw chunks into the result, or encoded chunks into the memory that a GPU copies
+    from): these are read by requests of at most `max_raw_nbytes`, which may end inside a chunk.
 
-    Where requests are under way beside each other (`spared_gap_nbytes`), another one costs nothing while there are few:
-    the shortest gaps are read until requests are no more than `n_requests`, and no more bytes
-    of gaps than of chunks, or than of one spared gap.
+    Stores that answer many requests at the same time have a `spared_gap_nbytes`: there, a further request costs nothing
+    while there are few. Gaps of at least this length are skipped, except that the shortest ones are read while there
+    would be more than `n_requests` requests. The gaps that are read have no more bytes in all than the chunks, or than
+    one `spared_gap_nbytes`.
     """
 
     max_gap_nbytes: int
-    """Unwanted bytes between two chunks that are cheaper to read than to skip."""
+    """Longest gap between two chunks, in bytes, that is cheaper to read than to skip."""
     max_nbytes: int
     """Longest joined range in bytes."""
     max_raw_nbytes: int
-    """Longest request for bytes that are read to where they stay: no core's cache need hold it."""
+    """Longest request, in bytes, for bytes that are read to their final place. It need not fit a core's cache."""
     max_together: int = 1
-    """Joined ranges of one object that a thread reads one after another, up to `max_nbytes` in all: as many as one
-    where they are under way beside each other."""
+    """Most joined ranges of one object that a thread reads one after another, up to `max_nbytes` in all. It is 1 for
+    stores that answer many requests at the same time."""
     spared_gap_nbytes: int | None = None
-    """Gap from which on one is skipped while requests are few; None: gaps up to `max_gap_nbytes` are always read."""
+    """Shortest gap in bytes that is skipped while there are few requests. If None, all gaps up to `max_gap_nbytes` are
+    read."""
     n_requests: int = 1
-    """Requests that may be under way at once."""
+    """Most requests that may be pending at once."""
 
 
 def coalesce(
-    offset: Column, nbytes: Column, rule: CoalesceRule, which: Column | None = None, share: float = 1.0
+    offset: Column, nbytes: Column, rule: CoalesceRule, object_number: Column | None = None, share: float = 1.0
 ) -> Column:
-    """Cut rows, sorted by object and offset, into runs that one request each can fetch.
+    """Cut rows, sorted by object and offset, into runs that are each fetched by one request.
 
-    `offset` and `nbytes`, int64 of shape (n,), are the byte range of each row; ranges are equal or disjoint. `which`,
-    of the same kind, is the number of the object of each row; without it, all are of one. The rows are a `share` of
-    those that a read wants.
+    Parameters
+    ----------
+    offset, nbytes : numpy.ndarray
+        Byte range of each row, int64, shape (n,). Ranges are equal or disjoint.
+    rule : CoalesceRule
+        Limits of the requests.
+    object_number : numpy.ndarray, optional
+        Number of the object of each row, int64, shape (n,). Without it, all rows belong to one object.
+    share : float
+        Share of these rows among all rows of the read.
 
-    Returns bounds, int64 of shape (n_runs + 1,): run `i` covers rows ``[bounds[i], bounds[i + 1])``; empty input gives
-    ``[0]``.
+    Returns
+    -------
+    numpy.ndarray
+        Bounds, int64, shape (n_runs + 1,): run `i` has the rows ``[bounds[i], bounds[i + 1])``. ``[0]`` without rows.
     """
     n_rows = len(offset)
     if n_rows == 0:
         return np.zeros(1, np.int64)
     end = offset + nbytes
     gaps = offset[1:] - end[:-1]
-    forced = gaps > rule.max_gap_nbytes
-    if which is not None:
-        forced |= which[1:] != which[:-1]
+    must_cut = gaps > rule.max_gap_nbytes
+    if object_number is not None:
+        must_cut |= object_number[1:] != object_number[:-1]
     if rule.spared_gap_nbytes is not None:
-        forced |= _skipped(gaps, forced, int(nbytes.sum()), rule, share)
-    starts, ends = memoryview(offset), memoryview(end)  # whose elements are Python's numbers, one by one
+        must_cut |= _skipped_gaps(gaps, must_cut, int(nbytes.sum()), rule, share)
+    # Single elements of a memoryview are Python's integers, and quicker to get than those of an array.
+    starts, ends = memoryview(offset), memoryview(end)
     bounds = [0]
-    for segment_end in [*(forced.nonzero()[0] + 1).tolist(), n_rows]:
-        while (first := bounds[-1]) < segment_end:
-            bounds.append(bisect_right(ends, starts[first] + rule.max_nbytes, first + 1, segment_end))
+    run_start = 0
+    for segment_end in [*(must_cut.nonzero()[0] + 1).tolist(), n_rows]:
+        while run_start < segment_end:
+            run_start = bisect_right(ends, starts[run_start] + rule.max_nbytes, run_start + 1, segment_end)
+            bounds.append(run_start)
     return np.array(bounds, np.int64)
 
 
-def _skipped(
-    gaps: Column, forced: npt.NDArray[np.bool_], wanted_nbytes: int, rule: CoalesceRule, share: float
+def _skipped_gaps(
+    gaps: Column, must_cut: npt.NDArray[np.bool_], chunks_nbytes: int, rule: CoalesceRule, share: float
 ) -> npt.NDArray[np.bool_]:
-    """Return which gaps are skipped though they are short enough to be read; `forced` ones are in any case."""
+    """Return the gaps to skip by `rule.spared_gap_nbytes`, as booleans; those in `must_cut` are skipped anyway."""
     assert rule.spared_gap_nbytes is not None
-    at = np.flatnonzero(~forced & (gaps > 0))
-    at = at[np.argsort(gaps[at], kind="stable")]
-    n_runs = 1 + int(forced.sum()) + len(at)
-    n_short = int(np.searchsorted(gaps[at], rule.spared_gap_nbytes, "left"))
-    n_read = max(n_short, n_runs - max(1, int(rule.n_requests * share)))
-    most_nbytes = max(wanted_nbytes, rule.spared_gap_nbytes)
-    n_affordable = int(np.searchsorted(gaps[at].cumsum(), most_nbytes, "right"))
+    shortest_first = np.flatnonzero(~must_cut & (gaps > 0))
+    shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
+    lengths = gaps[shortest_first]
+    n_short = int(np.searchsorted(lengths, rule.spared_gap_nbytes, "left"))
+    # Requests if all gaps were skipped, minus those that may be pending at once.
+    n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_requests * share))
+    most_nbytes = max(chunks_nbytes, rule.spared_gap_nbytes)
+    n_affordable = int(np.searchsorted(lengths.cumsum(), most_nbytes, "right"))
+    n_read = min(max(n_short, n_too_many), n_affordable)
     skipped = np.zeros(len(gaps), np.bool_)
-    skipped[at[min(n_read, n_affordable) :]] = True
+    skipped[shortest_first[n_read:]] = True
     return skipped
 
 
 @lru_cache(maxsize=128)
 def coalesce_rule(options: FetchOptions, rule: CoalesceRule) -> CoalesceRule:
-    """Return the rule of a kind of store, with the limits that `options` set instead of its own."""
+    """Return the rule of a store with those limits replaced that `options` set."""
     if options.max_gap_nbytes is not None:
         rule = replace(rule, max_gap_nbytes=options.max_gap_nbytes, spared_gap_nbytes=None)
     if options.max_request_nbytes is not None:

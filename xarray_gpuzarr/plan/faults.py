@@ -1,4 +1,4 @@
-"""Errors about the chunks of a plan, in the same words from every decoder: one does not decode, one is gone."""
+"""Errors about single chunks of a plan, which all decoders share: damaged chunks, failed codecs, vanished objects."""
 
 from __future__ import annotations
 
@@ -17,68 +17,77 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 _UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
 
 
-def _name_chunk(spec: ArraySpec, chunk: tuple[int, ...], where: str) -> tuple[str, str]:
-    """Name a chunk that cannot be decoded, and where and how it is stored."""
-    return f"cannot decode chunk {chunk} of array '{spec.path}'", f"object {where}: {spec.codecs}"
+def _name_chunk(spec: ArraySpec, chunk: tuple[int, ...], location: str) -> tuple[str, str]:
+    """Return the headline of an error about a chunk, and a description of its object and codecs."""
+    return f"cannot decode chunk {chunk} of array '{spec.path}'", f"object {location}: {spec.codecs}"
 
 
-def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], where: str, found: str) -> CorruptChunkError:
-    """Return the error for a chunk that is damaged, given its coordinate in the grid of inner chunks.
+def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], location: str, found: str) -> CorruptChunkError:
+    """Return the error for a damaged chunk.
 
-    `where` is the key of its object, and which of the object's bytes it is.
+    Parameters
+    ----------
+    spec : ArraySpec
+        The array.
+    chunk : tuple of int
+        Coordinate of the chunk in the grid of inner chunks.
+    location : str
+        Store key of the object, and the bytes of the chunk in it.
+    found : str
+        Description of the damage.
     """
-    headline, tried = _name_chunk(spec, chunk, where)
+    headline, tried = _name_chunk(spec, chunk, location)
     do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"
     return CorruptChunkError(headline, tried=tried, found=found, do=do)
 
 
 def too_long(spec: ArraySpec, nbytes: int) -> str:
-    """Say that a chunk is stored in more bytes than it can have; `nbytes` is what was seen of it."""
+    """Return a sentence: a chunk is stored in more bytes than it can have. `nbytes` are the bytes seen so far."""
     most = f"{spec.most_nbytes} at most, of a chunk of {spec.chunk_nbytes} bytes"
     return f"{nbytes} encoded bytes or more; expected {most}"
 
 
 def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
-    """Return the error for one chunk that was not decoded: it is damaged, or its codec could not run."""
+    """Return the error for a chunk that was not decoded, because it is damaged or its codec could not run."""
     if not isinstance(err, CodecFailure):
         return corrupt_chunk(plan, row, str(err))
-    kind, do = _failure(err.__cause__)
-    headline, tried = _name_chunk(plan.spec, *_place(plan, row))
-    return kind(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
+    error_class, do = _codec_failure(err.__cause__)
+    headline, tried = _name_chunk(plan.spec, *_locate(plan, row))
+    return error_class(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
 
 
 def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
-    """Return the error for one chunk that is damaged."""
-    return corrupt_chunk_at(plan.spec, *_place(plan, row), found)
+    """Return the error for a damaged chunk, given its row of the plan."""
+    return corrupt_chunk_at(plan.spec, *_locate(plan, row), found)
 
 
 def too_long_chunk(plan: ReadPlan, row: int, nbytes: int) -> CorruptChunkError:
-    """Return the error for one chunk that is stored in more bytes than it can have."""
+    """Return the error for a chunk that is stored in more bytes than it can have."""
     return corrupt_chunk(plan, row, too_long(plan.spec, nbytes))
 
 
-def _place(plan: ReadPlan, row: int) -> tuple[tuple[int, ...], str]:
-    """Return the coordinate of a chunk, and where it is stored."""
+def _locate(plan: ReadPlan, row: int) -> tuple[tuple[int, ...], str]:
+    """Return the coordinate of a chunk, and a description of the object and bytes that hold it."""
     nbytes = int(plan.nbytes[row])
     extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
     return tuple(plan.chunk[row].tolist()), f"'{plan.key_of(row)}', {extent}"
 
 
-def _failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str]:
-    """Return the class of the error of a codec that could not run, and what to do."""
+def _codec_failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str]:
+    """Return the class of the error for a codec that could not run, and what to do about it."""
     if isinstance(cause, MemoryError):
         return HostMemoryError, "select less at once, or let fewer threads read: XARRAY_GPUZARR_NUM_THREADS"
     if isinstance(cause, ImportError):
         package = (cause.name or "").partition(".")[0]
-        what = f"the package that has {package!r}" if package else "the package that it imports"
-        return UnsupportedCodecError, f"install {what}, or leave the array out: drop_variables=[...]"
+        missing = f"the package that has {package!r}" if package else "the package that it imports"
+        return UnsupportedCodecError, f"install {missing}, or leave the array out: drop_variables=[...]"
     if isinstance(cause, OSError):
         return StoreReadError, "see what the system lacks (open files: ulimit -n), then read again"
     return UnsupportedCodecError, "install a newer version of what brings the codec, or leave the array out"
 
 
 def vanished_shard(spec: ArraySpec, key: str) -> StoreReadError:
-    """Return the error for a shard whose index was read and whose chunks cannot be found any more."""
+    """Return the error for a shard that disappeared after its index was read."""
     return StoreReadError(
         f"shard '{key}' of array '{spec.path}' has disappeared",
         tried="to read its chunks, after its index had been read",
@@ -88,7 +97,7 @@ def vanished_shard(spec: ArraySpec, key: str) -> StoreReadError:
 
 
 def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
-    """Return the error for a chunk that was read and cannot be found any more."""
+    """Return the error for a chunk that disappeared before it was read a second time."""
     if plan.spec.index is not None:
         return vanished_shard(plan.spec, plan.key_of(row))
     return StoreReadError(

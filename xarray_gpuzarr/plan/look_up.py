@@ -1,7 +1,7 @@
-"""Indexes of shards -> plans: where the bytes of each chunk lie, in the order of these bytes.
+"""Plans from shard indexes: the byte range of each requested chunk, sorted by object and offset.
 
-Boxes are looked up by the compiled loops, where there are any, since that takes NumPy as long as to decode a
-chunk of 16 KB.
+The compiled loops look up boxes of chunks, if there are any: NumPy takes as long for it as for decoding a chunk of 16
+KB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from xarray_gpuzarr.native.library import Loops, loops
 from xarray_gpuzarr.native.structs import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan
+from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, empty_plan
+from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
@@ -26,10 +27,23 @@ from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 def plan_read(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
-    """Plan some blocks, one at least: from `plan_blocks` with the same target.
+    """Return the plan of some blocks.
 
-    If chunks are objects of their own, there is a single block, and its index is None. Else `indexes` has that of the
-    shard of each block; None for one that does not exist.
+    Parameters
+    ----------
+    spec : ArraySpec
+        The array.
+    target : Target
+        Requested elements.
+    blocks : sequence of Block
+        At least one of the blocks that `plan_blocks` yields for this target. Exactly one if chunks are unsharded.
+    indexes : sequence of ShardIndex or None
+        Index of the shard of each block; None for a shard that does not exist, and for unsharded chunks.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory for the table.
     """
     compiled = loops()
     if compiled is not None and isinstance(target, BoxTarget) and target.spans is not None:
@@ -38,10 +52,10 @@ def plan_read(
         return _by_numpy(spec, target, blocks, indexes)
     (block,) = blocks
     row = block.row
-    keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
     n = len(row)
-    columns = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
-    return ReadPlan.of(spec, target, keys, columns, row)
+    keys = tuple(spec.keys.key(tuple(coordinates)) for coordinates in target.chunk(row).tolist())
+    objects, offset, nbytes = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
+    return ReadPlan.from_columns(spec, target, keys, (objects, offset, nbytes), row)
 
 
 def _by_loops(
@@ -52,60 +66,75 @@ def _by_loops(
     blocks: Sequence[Block],
     indexes: Sequence[ShardIndex | None],
 ) -> ReadPlan:
-    ndim, n = len(spans), sum([block.n_rows for block in blocks])
+    ndim = len(spans)
+    n_rows = sum([block.n_rows for block in blocks])
+    index_addresses: list[int] = []
     if spec.index is None:
         chunks = map(chunks_of_span, spans, blocks[0].ranges)
-        keys, most_nbytes = tuple(map(spec.keys.key, product(*chunks))), WHOLE_OBJECT
-        index: list[int] = []
+        keys = tuple(map(spec.keys.key, product(*chunks)))
+        most_nbytes = WHOLE_OBJECT
     else:
-        keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
-        index = [address for of in indexes for address in ((0, 0) if of is None else of.addresses)]
-    ranges = [end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)]
-    numbers = array("q", ranges + index)
-    at = numbers.buffer_info()[0]
-    index_at = at + len(ranges) * numbers.itemsize if index else 0
-    memory, columns = empty_plan(n, ndim)
+        keys = tuple([str(block.key) for block in blocks])
+        most_nbytes = 0
+        for index in indexes:
+            index_addresses += (0, 0) if index is None else index.addresses
+    ranges: list[int] = []
+    for block in blocks:
+        for pieces in block.ranges:
+            ranges += (pieces.start, pieces.stop)
+    numbers = array("q", ranges + index_addresses)
+    ranges_address = numbers.buffer_info()[0]
+    memory, addresses = empty_plan(n_rows, ndim)
     struct = LookupStruct(
         ndim=ndim,
         n_shards=len(blocks),
-        n_rows=n,
-        axes=target.spans_at,
-        ranges=at,
-        index=index_at,
-        table=columns["object"],
+        n_rows=n_rows,
+        axes=target.spans_address,
+        ranges=ranges_address,
+        index=ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0,
+        table=addresses["object"],
         most_nbytes=most_nbytes,
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
-        raise MemoryError(f"a table of {n} chunks")
-    most = struct.most_nbytes
+        raise MemoryError(f"a table of {n_rows} chunks")
     return ReadPlan(
-        spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=columns, most_nbytes=most
+        spec=spec,
+        target=target,
+        keys=keys,
+        n_chunks=n_rows,
+        n_stored=n_stored,
+        memory=memory,
+        addresses=addresses,
+        most_nbytes=struct.most_nbytes,
     )
 
 
 def _by_numpy(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
-    row, after = np.concatenate([block.row for block in blocks]), 0
+    row = np.concatenate([block.row for block in blocks])
     entry = entries(spec, target.chunk(row))
-    offset, nbytes = np.zeros(len(row), np.int64), np.full(len(row), MISSING)
-    which = np.arange(len(blocks)).repeat([block.n_rows for block in blocks])
+    offset = np.zeros(len(row), np.int64)
+    nbytes = np.full(len(row), MISSING)
+    object_number = np.arange(len(blocks)).repeat([block.n_rows for block in blocks])
+    stop = 0
     for block, index in zip(blocks, indexes, strict=True):
-        before, after = after, after + block.n_rows
+        start, stop = stop, stop + block.n_rows
         if index is not None:
-            offset[before:after] = index.offset.take(entry[before:after])
-            nbytes[before:after] = index.nbytes.take(entry[before:after])
+            offset[start:stop] = index.offset.take(entry[start:stop])
+            nbytes[start:stop] = index.nbytes.take(entry[start:stop])
     is_stored = nbytes != MISSING
-    order = np.lexsort((nbytes, offset, which))
+    order = np.lexsort((nbytes, offset, object_number))
     order = order[is_stored.take(order)]
     row = np.concatenate([row.take(order, axis=0), row[~is_stored]])
     keys = tuple(str(block.key) for block in blocks)
-    return ReadPlan.of(spec, target, keys, (which.take(order), offset.take(order), nbytes.take(order)), row)
+    columns = object_number.take(order), offset.take(order), nbytes.take(order)
+    return ReadPlan.from_columns(spec, target, keys, columns, row)
 
 
 def entries(spec: ArraySpec, chunk: Column) -> Column:
-    """Return the number of each chunk in the index of its shard."""
+    """Return the position of each chunk in the index of its shard, given coordinates of shape (n, ndim)."""
     if not spec.grid.ndim:
         return np.zeros(len(chunk), np.int64)
     entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")

@@ -1,6 +1,7 @@
-"""Where chunks go in an output that is filled box by box: what follows from the axes alone, worked out once a read.
+"""Positions of chunks in an output that is filled box by box.
 
-Pure arithmetic on columns. The CUDA decoder asks which chunks it may decode straight into the result.
+`OutputBoxes` computes once for a read what depends on each axis alone, and combines it for any number of chunks, by
+arithmetic on columns. The CUDA decoder uses it to find the chunks that it can decode straight into the result.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ Flags = npt.NDArray[np.bool_]
 
 @record
 class Placement:
-    """Where some chunks go; one row per chunk."""
+    """Positions of some chunks in the output, one row for each chunk."""
 
     whole: Flags
-    """shape (n,): every element of the stored chunk is wanted, in order."""
+    """Whether all elements of the stored chunk are requested, in order; shape (n,)."""
     contiguous: Flags
-    """shape (n,): the box is one run of memory in a C-ordered output."""
-    out_at: Column
-    """shape (n,): where the first element of the box lies, in units of the strides."""
+    """Whether the box is contiguous in a C-ordered output; shape (n,)."""
+    out_offset: Column
+    """Offset of the first element of the box in the output, in units of the strides; shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AxisPlaces:
-    """Where the pieces of one axis go; columns have one row per piece, and are one value where all are the same."""
+class _AxisPlacement:
+    """Positions of the pieces of one axis. Columns have one row for each piece; a single value holds for all pieces."""
 
-    out_at: Column | int
-    """Where the first element of the piece lies, in units of the strides."""
+    out_offset: Column | int
+    """Offset of the first element of the piece in the output, in units of the strides."""
     is_whole: Flags | bool
-    """Whether every element of the stored chunk is wanted, in order."""
+    """Whether all elements of the stored chunk along the axis are requested, in order."""
     is_single: Flags | bool
-    """Whether it has one element."""
+    """Whether the piece has one element."""
     is_full: Flags | bool
-    """Whether it is all there is of the output."""
+    """Whether the piece fills the whole axis of the output."""
 
 
-def _axis_places(pieces: AxisPieces, chunk_length: int, stride: int) -> _AxisPlaces:
-    return _AxisPlaces(
-        out_at=_shared(pieces.out_start * stride),
+def _axis_placement(pieces: AxisPieces, chunk_length: int, stride: int) -> _AxisPlacement:
+    return _AxisPlacement(
+        out_offset=_shared(pieces.out_start * stride),
         is_whole=_shared((pieces.count == chunk_length) & (pieces.step == 1)),
         is_single=_shared(pieces.count == 1),
         is_full=_shared(pieces.count == pieces.length),
@@ -55,36 +56,47 @@ def _axis_places(pieces: AxisPieces, chunk_length: int, stride: int) -> _AxisPla
 
 
 def _shared(column: npt.NDArray[Any]) -> Any:
-    """Return the value that all of a column are, or the column."""
-    return column[0].item() if len(column) and (len(column) == 1 or (column == column[0]).all()) else column
+    """Return the value that all rows of a column have, or the column if they differ or there are none."""
+    if not len(column):
+        return column
+    is_shared = len(column) == 1 or (column == column[0]).all()
+    return column[0].item() if is_shared else column
 
 
-def _any(column: Flags | bool) -> bool:  # noqa: FBT001  # a value that all rows have
+def _any(column: Flags | bool) -> bool:  # noqa: FBT001  # a single value holds for all rows
     return column if isinstance(column, bool) else bool(column.any())
 
 
-def _taken(column: Any, rows: Column) -> Any:
+def _take(column: Any, rows: Column) -> Any:
+    """Return some rows of a column; a single value as it is."""
     return column.take(rows) if isinstance(column, np.ndarray) else column
 
 
-_kept_places = lru_cache(maxsize=512)(_axis_places)
+_cached_placement = lru_cache(maxsize=512)(_axis_placement)
 
 
 class OutputBoxes:
-    """Where the chunks of a box target, given its pieces per axis, go in an output.
+    """Positions of the chunks of a box target in an output.
 
-    `chunk_shape` is that of a stored chunk; `strides` are the output's, in bytes or in elements.
+    Parameters
+    ----------
+    pieces : sequence of AxisPieces
+        Pieces along each axis.
+    chunk_shape : sequence of int
+        Shape of a stored chunk.
+    strides : sequence of int
+        Strides of the output, in bytes or in elements.
     """
 
     def __init__(self, pieces: Sequence[AxisPieces], chunk_shape: Sequence[int], strides: Sequence[int]) -> None:
         self._axes = [
-            (_kept_places if axis_pieces.are_kept else _axis_places)(axis_pieces, length, stride)
+            (_cached_placement if axis_pieces.is_cached else _axis_placement)(axis_pieces, length, stride)
             for axis_pieces, length, stride in zip(pieces, chunk_shape, strides, strict=True)
         ]
 
     @cached_property
-    def may_be_runs(self) -> bool:
-        """Whether any chunk may be wanted whole and go to one run of memory."""
+    def may_be_contiguous(self) -> bool:
+        """Whether some chunk may be requested as a whole and be contiguous in the output."""
         full = True
         for axis in reversed(self._axes):
             if not _any(axis.is_whole) or not (full or _any(axis.is_single)):
@@ -93,22 +105,22 @@ class OutputBoxes:
         return True
 
     def place(self, row: Column) -> Placement:
-        """Work out where chunks go, given their piece numbers: int64, shape (n, ndim)."""
+        """Return the positions of chunks, given their piece numbers: int64, shape (n, ndim)."""
         n = len(row)
-        out_at: Column | int = 0
+        out_offset: Column | int = 0
         whole: Flags | bool = True
-        run: Flags | bool = True
+        contiguous: Flags | bool = True
         full: Flags | bool = True
         for number in range(len(self._axes) - 1, -1, -1):
             axis, pieces = self._axes[number], row[:, number]
-            out_at = _taken(axis.out_at, pieces) + out_at
-            whole = _taken(axis.is_whole, pieces) & whole
-            # Behind an axis of which it has several elements, a run has all there is.
-            run = run & (full | _taken(axis.is_single, pieces))
-            full = full & _taken(axis.is_full, pieces)
-        return Placement(whole=_column(whole, n), contiguous=_column(run, n), out_at=_column(out_at, n))
+            out_offset = _take(axis.out_offset, pieces) + out_offset
+            whole = _take(axis.is_whole, pieces) & whole
+            # A contiguous box with several elements along an axis fills the output along all axes behind it.
+            contiguous = contiguous & (full | _take(axis.is_single, pieces))
+            full = full & _take(axis.is_full, pieces)
+        return Placement(whole=_column(whole, n), contiguous=_column(contiguous, n), out_offset=_column(out_offset, n))
 
 
 def _column(values: npt.NDArray[Any] | int, n: int) -> npt.NDArray[Any]:
-    """Return a column of `n` rows."""
+    """Return a column of `n` rows, of an array or of a single value."""
     return values if isinstance(values, np.ndarray) else np.full(n, values)

@@ -1,4 +1,7 @@
-"""Which chunks a read takes only a part of: another read may want another part of them soon."""
+"""Chunks of which a read takes only a part.
+
+The cache of decoded chunks keeps these: another read may take another part of them soon.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
@@ -18,25 +22,25 @@ _Flags = npt.NDArray[np.bool_]
 
 
 class PartialChunks:
-    """The chunks of a target of which a part is taken: less than what lies inside of the array."""
+    """The chunks of a target of which only a part is taken: fewer elements than lie inside the array."""
 
     def __init__(self, target: Target, grid: ChunkGrid) -> None:
         self.are_all = isinstance(target, PointTarget)
-        """Whether a part is taken of every chunk."""
+        """Whether only a part is taken of every chunk."""
         self._axes: list[_Flags | None] = []
-        """Per axis, whether pieces are less than their chunks; None if none is."""
+        """Per axis, whether each piece is less than its chunk; None if no piece is."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
             self.are_all = is_part(target)
         elif isinstance(target, BoxTarget):
-            self._cut(target, grid)
+            self._find_partial_pieces(target, grid)
         elif isinstance(target, StackTarget):
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self.target = target
         self.are_none = not self.are_all and not [flags for flags in self._axes if flags is not None]
-        """Whether all chunks are taken whole."""
+        """Whether all chunks are taken as a whole."""
 
-    def _cut(self, target: BoxTarget, grid: ChunkGrid) -> None:
+    def _find_partial_pieces(self, target: BoxTarget, grid: ChunkGrid) -> None:
         for axis, (_, length, _) in enumerate(target.axes):
             if target.spans is None:
                 flags, are_all = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
@@ -46,9 +50,11 @@ class PartialChunks:
             self.are_all = self.are_all or are_all
 
     def rows(self, plan: ReadPlan) -> list[int]:
-        """Return the rows of a plan's stored chunks of which a part is taken."""
-        if self.are_all or self.are_none:
-            return list(range(plan.n_stored if self.are_all else 0))
+        """Return the rows of a plan's stored chunks of which only a part is taken."""
+        if self.are_all:
+            return list(range(plan.n_stored))
+        if self.are_none:
+            return []
         is_partial = np.zeros(plan.n_stored, np.bool_)
         for axis, flags in enumerate(self._axes):
             if flags is not None:
@@ -57,37 +63,42 @@ class PartialChunks:
         return rows
 
 
-_MUCH = 100
-"""A hundredth of a chunk is much: for a few elements, who reads them of many chunks would write all of these to memory
-that is in no core's cache, which takes a tenth of the time that gzip takes (November 2026)."""
-_MOST = 7 / 8
-"""Share of a chunk from which on decoding up to there counts as decoding all: the rest takes a seventh of the time."""
+_MOST_SPARSE = 100
+"""Chunks are worth keeping if one of so many elements is taken, or more. Where fewer are taken, keeping chunks would
+cost a tenth of the time that gzip takes, since whole chunks are written to memory outside of all caches (November
+2026)."""
+_MOST_SHARE = 7 / 8
+"""Share of a chunk from which on decoding up to there counts as decoding all of it."""
 
 
-def are_much(target: Target, grid: ChunkGrid) -> bool:
-    """Whether much is taken of the chunks of a target, such as a plane of each, and not a few elements."""
-    return math.prod(target.shape) * _MUCH >= target.n_chunks * math.prod(grid.chunk_shape)
+def take_much(target: Target, grid: ChunkGrid) -> bool:
+    """Whether a target takes much of its chunks, such as a plane of each, rather than a few elements."""
+    return math.prod(target.shape) * _MOST_SPARSE >= target.n_chunks * math.prod(grid.chunk_shape)
 
 
 def reach_most(target: Target) -> bool:
-    """Whether decoding chunks up to their last wanted elements is decoding most of them.
+    """Whether decoding chunks up to their last requested elements means decoding most of them.
 
-    It is looked at along the first axis, of chunks in C order.
+    Only the first axis counts, along which decoding proceeds for chunks in C order.
     """
-    return _reach(target) > _MOST
+    return _reach(target) > _MOST_SHARE
 
 
 def _reach(target: Target) -> float:
-    """Return up to where chunks are wanted along the first axis, as a share; 0 if several are, or it is unknown."""
+    """Return the share of chunks, along the first axis, up to the last requested element.
+
+    It is 0 if several chunks are touched along the first axis, or the elements are not evenly spaced.
+    """
     spans = target.spans if isinstance(target, BoxTarget) else None
     if not spans or spans[0].n_pieces != 1:
         return 0
-    first = spans[0]
-    return (first.first % first.chunk_length + (first.n_elements - 1) * first.step + 1) / first.chunk_length
+    span = spans[0]
+    end = span.first % span.chunk_length + (span.n_elements - 1) * span.step + 1
+    return end / span.chunk_length
 
 
 def is_part(target: BoxTarget) -> bool:
-    """Whether a box of evenly spaced elements is less than what the array has of its chunks."""
+    """Whether a box of evenly spaced elements is less than its chunks have inside the array."""
     assert target.spans is not None
     for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
         end = first + (n_elements - 1) * step + 1
@@ -97,25 +108,26 @@ def is_part(target: BoxTarget) -> bool:
 
 
 @lru_cache(maxsize=512)
-def _partial_ends(along: Span, length: int) -> tuple[_Flags | None, bool]:
-    """Say which pieces of a span, along an axis of a length, are less than their chunks, and whether all are.
+def _partial_ends(span: Span, length: int) -> tuple[_Flags | None, bool]:
+    """Return whether each piece of a span is less than its chunk, None if no piece is; and whether all pieces are.
 
-    None if none is. It is kept for the next read: most of an array are alike.
+    `length` is that of the axis. The result is cached: most reads of an array are alike.
     """
-    chunk_length = along.chunk_length
-    end = along.first + (along.n_elements - 1) * along.step + 1
-    is_thinned = along.step != 1 and chunk_length > 1
-    flags = np.full(along.n_pieces, is_thinned)
-    flags[0] |= along.first % chunk_length != 0
+    chunk_length = span.chunk_length
+    end = span.first + (span.n_elements - 1) * span.step + 1
+    is_strided = span.step != 1 and chunk_length > 1
+    flags = np.full(span.n_pieces, is_strided)
+    flags[0] |= span.first % chunk_length != 0
     flags[-1] |= end % chunk_length != 0 and end < length
-    return _flags(flags)
+    return _summarize(flags)
 
 
 def _partial_pieces(pieces: AxisPieces, chunk_length: int, length: int) -> tuple[_Flags | None, bool]:
-    """Say of pieces of any kind what `_partial_ends` says of a span."""
-    inside: Column = np.minimum(chunk_length, length - pieces.chunk * chunk_length)
-    return _flags(pieces.count < inside)
+    """Return the result of `_partial_ends` for pieces of any kind."""
+    n_inside: Column = np.minimum(chunk_length, length - pieces.chunk * chunk_length)
+    return _summarize(pieces.count < n_inside)
 
 
-def _flags(flags: _Flags) -> tuple[_Flags | None, bool]:
+def _summarize(flags: _Flags) -> tuple[_Flags | None, bool]:
+    """Return flags, or None if none is set, and whether all are."""
     return (flags, bool(flags.all())) if flags.any() else (None, False)

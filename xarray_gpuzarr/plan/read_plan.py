@@ -1,185 +1,68 @@
-"""Which bytes to fetch and where every chunk goes, before any chunk is read.
+"""Plans of reads: the byte range of each chunk, and the box of the output that it fills.
 
-Pure: integers in, NumPy columns out. A plan is a table with a row per chunk, of one or several *blocks*: all touched
-chunks of one shard, or a run of chunks that are objects of their own. A decoder carries out plans one after another, or
-several at a time.
+`plan_blocks` cuts the chunks that a target touches into *blocks*: the touched chunks of one shard, or a run of
+unsharded chunks. `ReadPlan` is the chunk table of one or several blocks, one row for each chunk, which a decoder
+carries out.
 
-Rows stand object by object, in the order in which their bytes lie there, so a part (one request) is a range of rows.
+Rows are sorted by object and by offset in it, so a part (what one request reads) is a range of rows. Everything here is
+arithmetic on integers and NumPy columns, without I/O.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from itertools import pairwise, product
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.axis_pieces import (
-    MAX_KEPT,
-    AxisPieces,
-    Span,
-    intersect_axis,
-    kept_shards_of_span,
-    lazy_product,
-    runs_of_pieces,
-    shards_of_pieces,
-    shards_of_span,
-    span,
-)
+from xarray_gpuzarr.plan.axis_pieces import runs_of_pieces
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
-from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered, sorting
-from xarray_gpuzarr.plan.selection import OuterSelection
-from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.points import chunk_numbers, run_starts, stable_order
+from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 CHUNKS_PER_BLOCK = 1024
-"""Unsharded chunks planned at once: 100 us of planning against milliseconds of decoding."""
+"""Number of unsharded chunks in a block. Planning a block takes 100 us, decoding it some milliseconds."""
 OBJECTS_PER_PART = 16
-"""Small unsharded chunks that one thread takes at a time, and that a store is asked for at once."""
-
-
-class BoxTarget:
-    """An output that is filled box by box.
-
-    `axes` says per axis what is wanted, the length of the axis and that of a chunk along it, see `intersect_axis`;
-    `per_shard` is the chunks of a shard along each axis.
-    """
-
-    def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
-        self.axes = axes
-        """Per axis, what is wanted, the length of the axis, and that of a chunk along it."""
-        self._per_shard = per_shard
-        spans = [
-            span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
-            for selected, length, chunk_length in axes
-        ]
-        plain = [along for along in spans if along is not None]
-        self.spans = tuple(plain) if len(plain) == len(axes) else None
-        """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
-        self._of_arrays: dict[int, AxisPieces] = {}
-        if self.spans is None:
-            lengths, pieces = self._count(spans)
-        else:
-            lengths, pieces = [along.n_elements for along in plain], [along.n_pieces for along in plain]
-            numbers = [n for along, count in zip(plain, per_shard, strict=True) for n in (*along, count)]
-            self._numbers = array("q", numbers)
-            self.spans_at = self._numbers.buffer_info()[0]
-            """Address of `spans` and the chunks of a shard, as the compiled loops take them."""
-        self.shape = tuple(lengths)
-        """Shape of the output."""
-        self.n_pieces = pieces
-        """Per axis, the chunks along it that it touches."""
-        self.n_chunks = math.prod(pieces)
-        """Inner chunks that it touches, whether they are stored or not."""
-
-    def _count(self, spans: Sequence[Span | None]) -> tuple[list[int], list[int]]:
-        """Return, per axis, the elements and the pieces; only index arrays are cut, which are in memory anyway."""
-        lengths, n_pieces = [], []
-        for axis, along in enumerate(spans):
-            selected, length, chunk_length = self.axes[axis]
-            if along is not None:
-                n, of_axis = along.n_elements, along.n_pieces
-            elif isinstance(selected, slice):
-                n, of_axis = 0, 0
-            else:
-                self._of_arrays[axis] = intersect_axis(selected, length, chunk_length)
-                n, of_axis = len(selected), len(self._of_arrays[axis].chunk)
-            lengths.append(n)
-            n_pieces.append(of_axis)
-        return lengths, n_pieces
-
-    @cached_property
-    def pieces(self) -> tuple[AxisPieces, ...]:
-        """Per axis, what each chunk along it gives; where nothing is wanted, chunks give nothing along any axis."""
-        if not self.n_chunks:
-            return tuple([replace(intersect_axis(slice(0, 0), 0, 1), length=length) for length in self.shape])
-        return tuple([self._of_arrays.get(axis) or intersect_axis(*of_axis) for axis, of_axis in enumerate(self.axes)])
-
-    def shards(self) -> Iterator[tuple[tuple[int, range], ...]]:
-        """Return, shard by shard in C order, its coordinate along each axis and which pieces there are its own.
-
-        Many shards are not listed beforehand.
-        """
-        if not self.n_chunks:
-            return iter(())
-        if self.spans is None:
-            return product(*map(shards_of_pieces, self.pieces, self._per_shard))
-        if self.n_chunks <= MAX_KEPT:
-            return product(*map(kept_shards_of_span, self.spans, self._per_shard))
-        return lazy_product(
-            [partial(shards_of_span, along, n) for along, n in zip(self.spans, self._per_shard, strict=True)]
-        )
-
-    def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
-        chunk = np.empty_like(row)
-        for axis, pieces in enumerate(self.pieces):
-            chunk[:, axis] = pieces.chunk.take(row[:, axis])
-        return chunk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointTarget:
-    """A flat output that is filled point by point."""
-
-    groups: PointGroups
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the output."""
-        return (len(self.groups.position),)
-
-    @property
-    def n_chunks(self) -> int:
-        """Inner chunks that it touches, whether they are stored or not."""
-        return len(self.groups.chunk)
-
-    def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
-        return self.groups.chunk.take(row[:, 0], axis=0)
-
-
-Target = BoxTarget | PointTarget | StackTarget
+"""Most small unsharded chunks in a part: one thread reads them together, and they are requested at once."""
 
 
 @record
 class Block:
-    """Chunks that one plan covers, before their byte ranges are known."""
+    """Chunks of one shard, or a run of unsharded chunks, before their byte ranges are known."""
 
     key: str | None
-    """Store key of the shard; None for chunks that are objects of their own."""
+    """Store key of the shard; None for unsharded chunks."""
     n_rows: int
+    """Number of chunks."""
     ranges: tuple[range, ...]
-    """Piece numbers per axis (box target), or a range of `members`."""
-    members: Column | None = None
-    """Group numbers of all blocks (other targets)."""
+    """Piece numbers along each axis (box target), or a range of positions in `groups` (other targets)."""
+    groups: Column | None = None
+    """Group numbers; None for a box target."""
 
     @property
     def row(self) -> Column:
-        """Shape (n_rows, ndim) of piece numbers in C order (box target) or (n_rows, 1) of group numbers."""
-        if self.members is not None:
-            (numbers,) = self.ranges
-            return self.members[numbers.start : numbers.stop, None]
+        """Piece numbers in C order, shape (n_rows, ndim), or group numbers, shape (n_rows, 1)."""
+        if self.groups is not None:
+            (positions,) = self.ranges
+            return self.groups[positions.start : positions.stop, None]
         lengths = tuple(map(len, self.ranges))
-        positions = (_kept_positions if self.n_rows <= _MAX_KEPT else _positions)(lengths)
-        return positions + np.array([r.start for r in self.ranges], np.int64)
+        box = (_cached_box_rows if self.n_rows <= _MAX_CACHED_ROWS else _box_rows)(lengths)
+        return box + np.array([pieces.start for pieces in self.ranges], np.int64)
 
 
 @record
 class ReadPlan:
-    """Everything a decoder needs to know about some blocks: the chunk table.
+    """The chunk table of some blocks: everything that a decoder needs to know about their chunks.
 
-    Rows of stored chunks come first, object by object in the order of their bytes, then those of chunks that take the
-    fill value.
+    The rows of stored chunks come first, sorted by object and offset. The rows of missing chunks, whose boxes take the
+    fill value, follow.
     """
 
     spec: ArraySpec
@@ -187,17 +70,18 @@ class ReadPlan:
     keys: tuple[str, ...]
     """Store keys of the objects of these blocks."""
     n_chunks: int
-    """Chunks, stored or not."""
+    """Number of chunks, stored or missing."""
     n_stored: int
+    """Number of stored chunks."""
     memory: Column
-    """The columns, one after another, as the compiled loops take them; see `empty_plan`."""
-    at: Mapping[str, int]
-    """Address of each column."""
+    """The columns one after another, as the compiled loops take them; see `empty_plan`."""
+    addresses: Mapping[str, int]
+    """Address of each column, by name."""
     most_nbytes: int
-    """Encoded bytes of the longest chunk, 0 if there is none, or `WHOLE_OBJECT`."""
+    """Encoded length of the longest chunk in bytes; 0 if none is stored, `WHOLE_OBJECT` if lengths are unknown."""
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         spec: ArraySpec,
         target: Target,
@@ -205,149 +89,168 @@ class ReadPlan:
         columns: tuple[Column, Column, Column],
         all_row: Column,
     ) -> Self:
-        """Return a plan of the columns `object`, `offset` and `nbytes` of stored chunks, and the rows of all."""
+        """Return a plan of copied columns.
+
+        `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,). `all_row` has the
+        piece or group numbers of all chunks, stored ones first.
+        """
         n, n_stored = len(all_row), len(columns[0])
-        memory, at = empty_plan(n, all_row.shape[1])
+        memory, addresses = empty_plan(n, all_row.shape[1])
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
         memory[2 * n + n_stored : 3 * n] = MISSING
         memory[3 * n :] = all_row.reshape(-1)
-        most = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
+        most_nbytes = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
         return cls(
-            spec=spec, target=target, keys=keys, n_chunks=n, n_stored=n_stored, memory=memory, at=at, most_nbytes=most
+            spec=spec,
+            target=target,
+            keys=keys,
+            n_chunks=n,
+            n_stored=n_stored,
+            memory=memory,
+            addresses=addresses,
+            most_nbytes=most_nbytes,
         )
 
     @property
     def object(self) -> Column:
-        """Shape (n_stored,): number of the key of the object that each stored chunk lies in."""
+        """Position in `keys` of each stored chunk's object, shape (n_stored,)."""
         return self.memory[: self.n_stored]
 
     @property
     def offset(self) -> Column:
-        """Shape (n_stored,): first byte inside the object."""
+        """First byte of each stored chunk in its object, shape (n_stored,)."""
         return self.memory[self.n_chunks : self.n_chunks + self.n_stored]
 
     @property
     def nbytes(self) -> Column:
-        """Shape (n_stored,): encoded bytes, or `WHOLE_OBJECT`."""
+        """Encoded length of each stored chunk in bytes, or `WHOLE_OBJECT`; shape (n_stored,)."""
         return self.memory[2 * self.n_chunks : 2 * self.n_chunks + self.n_stored]
 
     @property
     def all_nbytes(self) -> Column:
-        """Shape (n_chunks,): `nbytes`, and `MISSING` for those that take the fill value."""
+        """`nbytes` of all chunks, `MISSING` for missing ones; shape (n_chunks,)."""
         return self.memory[2 * self.n_chunks : 3 * self.n_chunks]
 
     @property
     def all_row(self) -> Column:
-        """Shape (n_chunks, ndim) of piece numbers (box target) or (n_chunks, 1) of group numbers (other targets)."""
+        """Piece numbers, shape (n_chunks, ndim), for a box target; group numbers, shape (n_chunks, 1), for others."""
         n = self.n_chunks
         return self.memory[3 * n :].reshape(n, len(self.memory) // max(1, n) - 3)
 
     @property
     def row(self) -> Column:
-        """Rows of `all_row` whose chunks are stored."""
+        """Rows of `all_row` of stored chunks."""
         return self.all_row[: self.n_stored]
 
     @property
     def missing_row(self) -> Column:
-        """Rows of `all_row` whose chunks take the fill value."""
+        """Rows of `all_row` of missing chunks."""
         return self.all_row[self.n_stored :]
 
     @property
     def chunk(self) -> Column:
-        """Coordinates of the chunks in the grid of inner chunks, shape (n, ndim)."""
+        """Coordinates of the stored chunks in the grid of inner chunks, shape (n_stored, ndim)."""
         return self.target.chunk(self.row)
 
     def take(self, rows: Column, missing_row: Column) -> Self:
-        """Return a plan of some of the stored chunks, in the order of their rows, and of some that are missing."""
+        """Return a plan of some stored chunks, given the numbers of their rows in order, and of some missing ones."""
         columns = self.object.take(rows), self.offset.take(rows), self.nbytes.take(rows)
         all_row = np.concatenate([self.row.take(rows, axis=0), missing_row])
-        return self.of(self.spec, self.target, self.keys, columns, all_row)
+        return self.from_columns(self.spec, self.target, self.keys, columns, all_row)
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of all stored chunks once decoded, known before any of them is read."""
+        """Decoded length of all stored chunks in bytes."""
         return self.n_stored * self.spec.chunk_nbytes
 
     def cut(self, rule: CoalesceRule) -> Column:
-        """Return bounds, shape (n_parts + 1,): rows ``[bounds[i], bounds[i + 1])`` are fetched and decoded together."""
+        """Return bounds of the parts, shape (n_parts + 1,): part `i` has the rows ``[bounds[i], bounds[i + 1])``."""
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
-        together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
-        return np.append(np.arange(0, self.n_stored, together), self.n_stored)
+        n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
+        return np.append(np.arange(0, self.n_stored, n_objects), self.n_stored)
 
     def key_of(self, row: int) -> str:
         """Return the store key of the object that a chunk lies in."""
         return self.keys[int(self.object[row])]
 
-    def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
-        """Return what the part of rows ``[lo, hi)`` asks for: one range, or one whole object per row."""
+    def requests(self, start: int, stop: int) -> list[tuple[str, ByteRange]]:
+        """Return the requests for the part of rows ``[start, stop)``: one range of a shard, or one object per row."""
         if self.spec.index is None:
             whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-            return [(self.key_of(row), whole) for row in range(lo, hi)]
-        first, last = int(self.offset[lo]), int(self.offset[hi - 1] + self.nbytes[hi - 1])
-        return [(self.key_of(lo), ByteRange(offset=first, nbytes=last - first))]
+            return [(self.key_of(row), whole) for row in range(start, stop)]
+        first = int(self.offset[start])
+        end = int(self.offset[stop - 1] + self.nbytes[stop - 1])
+        return [(self.key_of(start), ByteRange(offset=first, nbytes=end - first))]
 
 
 def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
-    """Return the columns of a plan, one after another, contents undefined, and the address of each by its name.
+    """Return uninitialised memory for the columns of a plan, and the address of each column by name.
 
-    `width` is that of `all_row`.
+    The columns `object`, `offset` and `nbytes` of `n_chunks` numbers each and `all_row`, which is `width` numbers wide,
+    follow each other.
     """
     memory = np.empty(n_chunks * (3 + width), np.int64)
-    first, step = address(memory), memory.itemsize * n_chunks
-    return memory, {"object": first, "offset": first + step, "nbytes": first + 2 * step, "all_row": first + 3 * step}
+    first = address(memory)
+    column_nbytes = memory.itemsize * n_chunks
+    addresses = {
+        "object": first,
+        "offset": first + column_nbytes,
+        "nbytes": first + 2 * column_nbytes,
+        "all_row": first + 3 * column_nbytes,
+    }
+    return memory, addresses
 
 
 _ONE_PART = np.array([0, 1], np.int64)
 
 
-def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...] | None = None) -> BoxTarget:
-    """Cut a normalised outer selection at the borders of the inner chunks; `shape` if the array has been resized."""
-    lengths = grid.shape if shape is None else shape
-    return BoxTarget(tuple(zip(selection.wanted, lengths, grid.chunk_shape, strict=True)), grid.chunks_per_shard)
-
-
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
-    """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
+    """Yield the blocks of a target: the chunks of each touched shard, or runs of `CHUNKS_PER_BLOCK` chunks."""
     if not isinstance(target, BoxTarget):
-        chunk = target.groups.chunk
-        if spec.index is not None:
-            for key, members in _by_shard(spec, chunk):
-                yield Block(key=key, n_rows=len(members), ranges=(range(len(members)),), members=members)
-            return
-        members = np.arange(len(chunk), dtype=np.int64)
-        for lo in range(0, len(chunk), CHUNKS_PER_BLOCK):
-            some = range(lo, min(lo + CHUNKS_PER_BLOCK, len(chunk)))
-            yield Block(key=None, n_rows=len(some), ranges=(some,), members=members)
+        yield from _group_blocks(spec, target.groups.chunk)
     elif spec.index is None:
         for ranges in runs_of_pieces(target.n_pieces, CHUNKS_PER_BLOCK):
             yield Block(key=None, n_rows=math.prod(map(len, ranges)), ranges=ranges)
     else:
         for axes in target.shards():
             ranges = tuple([pieces for _, pieces in axes])
-            key = spec.keys.key(tuple([at for at, _ in axes]))
+            key = spec.keys.key(tuple([coordinate for coordinate, _ in axes]))
             yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)
 
 
-def _by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
-    """Return the key of each shard that holds any of some chunks, and which of these it holds."""
-    coord = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
-    # Not the grid's own number of shards: the array may have been resized.
-    shard = numbered(coord, tuple((coord.max(axis=0, initial=0) + 1).tolist()))
-    order = sorting(shard)
-    bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
-    for lo, hi in pairwise(bounds):
-        yield spec.keys.key(tuple(coord[order[lo]].tolist())), order[lo:hi]
+def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
+    """Yield the blocks of a target whose groups have the chunk coordinates `chunk`, shape (n_groups, ndim)."""
+    if spec.index is not None:
+        for key, groups in _groups_by_shard(spec, chunk):
+            yield Block(key=key, n_rows=len(groups), ranges=(range(len(groups)),), groups=groups)
+        return
+    groups = np.arange(len(chunk), dtype=np.int64)
+    for start in range(0, len(chunk), CHUNKS_PER_BLOCK):
+        positions = range(start, min(start + CHUNKS_PER_BLOCK, len(chunk)))
+        yield Block(key=None, n_rows=len(positions), ranges=(positions,), groups=groups)
 
 
-def _positions(lengths: tuple[int, ...]) -> Column:
-    """Return all positions in a box in C order, one per row."""
+def _groups_by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
+    """Yield the store key of each shard, and the numbers of the groups whose chunks it holds."""
+    coordinates = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
+    # The array may have been resized, so the number of shards is not that of the grid.
+    n_shards = tuple((coordinates.max(axis=0, initial=0) + 1).tolist())
+    shard = chunk_numbers(coordinates, n_shards)
+    order = stable_order(shard)
+    bounds = [*run_starts(shard.take(order)).tolist(), len(order)]
+    for start, stop in pairwise(bounds):
+        yield spec.keys.key(tuple(coordinates[order[start]].tolist())), order[start:stop]
+
+
+def _box_rows(lengths: tuple[int, ...]) -> Column:
+    """Return the coordinates of all cells of a box in C order, one row for each."""
     return np.indices(lengths, np.int64).reshape(len(lengths), math.prod(lengths)).T.copy()
 
 
-_kept_positions = lru_cache(maxsize=8)(_positions)
-"""The shards of an array are mostly of one shape."""
-_MAX_KEPT = 4096
+_cached_box_rows = lru_cache(maxsize=8)(_box_rows)
+"""`_box_rows` of the latest boxes: most shards of a read have the same shape."""
+_MAX_CACHED_ROWS = 4096

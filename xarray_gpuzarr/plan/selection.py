@@ -1,4 +1,8 @@
-"""Selections as callers write them, brought to one form: increasing along every axis, and how to undo that."""
+"""Normalised selections: increasing along every axis, together with the operations that undo the sorting.
+
+`outer_selection` normalises what a caller passes as index; `OuterSelection.restore` is applied to the result of the
+read.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,20 @@ from xarray_gpuzarr.process.records import Column, record
 
 @record
 class OuterSelection:
-    """An orthogonal selection, brought to increasing order along every axis."""
+    """An orthogonal selection in increasing order along every axis."""
 
-    wanted: tuple[slice | Column, ...]
-    """Per axis a slice with a positive step or an index array that never decreases."""
+    selectors: tuple[slice | Column, ...]
+    """For each axis a slice with a positive step, or an index array that never decreases."""
     undo: tuple[tuple[int, slice | Column | int], ...]
-    """(axis, index) pairs that turn the increasing result into the one asked for, in order of application."""
+    """Pairs of axis and index that turn the increasing result into the requested one, in order of application."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what was asked for."""
-        lengths = [len(range(*k.indices(k.stop)) if isinstance(k, slice) else k) for k in self.wanted]
+        """Shape of the requested result."""
+        lengths = [
+            len(range(*selector.indices(selector.stop)) if isinstance(selector, slice) else selector)
+            for selector in self.selectors
+        ]
         for axis, index in self.undo:
             if isinstance(index, int):
                 del lengths[axis]
@@ -33,19 +40,26 @@ class OuterSelection:
         return tuple(lengths)
 
     def restore(self, array: Any) -> Any:
-        """Apply `undo` to an array of any library that indexes like NumPy."""
+        """Return the requested result: `undo` applied to `array`, of any library that indexes like NumPy."""
         for axis, index in self.undo:
             array = array[(slice(None),) * axis + (index, ...)]
         return array
 
 
 def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
-    """Normalise what NumPy calls basic indexing, and index arrays applied axis by axis.
+    """Normalise a selection: basic indices of NumPy, and index arrays that are applied axis by axis.
 
-    `selection` is an int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them; missing trailing axes are
-    taken whole. `shape` is that of the array that is indexed.
+    Parameters
+    ----------
+    selection : int, slice, Ellipsis, 1-D array of int or bool, or tuple of these
+        Missing trailing axes are taken as a whole.
+    shape : sequence of int
+        Shape of the array that is indexed.
 
-    Raises `SelectionError` for too many indices, an index outside the array, or an index of an unknown kind.
+    Raises
+    ------
+    SelectionError
+        For too many indices, an index outside the array, or an index of another kind.
     """
     in_order: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
@@ -54,9 +68,9 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif type(key) is int and -length <= key < length:  # NumPy takes 4 us
-            at = key + length if key < 0 else key
-            ordered, back = slice(at, at + 1), 0
+        elif type(key) is int and -length <= key < length:  # the branches below take 4 us
+            index = key + length if key < 0 else key
+            ordered, back = slice(index, index + 1), 0
         else:
             try:
                 array = np.asarray(key)
@@ -65,49 +79,55 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
             if array.ndim:
                 ordered, back = _ordered_array(array, length, axis)
             else:
-                at = int(checked_index(array, length, axis))
-                ordered, back = slice(at, at + 1), 0
+                index = int(checked_index(array, length, axis))
+                ordered, back = slice(index, index + 1), 0
         in_order.append(ordered)
         if back is not None:
             undo.append((axis, back))
     if not undo:
-        return OuterSelection(wanted=tuple(in_order), undo=())
-    # Integers drop their axis, so they come last and from the back.
-    drops = sorted([u for u in undo if isinstance(u[1], int)], reverse=True, key=lambda u: u[0])
-    keeps = [u for u in undo if not isinstance(u[1], int)]
-    return OuterSelection(wanted=tuple(in_order), undo=(*keeps, *drops))
+        return OuterSelection(selectors=tuple(in_order), undo=())
+    # Integers drop their axis, so they are applied last, from the last axis to the first.
+    keeping = [(axis, index) for axis, index in undo if not isinstance(index, int)]
+    dropping = [(axis, index) for axis, index in reversed(undo) if isinstance(index, int)]
+    return OuterSelection(selectors=tuple(in_order), undo=(*keeping, *dropping))
 
 
 def _expand(selection: Any, ndim: int) -> list[Any]:
+    """Return one index for each axis, with full slices in the place of an ellipsis and of missing indices."""
     keys = list(selection) if isinstance(selection, tuple) else [selection]
-    dots = [i for i, key in enumerate(keys) if key is Ellipsis]
-    if len(keys) == ndim and not dots:
+    ellipses = [i for i, key in enumerate(keys) if key is Ellipsis]
+    if len(keys) == ndim and not ellipses:
         return keys
-    if len(dots) > 1 or len(keys) - len(dots) > ndim:
+    if len(ellipses) > 1 or len(keys) - len(ellipses) > ndim:
         raise SelectionError(
             "the selection does not fit the array",
-            tried=f"{len(keys) - len(dots)} indices and {len(dots)} ellipses",
+            tried=f"{len(keys) - len(ellipses)} indices and {len(ellipses)} ellipses",
             found=f"an array of {ndim} dimensions",
             do="give at most one index per dimension and at most one ellipsis",
         )
-    at = dots[0] if dots else len(keys)
-    fill = [slice(None)] * (ndim - len(keys) + len(dots))
-    return keys[:at] + fill + keys[at + len(dots) :]
+    position = ellipses[0] if ellipses else len(keys)
+    full_slices = [slice(None)] * (ndim - len(keys) + len(ellipses))
+    return keys[:position] + full_slices + keys[position + len(ellipses) :]
 
 
 def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
+    """Return a slice with a positive step, and the slice that undoes the reversal; None if there is none."""
     try:
         start, stop, step = key.indices(length)
     except (TypeError, ValueError) as err:
         raise _bad_index(key, str(err)) from err
     if step > 0:
         return slice(start, max(start, stop), step), None
+    reverse = slice(None, None, -1)
     n = len(range(start, stop, step))
+    if not n:
+        return slice(0, 0, 1), reverse
     last = start + (n - 1) * step
-    return slice(last, start + 1, -step) if n else slice(0, 0, 1), slice(None, None, -1)
+    return slice(last, start + 1, -step), reverse
 
 
 def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Column, Column | None]:
+    """Return an index array that never decreases, and the index that undoes the sorting; None if there is none."""
     if array.ndim != 1:
         raise _bad_index(array, f"an index array of {array.ndim} dimensions on axis {axis}")
     if array.dtype == bool:
@@ -122,7 +142,10 @@ def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Col
 
 
 def checked_index(array: npt.NDArray[Any], length: int, axis: int) -> Column:
-    """Return indices counted from the start of the axis, all inside it."""
+    """Return indices as int64, counted from the start of the axis.
+
+    Raises `SelectionError` if they are not integers, or one lies outside the axis.
+    """
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind not in "iu":

@@ -1,7 +1,7 @@
-"""Crops of one array, stacked: every chunk that any of them touches is planned once, with all the boxes that it gives.
+"""Stacks: crops of one array that are read together, each chunk once for all samples.
 
-The output has an axis of samples before those of the array. A box is a row of piece numbers as for a single crop, with
-the number of its sample in front; boxes are sorted by the chunk that gives them.
+The output has an axis of samples before the axes of the array. A *box* is the part of a sample that lies in one chunk:
+a row of piece numbers, with the number of the sample in front. `stack_target` sorts the boxes by chunk.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.errors import SelectionError
 from xarray_gpuzarr.plan.axis_pieces import MOST_PIECES, AxisPieces, intersect_axis, strided_pieces
-from xarray_gpuzarr.plan.points import first_of_each, numbered, sorting
+from xarray_gpuzarr.plan.points import chunk_numbers, run_starts, stable_order
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crops:
-    """Elements that samples want along one axis: as many each, evenly spaced, from starts of their own."""
+    """Elements of each sample along one axis: evenly spaced, the same number for all, from a start of their own."""
 
     start: Column
-    """shape (n_samples,): first wanted element, counted from the start of the axis."""
+    """First element of each sample, counted from the start of the axis; shape (n_samples,)."""
     count: int
-    """Elements that each sample wants."""
+    """Number of elements of each sample."""
     step: int = 1
-    """Distance between wanted elements, at least 1."""
+    """Distance between elements, at least 1."""
 
 
 StackAxis = slice | Column | Crops
-"""Selection of the samples along one axis: a slice with a positive step, or int64 of shape (n,), for all samples; int64
-of shape (n_samples, n), a row for each; or `Crops`. Index arrays never decrease along a row."""
+"""Elements of the samples along one axis. The same for all samples: a slice with a positive step, or int64 of shape
+(n,). Different ones: int64 of shape (n_samples, n), or `Crops`. Index arrays never decrease along a row."""
 
 
-def n_wanted(axis: StackAxis) -> int:
-    """Return how many elements each sample wants along an axis; the slices of samples have a start and a stop."""
+def sample_length(axis: StackAxis) -> int:
+    """Return the number of elements of each sample along an axis. A slice must have a stop."""
     if isinstance(axis, Crops):
         return axis.count
     if isinstance(axis, slice):
@@ -50,87 +50,104 @@ def n_wanted(axis: StackAxis) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxGroups:
-    """Boxes of the output, sorted by the chunk that gives them."""
+    """Boxes of the output, sorted by the chunks that they lie in."""
 
     chunk: Column
-    """shape (n_groups, ndim): chunk coordinate of each group, in C order."""
+    """Coordinate of each group's chunk, shape (n_groups, ndim), sorted in C order."""
     bounds: Column
-    """shape (n_groups + 1,): boxes ``[bounds[i], bounds[i + 1])`` come from chunk ``chunk[i]``."""
+    """Boxes ``[bounds[i], bounds[i + 1])`` lie in chunk ``chunk[i]``; shape (n_groups + 1,)."""
     row: Column
-    """shape (n_boxes, 1 + ndim): sample of each box, and its piece number per axis."""
+    """Sample of each box, and its piece number along each axis; shape (n_boxes, 1 + ndim)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackTarget:
-    """An output with a leading axis of samples, to which a chunk may give several boxes."""
+    """An output with a leading axis of samples, of which a chunk may fill several boxes."""
 
     pieces: tuple[AxisPieces, ...]
-    """Along the axis of samples, which is as if cut into chunks of one; then per axis, those of all samples."""
+    """Pieces along the axis of samples, one for each sample; then, for each axis of the array, the pieces of all
+    samples."""
     groups: BoxGroups
+    """Boxes, sorted by chunk."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""
-        return tuple(p.length for p in self.pieces)
+        return tuple(axis_pieces.length for axis_pieces in self.pieces)
 
     @property
     def n_chunks(self) -> int:
-        """Inner chunks that it touches, whether they are stored or not."""
+        """Number of inner chunks that the target touches, whether they are stored or not."""
         return len(self.groups.chunk)
 
     def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
+        """Return the coordinates of chunks in the grid of inner chunks, given rows as in `ReadPlan.all_row`."""
         return self.groups.chunk.take(row[:, 0], axis=0)
 
     def n_boxes(self, row: Column) -> Column:
-        """Return how many boxes chunks give, shape (n,)."""
+        """Return the number of boxes in each of some chunks, shape (n,)."""
         group, bounds = row[:, 0], self.groups.bounds
         return bounds.take(group + 1) - bounds.take(group)
 
     def first_box(self, row: Column) -> Column:
-        """Return the first box of each of some chunks, as rows of `BoxGroups.row`."""
+        """Return the first box in each of some chunks, as rows of `BoxGroups.row`."""
         return self.groups.row.take(self.groups.bounds.take(row[:, 0]), axis=0)
 
     def boxes(self, row: Column) -> Column:
-        """Return all boxes of some chunks, one chunk's after another's, as rows of `BoxGroups.row`."""
-        n, after = self.n_boxes(row), self.groups.bounds.take(row[:, 0] + 1)
-        return self.groups.row.take(_counted(n) + (after - n).repeat(n), axis=0)
+        """Return all boxes in some chunks, chunk after chunk, as rows of `BoxGroups.row`."""
+        n_boxes = self.n_boxes(row)
+        first = self.groups.bounds.take(row[:, 0])
+        return self.groups.row.take(_count_up(n_boxes) + first.repeat(n_boxes), axis=0)
 
 
 def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
-    """Cut crops of an array at the borders of the inner chunks, and sort what chunks give by chunk.
+    """Cut crops of an array at the borders of the inner chunks, and sort the boxes by chunk.
 
-    `axes` are those of the array; sample ``b`` of the output is what NumPy's ``array[np.ix_(...)]`` gives for its
-    elements along each axis.
+    Parameters
+    ----------
+    axes : sequence of StackAxis
+        Elements of the samples along each axis of the array. A sample has the values of ``array[np.ix_(...)]``.
+    n_samples : int
+        Number of samples.
+    grid : ChunkGrid
+        Chunks of the array.
 
-    Raises `SelectionError` if a wanted element lies outside the array (elements are counted from the start of their
-    axis only), or starts or index arrays are not of integers, not one for each sample, or decrease; `MemoryError` for
-    more boxes than can be counted.
+    Raises
+    ------
+    SelectionError
+        If an element lies outside the array (negative ones do not count from the end), or starts or index arrays are
+        not of integers, not one for each sample, or decrease.
+    MemoryError
+        If there are too many boxes to count.
     """
     cut_axes = [
-        _cut_axis(axis, selected, n_samples, (length, chunk_length))
+        _cut_axis(axis, selected, n_samples, length, chunk_length)
         for axis, (selected, length, chunk_length) in enumerate(zip(axes, grid.shape, grid.chunk_shape, strict=True))
     ]
     row = _box_rows(cut_axes, n_samples)
     chunk = np.empty((len(row), len(cut_axes)), np.int64)
     for axis, (pieces, _) in enumerate(cut_axes):
         chunk[:, axis] = pieces.chunk.take(row[:, 1 + axis])
-    number = numbered(chunk, grid.n_chunks)
-    order = sorting(number)
-    first = first_of_each(number.take(order))
-    each = np.arange(n_samples, dtype=np.int64)
-    zeros, ones = np.zeros_like(each), np.ones_like(each)
-    samples = AxisPieces(chunk=each, out_start=each, count=ones, in_start=zeros, step=1, index=None, length=n_samples)
-    chunk, row, bounds = chunk.take(order.take(first), axis=0), row.take(order, axis=0), np.append(first, len(order))
-    groups = BoxGroups(chunk=chunk, bounds=bounds, row=row)
-    return StackTarget(pieces=(samples, *(pieces for pieces, _ in cut_axes)), groups=groups)
+    numbers = chunk_numbers(chunk, grid.n_chunks)
+    order = stable_order(numbers)
+    first = run_starts(numbers.take(order))
+    groups = BoxGroups(
+        chunk=chunk.take(order.take(first), axis=0),
+        bounds=np.append(first, len(order)),
+        row=row.take(order, axis=0),
+    )
+    return StackTarget(pieces=(_sample_pieces(n_samples), *(pieces for pieces, _ in cut_axes)), groups=groups)
 
 
-def _box_rows(axes: Sequence[tuple[AxisPieces, Column | None]], n_samples: int) -> Column:
-    """Return all combinations of each sample's pieces, shape (n_boxes, 1 + ndim), sample by sample in C order.
+def _sample_pieces(n_samples: int) -> AxisPieces:
+    """Return the pieces along the axis of samples, as if it were cut into chunks of one sample."""
+    sample = np.arange(n_samples, dtype=np.int64)
+    zeros, ones = np.zeros_like(sample), np.ones_like(sample)
+    return AxisPieces(chunk=sample, out_start=sample, count=ones, in_start=zeros, step=1, index=None, length=n_samples)
 
-    `axes` has the pieces along each axis, and how many of them each sample has; None where all have all of them.
-    """
+
+def _box_rows(axes: Sequence[_CutAxis], n_samples: int) -> Column:
+    """Return all combinations of each sample's pieces, sample by sample in C order, as rows of `BoxGroups.row`."""
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     most = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
     _check_number(n_samples * math.prod(most), "boxes of a stack")
@@ -139,7 +156,8 @@ def _box_rows(axes: Sequence[tuple[AxisPieces, Column | None]], n_samples: int) 
         n_boxes = n_boxes * n
     sample = np.arange(n_samples, dtype=np.int64).repeat(n_boxes)
     row = np.empty((len(sample), 1 + len(axes)), np.int64)
-    row[:, 0], quotient = sample, _counted(n_boxes)
+    row[:, 0] = sample
+    quotient = _count_up(n_boxes)  # number of each box in its sample, divided by the pieces of the later axes
     for axis in range(len(axes) - 1, -1, -1):
         n = n_pieces[axis]
         number: Column | int = 0
@@ -149,39 +167,31 @@ def _box_rows(axes: Sequence[tuple[AxisPieces, Column | None]], n_samples: int) 
     return row
 
 
-def _check_number(n: int, what: str) -> None:
+def _check_number(n: int, noun: str) -> None:
     if n >= MOST_PIECES:
-        raise MemoryError(f"{n} {what}")
+        raise MemoryError(f"{n} {noun}")
 
 
-def _counted(n: Column) -> Column:
-    """Return ``0, 1, ... n[i] - 1`` for each i, side by side."""
-    after = n.cumsum()
-    numbers: Column = np.arange(after[-1] if len(n) else 0, dtype=np.int64) - (after - n).repeat(n)
+def _count_up(n: Column) -> Column:
+    """Return the numbers ``0, 1, ... n[i] - 1`` for each i, one after another."""
+    end = n.cumsum()
+    numbers: Column = np.arange(end[-1] if len(n) else 0, dtype=np.int64) - (end - n).repeat(n)
     return numbers
 
 
-def _cut_axis(
-    axis: int, selected: StackAxis, n_samples: int, lengths: tuple[int, int]
-) -> tuple[AxisPieces, Column | None]:
-    """Return the pieces along an axis of an array, and how many each sample has; None if all have all of them.
+_CutAxis = tuple[AxisPieces, Column | None]
+"""Pieces along an axis of an array, and the number of pieces of each sample; None if all samples have the same
+pieces."""
 
-    `lengths` are those of the axis and of a chunk along it.
-    """
-    length, chunk_length = lengths
+
+def _cut_axis(axis: int, selected: StackAxis, n_samples: int, length: int, chunk_length: int) -> _CutAxis:
+    """Check the elements of the samples along an axis, and cut them at the borders of chunks."""
     if isinstance(selected, slice):
         if selected.step is not None and selected.step < 1:
-            raise _bad(f"{selected} on axis {axis}")
+            raise _bad_crops(f"{selected} on axis {axis}")
         return intersect_axis(selected, length, chunk_length), None
     if isinstance(selected, Crops):
-        start, count, step = np.asarray(selected.start), operator.index(selected.count), operator.index(selected.step)
-        if start.shape != (n_samples,) or count < 0 or step < 1:
-            starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
-            raise _bad(f"{starts}, on axis {axis}, for {n_samples} samples")
-        if count:
-            span = (count - 1) * step
-            start = _inside(start, axis, length, length - span, f" and {span} elements behind it")
-        return _cut_crops(Crops(start=start, count=count, step=step), length, chunk_length)
+        return _cut_crops(_checked_crops(selected, n_samples, axis, length), length, chunk_length)
     table = _checked_table(selected, n_samples, axis, length)
     count = table.shape[1]
     if count < 2:
@@ -191,67 +201,93 @@ def _cut_axis(
     step = int(steps[0, 0]) if len(steps) else 1
     if step and (steps == step).all():
         return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
-    return _cut_table(table, chunk_length) if len(table) > 1 else (intersect_axis(table[0], length, chunk_length), None)
+    if len(table) > 1:
+        return _cut_table(table, chunk_length)
+    return intersect_axis(table[0], length, chunk_length), None
 
 
-def _cut_crops(crops: Crops, length: int, chunk_length: int) -> tuple[AxisPieces, Column | None]:
+def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops:
+    """Return crops whose elements all lie on an axis of the given length. Raises `SelectionError`."""
+    start = np.asarray(crops.start)
+    count = operator.index(crops.count)
+    step = operator.index(crops.step)
+    if start.shape != (n_samples,) or count < 0 or step < 1:
+        starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
+        raise _bad_crops(f"{starts}, on axis {axis}, for {n_samples} samples")
+    if count:
+        extent = (count - 1) * step
+        start = _checked_index(start, axis, length, length - extent, f" and {extent} elements behind it")
+    return Crops(start=start, count=count, step=step)
+
+
+def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
     start, count, step = crops.start, crops.count, crops.step
     if not count or not len(start):
         return replace(intersect_axis(slice(0, 0), length, chunk_length), length=count), None
     if (start == start[0]).all():
-        begin = int(start[0])
-        return intersect_axis(slice(begin, begin + (count - 1) * step + 1, step), length, chunk_length), None
-    span = (count - 1) * step
-    _check_number(len(start) * min(count, span // chunk_length + 2), "pieces along an axis of a stack")
-    if step > chunk_length:  # then each element has a chunk of its own, and others between them hold none
+        first = int(start[0])
+        return intersect_axis(slice(first, first + (count - 1) * step + 1, step), length, chunk_length), None
+    extent = (count - 1) * step
+    _check_number(len(start) * min(count, extent // chunk_length + 2), "pieces along an axis of a stack")
+    if step > chunk_length:  # each element lies in a chunk of its own, and chunks between them hold none
         n = np.full(len(start), count)
         chunk = (start[:, None] + np.arange(count) * step).reshape(-1) // chunk_length
     else:
-        lowest = start // chunk_length
-        n = (start + span) // chunk_length - lowest + 1
-        chunk = lowest.repeat(n) + _counted(n)
+        first_chunk = start // chunk_length
+        n = (start + extent) // chunk_length - first_chunk + 1
+        chunk = first_chunk.repeat(n) + _count_up(n)
     return strided_pieces(start.repeat(n), count, step, chunk, chunk_length), n
 
 
 def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
+    """Return the pieces of an index array of shape (n_samples, n), and the number of pieces of each sample."""
     n_samples, count = table.shape
-    chunk_of = table // chunk_length
+    chunk = table // chunk_length
     is_first = np.ones(table.shape, np.bool_)
-    np.not_equal(chunk_of[:, 1:], chunk_of[:, :-1], out=is_first[:, 1:])
+    np.not_equal(chunk[:, 1:], chunk[:, :-1], out=is_first[:, 1:])
     first = np.flatnonzero(is_first)
-    index = (table - chunk_of * chunk_length).reshape(-1)
-    chunk, at, in_start = chunk_of.reshape(-1).take(first), first % count, index.take(first)
-    counts = np.diff(first, append=n_samples * count)
+    index = (table - chunk * chunk_length).reshape(-1)
     pieces = AxisPieces(
-        chunk=chunk, out_start=at, count=counts, in_start=in_start, step=0, index=index, index_start=first, length=count
+        chunk=chunk.reshape(-1).take(first),
+        out_start=first % count,
+        count=np.diff(first, append=n_samples * count),
+        in_start=index.take(first),
+        step=0,
+        index=index,
+        index_start=first,
+        length=count,
     )
     return pieces, np.count_nonzero(is_first, axis=1)
 
 
 def _checked_table(selected: Column, n_samples: int, axis: int, length: int) -> Column:
-    """Return an index array as a table, of a single row if that is for all samples."""
+    """Return an index array of shape (n_samples, n); of a single row if all samples have the same elements."""
     table = np.asarray(selected)
     if table.ndim == 1:
         table = table[None]
     elif table.ndim != 2 or len(table) != n_samples:
-        raise _bad(f"an index array of shape {table.shape} on axis {axis}, for {n_samples} samples")
-    table = _inside(table, axis, length, length)
+        raise _bad_crops(f"an index array of shape {table.shape} on axis {axis}, for {n_samples} samples")
+    table = _checked_index(table, axis, length, length)
     if (table[:, 1:] < table[:, :-1]).any():
-        raise _bad(f"indices that decrease, on axis {axis}")
+        raise _bad_crops(f"indices that decrease, on axis {axis}")
     return table
 
 
-def _inside(at: npt.NDArray[Any], axis: int, length: int, end: int, behind: str = "") -> Column:
-    """Return indices, all of them in ``[0, end)``."""
-    if at.size and at.dtype.kind not in "iu":
-        raise _bad(f"an index of dtype {at.dtype} on axis {axis}")
-    outside = (at < 0) | (at >= max(0, end))
-    if outside.any():
-        raise _bad(f"index {at[outside][0]}{behind} on axis {axis} of length {length}")
-    return at.astype(np.int64, copy=False)
+def _checked_index(index: npt.NDArray[Any], axis: int, length: int, end: int, suffix: str = "") -> Column:
+    """Return indices as int64.
+
+    Raises `SelectionError` unless all lie in ``[0, end)``; its message names the first other index, followed by
+    `suffix`.
+    """
+    if index.size and index.dtype.kind not in "iu":
+        raise _bad_crops(f"an index of dtype {index.dtype} on axis {axis}")
+    is_outside = (index < 0) | (index >= max(0, end))
+    if is_outside.any():
+        raise _bad_crops(f"index {index[is_outside][0]}{suffix} on axis {axis} of length {length}")
+    return index.astype(np.int64, copy=False)
 
 
-def _bad(found: str) -> SelectionError:
+def _bad_crops(found: str) -> SelectionError:
     return SelectionError(
         "the crops do not fit the array",
         tried="to stack crops of equal shape",

@@ -9,8 +9,9 @@ from xarray_gpuzarr.fetch.ahead import Wanted
 from xarray_gpuzarr.fetch.snapshot import comes_whole
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
-from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
+from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read.stored_array import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 

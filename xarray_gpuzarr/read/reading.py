@@ -24,9 +24,9 @@ from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, PiecesDifferError
 from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed, uncut_stores
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.plan.stack import StackAxis, n_wanted, stack_target
+from xarray_gpuzarr.plan.stack import StackAxis, sample_length, stack_target
+from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
@@ -52,7 +52,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
     """
     spec, outer = stored.spec, outer_selection(selection, stored.shape)
     if isinstance(spec, Unplanned):
-        return outer.restore(read_by_zarr(stored, outer.wanted, decoder, or_host=or_host))
+        return outer.restore(read_by_zarr(stored, outer.selectors, decoder, or_host=or_host))
     try:
         target = box_target(outer, spec.grid)
         return outer.restore(_read_target(stored, spec, target, decoder, out, or_host=or_host))
@@ -84,7 +84,7 @@ def read_stacked(
     stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder, out: Any = None
 ) -> Any:
     """Read crops of one array, stacked, as `stack_target` takes them; dtype, device, `out`, errors are as of `read`."""
-    shape = (n_samples, *map(n_wanted, axes))
+    shape = (n_samples, *map(sample_length, axes))
     try:
         if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
             _require_room(shape, stored.cast.dtype)

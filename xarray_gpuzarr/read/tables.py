@@ -8,7 +8,8 @@ from typing import Self
 from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.plan.look_up import plan_read
-from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
+from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, plan_blocks
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -10,8 +10,8 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.fetch.object_names import place_of
-from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.read.stored_array import stored_array
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -129,8 +129,8 @@ class BlockTarget:
 
 def _slices_of(selection: OuterSelection) -> tuple[slice, ...] | None:
     """Return a selection as slices with a step of 1; None if it is anything else."""
-    slices = [key for key in selection.wanted if isinstance(key, slice) and key.step == 1]
-    return tuple(slices) if len(slices) == len(selection.wanted) and not selection.undo else None
+    slices = [key for key in selection.selectors if isinstance(key, slice) and key.step == 1]
+    return tuple(slices) if len(slices) == len(selection.selectors) and not selection.undo else None
 
 
 def _whole_chunks(

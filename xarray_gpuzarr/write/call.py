@@ -17,13 +17,13 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import changed
 from xarray_gpuzarr.native.library import address, address_of, int64_columns, loops
 from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
-from xarray_gpuzarr.plan.read_plan import BoxTarget
+from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.threads import thread_budget

@@ -17,7 +17,7 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.host.compressors import advise_of_slow_codecs, native_name
 from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
-from xarray_gpuzarr.decoders.host.native_program import Steps
+from xarray_gpuzarr.decoders.host.native_steps import Steps
 from xarray_gpuzarr.native.codec_functions import Codec, NativeEncoder, native_encoder
 from xarray_gpuzarr.native.library import address, loops, why_absent
 from xarray_gpuzarr.native.structs import EncoderStruct

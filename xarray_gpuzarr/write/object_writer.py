@@ -21,8 +21,8 @@ from xarray_gpuzarr.fetch.object_names import place_of, written
 from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, is_obstore_memory
-from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.axis_pieces import MAX_KEPT, AxisPieces, Span, intersect_axis
-from xarray_gpuzarr.plan.points import first_of_each
-from xarray_gpuzarr.plan.read_plan import BoxTarget
+from xarray_gpuzarr.plan.axis_pieces import MAX_CACHED, AxisPieces, Span, intersect_axis
+from xarray_gpuzarr.plan.points import run_starts
+from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
@@ -30,7 +30,7 @@ class WrittenAxis:
 
 def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
     """Return what a write to the elements `target` of an array touches along each axis of its grid of chunks."""
-    if target.spans is not None and max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_KEPT:
+    if target.spans is not None and max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_CACHED:
         return list(map(_kept_axis, target.spans, grid.chunks_per_shard))
     return list(map(_written_axis, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
 
@@ -46,7 +46,7 @@ def _kept_axis(span: Span, per_object: int) -> WrittenAxis:
 def _written_axis(pieces: AxisPieces, chunk_length: int, per_object: int) -> WrittenAxis:
     """Return an axis of which a selection gives `pieces` to chunks of `chunk_length`, `per_object` in an object."""
     number = pieces.chunk // per_object
-    first = first_of_each(number)
+    first = run_starts(number)
     coords = number.take(first)
     piece = np.full(len(coords) * per_object, -1, np.int64)
     piece[coords.searchsorted(number) * per_object + pieces.chunk % per_object] = np.arange(len(number))

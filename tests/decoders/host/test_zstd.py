@@ -70,9 +70,9 @@ def test_a_frame_decodes_as_numcodecs_decodes_it_or_is_refused(noise, form, nbyt
 
     if expected is None or len(expected) != nbytes:
         with pytest.raises(FrameError, match=r"^zstd: "):
-            codec.into(memoryview(frame), memoryview(out))
+            codec.decode_into(memoryview(frame), memoryview(out))
     else:
-        codec.into(memoryview(frame), memoryview(out))
+        codec.decode_into(memoryview(frame), memoryview(out))
         assert bytes(out) == bytes(expected)
 
 
@@ -92,6 +92,6 @@ def test_blocks_that_are_cut_short_are_refused(kind, descriptor, is_last):
             if missing == 0 and kind == 0 and is_last and descriptor == "00":
                 continue
             with pytest.raises(FrameError, match=r"^zstd: "):
-                codec.into(frame, memoryview(bytearray(nbytes)))
+                codec.decode_into(frame, memoryview(bytearray(nbytes)))
             if missing and kind == 1:
                 break

@@ -100,7 +100,7 @@ def picked(stored: Stored, cast: ElementCast, points: Sequence[npt.NDArray[np.in
     groups = group_points(points, grid)
     memory = memories.make()
     out = memory.reserve(nbytes := len(points[0]) * cast.result.itemsize)
-    within = groups.within @ np.array(stored.in_strides)
+    within = groups.chunk_offset @ np.array(stored.in_strides)
     kernel = Points(groups.bounds, within, groups.position, cast, out=out, fill=stored.fill)
     _run(memory, kernel, stored, {(i,): tuple(c) for i, c in enumerate(groups.chunk.tolist())})
     return memory.content(out, nbytes).view(cast.result)

@@ -35,7 +35,8 @@ from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource, Storage
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import resource_options

@@ -34,7 +34,8 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_valu
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -1,12 +1,12 @@
-"""Decoded chunks of which reads took a part, so that the next part of one needs no decoding.
+"""The cache of decoded chunks: after a read of a part of a chunk, a read of another part needs no decoding.
 
-One cache in a process, of bounded size. A chunk belongs to one version of its object, as indexes do: what is found is
-used only if the object is known to be of that version, see `ChunkVersions`. Kept are the elements as the
-loops place them, before CF decoding. `decoder` asks for the chunks of each plan, and hands over those that it has
+A process has one cache, of bounded size. It keeps the elements of chunks as the loops place them, before CF decoding. A
+chunk belongs to one version of its object, and is used only if the object is known to have that version, see
+`ChunkVersions`. For each plan, `decoder` looks up the chunks (`CachedRead.look_up`), and puts those that it has
 decoded.
 
-Threads that want one chunk at the same time decode it once: the first one claims it, the others wait for the end of
-that claim. A read that has claims waits for none, so reads never wait for each other in a circle.
+Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
+the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, PendingCheck, Version
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.partial_chunks import PartialChunks, are_much, reach_most
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.partial_chunks import PartialChunks, reach_most, take_much
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
@@ -32,33 +33,33 @@ from xarray_gpuzarr.process.records import record
 
 Memory = npt.NDArray[np.uint8]
 ChunkKey = tuple[tuple[Hashable, ...], int]
-"""Source of the object, metadata of the array, form of the elements and store key; and the first byte of the chunk."""
+"""Source of the object, metadata of the array, form of the elements, and store key; then the offset of the chunk."""
 
 _MIB = 1024**2
 _ENTRY_NBYTES = 512
-"""Memory that a chunk takes besides its elements, in bytes."""
+"""Memory in bytes that an entry takes besides the elements."""
 _MOST_CHUNKS = 4096
-"""Most chunks in a read whose chunks are looked for: 1 us each, where decoding takes ten at least."""
+"""Most chunks of a read that uses the cache. Looking up a chunk takes 1 us, decoding one at least 10 us."""
 _MOST_SEEN = 16_384
-"""Chunks that are remembered to have been read once, some 5 MB."""
+"""Most keys of chunks that were read once and are remembered, in about 5 MB."""
 _LOOK_S = 0.5
-"""How often a thread that waits for a chunk looks whether it is still being decoded."""
+"""Seconds after which a thread that waits for a chunk checks again whether it is being decoded."""
 
 
 @record
 class CachedChunk:
-    """The elements of a chunk and the version of the object that it comes from."""
+    """Elements of a chunk, and the version of the object that they were read from."""
 
     memory: Memory
     address: int
     """Address of `memory`."""
     version: Version
     nbytes: int
-    """Memory that it takes."""
+    """Memory that the entry takes, in bytes."""
 
 
 class Claim:
-    """Chunks that one read decodes; it ends in one step, which no signal can interrupt."""
+    """A claim of one read to decode chunks. It ends in a single step, which no signal can interrupt."""
 
     __slots__ = ("_under_way", "end")
 
@@ -66,21 +67,21 @@ class Claim:
         self._under_way = Lock()
         self._under_way.acquire()
         self.end = self._under_way.release
-        """Let others decode what is not in the cache by now."""
+        """End the claim: other reads decode the chunks that are not in the cache by then."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the chunks are in the cache, or will not be."""
+        """Whether the claim has ended, and its chunks are in the cache unless they could not be kept."""
         return not self._under_way.locked()
 
     def wait(self) -> None:
-        """Return soon after it has ended."""
+        """Wait until the claim has ended, or some time has passed."""
         if self._under_way.acquire(timeout=_LOOK_S):
             self._under_way.release()
 
 
 class ChunkCache:
-    """Decoded chunks, and those that are being decoded. Safe to use from several threads."""
+    """Decoded chunks, and claims of those that are being decoded. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -91,11 +92,27 @@ class ChunkCache:
     def find(
         self, keys: Sequence[ChunkKey], claim: Claim, *, at_once: bool, may_wait: bool
     ) -> tuple[list[CachedChunk | None], list[int], Claim | None]:
-        """Look for chunks, and claim those that are to be kept.
+        """Look up chunks, and claim those that are to be kept.
 
-        Without `at_once`, a chunk is to be kept from the second time on that it is looked for. Returns those that are
-        there, of any version; the positions of the others that are claimed now; and the claim of another read to wait
-        for before all is looked for again: only if it `may_wait`, and nothing is claimed then.
+        Parameters
+        ----------
+        keys : sequence of ChunkKey
+            Keys of the chunks.
+        claim : Claim
+            Claim of the calling read.
+        at_once : bool
+            Whether chunks are kept when they are first read. If not, a chunk is kept from the second look-up on.
+        may_wait : bool
+            Whether the calling read can wait for the claim of another read.
+
+        Returns
+        -------
+        chunks : list of CachedChunk or None
+            Cached chunks, of any version, in the order of `keys`.
+        claimed : list of int
+            Positions of the missing chunks that are now claimed by `claim`.
+        other : Claim or None
+            The claim of another read to wait for before looking up all chunks again. No chunk is claimed then.
         """
         with self._lock:
             chunks = self.entries.get_all(keys)
@@ -114,7 +131,7 @@ class ChunkCache:
         return chunks, claimed, None
 
     def see_first(self, keys: Sequence[ChunkKey]) -> bool:
-        """Whether no chunk has been looked for before; all are remembered then, and kept at their next read."""
+        """Return whether none of the chunks was looked up before. If so, remember them: their next read keeps them."""
         with self._lock:
             if any(key in self._seen or key in self._claims for key in keys):
                 return False
@@ -122,22 +139,22 @@ class ChunkCache:
         return True
 
     def put(self, key: ChunkKey, chunk: CachedChunk) -> None:
-        """Keep a chunk."""
+        """Put a chunk into the cache."""
         self.entries.put(key, chunk, fetch_options().cache_nbytes)
 
     def forget(self, keys: Sequence[ChunkKey], claim: Claim) -> None:
-        """Forget a claim that is about to end; one that was interrupted goes with the next claim of its chunks."""
+        """Remove a claim that is about to end. The next claim of its chunks replaces one that is left after Ctrl-C."""
         with self._lock:
             for key in keys:
                 if self._claims.get(key) is claim:
                     del self._claims[key]
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Remove all chunks."""
         self.entries.clear()
 
     def _see(self, keys: Sequence[ChunkKey]) -> None:
-        """Remember chunks, and forget those that were read longest ago."""
+        """Remember keys of chunks, and forget those that were seen longest ago."""
         self._seen.update(dict.fromkeys(keys))
         while len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -147,65 +164,66 @@ cache = ChunkCache()
 
 
 def _after_fork() -> None:
-    global cache  # noqa: PLW0603  # a lock that another thread held does not come free in a fork
+    global cache  # noqa: PLW0603  # in a fork, nobody releases a lock that another thread held
     cache = ChunkCache()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork has another one
+host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork replaces `cache`
 
 
 @record
 class PlanChunks:
-    """Chunks of one plan that the cache has, and those that it is to keep."""
+    """Chunks of one plan that were found in the cache, and chunks that are to be kept there."""
 
     found: dict[int, CachedChunk]
-    """By row."""
+    """Cached chunks by row of the plan."""
     kept: dict[int, tuple[ChunkKey, CachedChunk]]
-    """By row: chunks that are to be decoded as a whole, to this memory."""
+    """Chunks to keep, by row of the plan: each is decoded as a whole into the memory of its `CachedChunk`."""
 
     def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
-        """Return the plan of the chunks that were found and that of all others, each with what the cache has of it."""
+        """Return the plan of the cached chunks and the plan of all others, each with its own `PlanChunks`."""
         found = np.array(sorted(self.found), np.int64)
         others = np.delete(np.arange(plan.n_stored), found)
-        here = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
-        rest = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
-        first = plan.take(found, plan.missing_row[:0]), here
-        return first, (plan.take(others, plan.missing_row), PlanChunks(found={}, kept=rest))
+        cached = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
+        kept = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
+        cached_plan = plan.take(found, plan.missing_row[:0])
+        other_plan = plan.take(others, plan.missing_row)
+        return (cached_plan, cached), (other_plan, PlanChunks(found={}, kept=kept))
 
 
 class _Versions(dict[int, Version]):
-    """Versions of a plan's objects, by number; only those that are looked at are asked for."""
+    """Versions of a plan's objects, by the number of the object. A version is looked up when it is first needed."""
 
     def __init__(self, keys: Sequence[str], versions: ChunkVersions) -> None:
         super().__init__()
-        self._keys, self._of = keys, versions
+        self._keys, self._versions = keys, versions
 
     def __missing__(self, number: int) -> Version:
-        version = self[number] = self._of.settled_version(self._keys[number])
+        version = self[number] = self._versions.settled_version(self._keys[number])
         return version
 
 
 class CachedRead:
-    """The cache as one read uses it; call `end_claim`, whatever happens."""
+    """The cache of decoded chunks for one read. Callers must call `end_claim` in the end, whatever happens."""
 
     def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
         self._array, self._partial, self._versions = array, partial, versions
         self._claim = Claim()
         self.end_claim = self._claim.end
-        """Lets others decode what has not been kept: one call of C."""
+        """Ends the claim of this read. It is a single call of C, which no signal can interrupt."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
         self._is_remote = is_remote
         self._checks: list[PendingCheck] = []
         """Checks of the versions of shards that have been asked for."""
         self._at_once = is_remote or are_kept_at_once(array, partial.target)
-        """Whether chunks are kept when they are first read: nothing, or little, is saved by decoding a part of them."""
+        """Whether chunks are kept when they are first read, because decoding a part of them saves little or nothing."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
-        """Return what there is of a plan's chunks, and what is to be kept; None if it is nothing.
+        """Look up the chunks of a plan. Return those found and those to be kept; None if there are neither.
 
-        Raises `ObjectChangedError` if a file of which chunks were found has another version by now. For other stores,
+        Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
         `check` raises it.
         """
         rows = self._partial.rows(plan)
@@ -216,7 +234,7 @@ class CachedRead:
         keys = [(objects[number[row]], offset[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
         found, claimed = self._find(keys, [number[row] for row in rows], versions)
-        if not claimed and found.count(None) == len(found):  # as of most single elements
+        if not claimed and found.count(None) == len(found):  # most reads of single elements end here
             counters.add(n_cache_misses=len(found))
             return None
         chunks = PlanChunks(found={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, kept={})
@@ -237,9 +255,10 @@ class CachedRead:
     def _find(
         self, keys: Sequence[ChunkKey], number: Sequence[int], versions: _Versions
     ) -> tuple[list[CachedChunk | None], list[int]]:
-        """Return the chunks that are there, and the positions of those that are claimed; `number` is of their objects.
+        """Return the cached chunks, in the order of `keys`, and the positions of those that were claimed.
 
-        What is there of a version that is no more is dropped: it would keep the next one out.
+        `number` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
+        that newer ones can take their places.
         """
         while True:
             found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
@@ -254,7 +273,7 @@ class CachedRead:
                 cache.entries.drop(keys[i])
 
     def put(self, chunks: PlanChunks, rows: Sequence[int]) -> None:
-        """Keep chunks of a plan that have been decoded, unless their objects have been changed meanwhile."""
+        """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
         for row in rows:
             key, chunk = chunks.kept[row]
             object_key = str(key[0][-1])
@@ -267,12 +286,12 @@ class CachedRead:
             check()
 
     def forget_claim(self) -> None:
-        """Let others claim the chunks, which have been kept if they could be."""
+        """Remove the claims of this read, after its chunks were put into the cache."""
         if self._claimed:
             cache.forget(self._claimed, self._claim)
 
     def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Take memory for a chunk; where it lacks, or the object bears no version, the chunk is not kept."""
+        """Allocate memory for a chunk to keep. Without enough memory, or a version of its object, it is not kept."""
         if version is None:
             return
         nbytes = self._array.kept_nbytes
@@ -286,20 +305,20 @@ class CachedRead:
 
 
 def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
-    """Return the part of a `ChunkKey` that all chunks of an object share; `identity` is that of its source."""
+    """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source."""
     return identity, array.spec.metadata, array.kept_form, key
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:
-    """Whether chunks are kept when a part of them is first read: reading all of them takes hardly longer."""
+    """Whether chunks are kept when a part of them is first read, because decoding all of them takes hardly longer."""
     decodes_most = array.decodes == "all" or (array.decodes == "up to" and reach_most(target))
-    return decodes_most and are_much(target, array.spec.grid)
+    return decodes_most and take_much(target, array.spec.grid)
 
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:
-    """Whether the cache may keep so many chunks of an array."""
+    """Whether the cache may keep `n_chunks` chunks of an array."""
     limit, nbytes = fetch_options().cache_nbytes, array.kept_nbytes
-    if cache.entries.nbytes > limit:  # which was lowered
+    if cache.entries.nbytes > limit:  # the limit was lowered
         cache.entries.shrink(limit)
     if array.is_copied or not 0 < nbytes <= limit // 2:
         return False
@@ -307,7 +326,7 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
 
 
 def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
-    """Return the cache as a read uses it; None if it takes whole chunks only, or too much, or may keep none."""
+    """Return the cache for one read; None if the read takes whole chunks only, or its chunks may not be kept."""
     versions = source.chunk_versions
     if versions is None or not may_be_kept(array, target.n_chunks):
         return None
@@ -316,7 +335,7 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
 
 
 def kept_chunks() -> str:
-    """Return a sentence about what the cache holds and has been good for; empty if no read has made use of it."""
+    """Return a sentence about the size of the cache and its hits; an empty string if no read has used it."""
     counts, entries, limit = counters.snapshot(), cache.entries, fetch_options().cache_nbytes
     n_sought = counts.n_cache_hits + counts.n_cache_misses
     if not n_sought:

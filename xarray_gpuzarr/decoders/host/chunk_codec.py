@@ -1,4 +1,8 @@
-"""All stages of a chunk, undone one after another into given memory: checksums, compressors, filters."""
+"""Decoding of a whole chunk in Python: checksums, compressors and filters, one stage after another.
+
+`ChunkCodec` writes the decoded chunk to memory of the caller. Every failure of a library becomes a `FrameError` that
+names the stage.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ from xarray_gpuzarr.stored.codecs import (
     encoded_nbytes,
 )
 
-_NBYTES = 4
+_CHECKSUM_NBYTES = 4
 
 
 def _fletcher32(payload: memoryview, _seed: int) -> int:
-    """Return what numcodecs writes behind a payload."""
-    return int.from_bytes(Fletcher32().encode(payload)[-_NBYTES:], "little") if payload else 0
+    """Return the checksum that numcodecs appends to a payload."""
+    return int.from_bytes(Fletcher32().encode(payload)[-_CHECKSUM_NBYTES:], "little") if payload else 0
 
 
 _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
@@ -42,10 +46,31 @@ _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
 
 
 def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
-    """Check a checksum and return the payload, a part of `src`; raise `FrameError` if it is another, or too short."""
-    if len(src) < _NBYTES:
+    """Check the checksum of a payload.
+
+    Parameters
+    ----------
+    spec : ChecksumSpec
+        Algorithm, and position of the checksum.
+    src : memoryview of uint8, host memory
+        Payload and checksum.
+
+    Returns
+    -------
+    memoryview of uint8
+        The payload, a part of `src`.
+
+    Raises
+    ------
+    FrameError
+        If the checksum does not match, or `src` is shorter than a checksum.
+    """
+    if len(src) < _CHECKSUM_NBYTES:
         raise FrameError(f"{len(src)} bytes, too short for a checksum")
-    payload, stored = (src[_NBYTES:], src[:_NBYTES]) if spec.at_start else (src[:-_NBYTES], src[-_NBYTES:])
+    if spec.at_start:
+        stored, payload = src[:_CHECKSUM_NBYTES], src[_CHECKSUM_NBYTES:]
+    else:
+        payload, stored = src[:-_CHECKSUM_NBYTES], src[-_CHECKSUM_NBYTES:]
     expected = int.from_bytes(stored, "little")
     actual = _ALGORITHMS[spec.algorithm](payload, spec.seed)
     if expected != actual:
@@ -54,50 +79,67 @@ def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
 
 
 def _decode_into(spec: CompressorSpec | ShuffleSpec | ElementSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode a stage into memory of just its length, or raise one of `LIBRARY_ERRORS`."""
+    """Decode one stage into memory of exactly the decoded length. Raises one of `LIBRARY_ERRORS`."""
     if isinstance(spec, ShuffleSpec):
         unshuffle(spec, src, dst)
     elif isinstance(spec, ElementSpec):
         decode_elements(spec, src, dst)
     else:
-        decoded = decode_at_most(spec, src, most=len(dst))
+        decoded = decode_at_most(spec, src, most_nbytes=len(dst))
         if len(decoded) != len(dst):
             raise FrameError(f"{len(decoded)} bytes")
         copy_bytes(decoded, dst)
 
 
 class ChunkCodec:
-    """All that turns the bytes of a chunk into its elements, ready to decode chunks. Safe to share between threads.
+    """Decoder of the chunks of an array. Safe to share between threads.
 
-    The pipeline is one without codecs that only zarr-python knows; `chunk_nbytes` is of one decoded chunk.
+    Parameters
+    ----------
+    pipeline : PipelineSpec
+        Codecs of a chunk, without any that only zarr-python knows.
+    chunk_nbytes : int
+        Length in bytes of a decoded chunk.
     """
 
     def __init__(self, pipeline: PipelineSpec, chunk_nbytes: int) -> None:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
-        self._nbytes: list[int | None] = []
-        """Bytes that each stage gives; None for what is decoded for a second compressor."""
-        known: int | None = chunk_nbytes
+        self._decoded_nbytes: list[int | None] = []
+        """Bytes that each stage decodes to; None for the input of a second compressor, whose length varies."""
+        nbytes: int | None = chunk_nbytes
         for stage in reversed(self._stages):
-            self._nbytes.insert(0, known)
-            known = None if known is None else encoded_nbytes(stage, known)
-        self._most = pipeline.most_nbytes(chunk_nbytes)
-        self.is_view = all(isinstance(s, ChecksumSpec) for s in self._stages)
+            self._decoded_nbytes.insert(0, nbytes)
+            nbytes = None if nbytes is None else encoded_nbytes(stage, nbytes)
+        self._most_nbytes = pipeline.most_nbytes(chunk_nbytes)
+        self.is_view = all(isinstance(stage, ChecksumSpec) for stage in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
-        self.raw = not self._stages
+        self.is_raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
 
     def view(self, src: memoryview) -> memoryview:
-        """Return the decoded chunk as a part of `src`; only if `is_view`."""
+        """Return the decoded chunk as a part of `src`, if `is_view`. Raises `FrameError`."""
         decoded = self._decode(src, None)
         if len(decoded) != self._chunk_nbytes:
             raise FrameError(f"{len(decoded)} bytes, expected {self._chunk_nbytes}")
         return decoded
 
-    def into(self, src: memoryview, dst: memoryview) -> None:
-        """Decode a chunk, not modified, into the whole of `dst`: uint8, shape (chunk_nbytes,), host memory.
+    def decode_into(self, src: memoryview, dst: memoryview) -> None:
+        """Decode a chunk into memory of the caller.
 
-        Raises `FrameError`, which names the codec, if the bytes do not decode to exactly that many.
+        Parameters
+        ----------
+        src : memoryview of uint8, host memory
+            Encoded bytes of the chunk. They are not modified.
+        dst : memoryview of uint8, shape (chunk_nbytes,), host memory
+            Receives the decoded chunk.
+
+        Raises
+        ------
+        FrameError
+            If `src` does not decode to exactly `chunk_nbytes` bytes. Names the codec.
+        CodecFailure
+            If the library of a codec is missing.
         """
         decoded = self._decode(src, dst)
         if decoded is not dst:
@@ -106,17 +148,19 @@ class ChunkCodec:
             copy_bytes(decoded, dst)
 
     def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
-        """Decode a chunk, into `dst` if the last stage moves bytes."""
+        """Return the decoded chunk: in `dst` if the last stage writes bytes, else a part of the memory before it."""
         last = len(self._stages) - 1
-        for number, (stage, nbytes) in enumerate(zip(self._stages, self._nbytes, strict=True)):
+        for number, (stage, nbytes) in enumerate(zip(self._stages, self._decoded_nbytes, strict=True)):
             try:
                 if isinstance(stage, ChecksumSpec):
                     src = strip_checksum(stage, src)
                 elif isinstance(stage, CompressorSpec) and nbytes is None:
-                    src = decode_at_most(stage, src, self._most)
+                    src = decode_at_most(stage, src, self._most_nbytes)
                 else:
                     length = decoded_nbytes(stage, len(src)) if nbytes is None else nbytes
-                    out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", length))
+                    out = dst if number == last else None
+                    if out is None:
+                        out = memoryview(buffer(f"stage {number}", length))
                     _decode_into(stage, src, out)
                     src = out
             except LIBRARY_ERRORS as err:
@@ -128,3 +172,4 @@ class ChunkCodec:
 
 
 chunk_codec = lru_cache(maxsize=128)(ChunkCodec)
+"""`ChunkCodec` of the latest arrays."""

@@ -1,8 +1,8 @@
-"""Compressors on the host: for each, what decodes a frame, how quickly, and what the compiled loops call it.
+"""Compressors on the host: the Python decoder of each, its approximate speed, and its name in the compiled loops.
 
-Each decoder accepts what zarr-python accepts, such as gzip files of several members, and decides whether a frame is
-damaged; the compiled loops are quicker. No frame gets more memory than the chunk may have: a few bytes may stand for
-terabytes.
+The Python decoders accept whatever zarr-python accepts, such as gzip files of several members. They decide whether a
+frame is damaged: the compiled loops are faster, but leave a frame that they cannot decode. A decoder never takes more
+memory than the chunk may need, since a frame of a few bytes may declare terabytes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from xarray_gpuzarr.stored.codecs import (
 
 @record
 class Compressor:
-    """How the host decodes the frames of a compressor."""
+    """A compressor whose frames the host decodes."""
 
-    at_most: Callable[[memoryview, int], memoryview]
-    """Decode a frame, or several where the format allows that; one byte more than allowed shows that there are more."""
+    decode_at_most: Callable[[memoryview, int], memoryview]
+    """Decodes a frame, or several where the format allows it, to at most the given number of bytes. The result is one
+    byte longer if the frames hold more."""
     rate: float
-    """About how many bytes a second one thread decodes."""
+    """Approximate number of bytes that one thread decodes in a second."""
     native: Codec | None
-    """Name of the codec for the loops; None if they do not know it."""
+    """Name of the codec in the loops; None if they do not know it."""
 
 
 LIBRARY_ERRORS = (
     FrameError,
-    RuntimeError,  # numcodecs' errors, and imagecodecs'
-    SystemError,  # numcodecs.blosc, of a frame that claims to hold 2 GiB or more
+    RuntimeError,  # numcodecs and imagecodecs
+    SystemError,  # numcodecs.blosc, for a frame that declares 2 GiB or more
     ValueError,
     TypeError,
     OSError,  # gzip.BadGzipFile
@@ -57,26 +58,33 @@ LIBRARY_ERRORS = (
     MemoryError,  # a frame that declares an absurd length
     ImportError,  # a codec whose library is missing
 )
+"""Exceptions that libraries raise for damaged frames, and for codecs that cannot run."""
 _COPY_RATE = 4e9
+"""Approximate number of bytes that one thread copies in a second."""
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
 _BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
-"""First bit of a frame's compressor in its flags, flag of a frame that is not compressed, and number of snappy."""
+"""In the flags of a Blosc frame: the first bit of the compressor, the flag of an uncompressed frame, and the number of
+snappy."""
 
 
-def _gzip_at_most(src: memoryview, most: int) -> memoryview:
+def _gzip_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     with gzip.GzipFile(fileobj=io.BytesIO(src)) as members:
-        return memoryview(members.read(most + 1))
+        return memoryview(members.read(most_nbytes + 1))
 
 
-def _zlib_at_most(src: memoryview, most: int) -> memoryview:
+def _zlib_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     stream = zlib.decompressobj()
-    decoded = stream.decompress(src, most + 1)
-    if len(decoded) <= most and not stream.eof:
+    decoded = stream.decompress(src, most_nbytes + 1)
+    if len(decoded) <= most_nbytes and not stream.eof:
         raise FrameError("a stream cut short")
     return memoryview(decoded)
 
 
-def _blosc_at_most(src: memoryview, _most: int) -> memoryview:
+def _lz4_at_most(src: memoryview, _most_nbytes: int) -> memoryview:
+    return memoryview(_LZ4.decode(src)).cast("B")
+
+
+def _blosc_at_most(src: memoryview, _most_nbytes: int) -> memoryview:
     nbytes, encoded_nbytes = blosc_nbytes(src)
     frame = src[:encoded_nbytes]
     if frame[2] >> _BLOSC_CNAME_BIT == _SNAPPY and not frame[2] & _BLOSC_STORED:
@@ -95,31 +103,32 @@ def _blosc_at_most(src: memoryview, _most: int) -> memoryview:
 HOST_COMPRESSORS: dict[type, Compressor] = of_each(
     CompressorSpec,
     {
-        ZstdSpec: Compressor(at_most=zstd_at_most, rate=0.7e9, native="zstd"),
-        GzipSpec: Compressor(at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
-        ZlibSpec: Compressor(at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
-        # Of the next two, the declared length was looked at.
-        Lz4Spec: Compressor(at_most=lambda src, _: memoryview(_LZ4.decode(src)).cast("B"), rate=2e9, native="lz4"),
-        BloscSpec: Compressor(at_most=_blosc_at_most, rate=2e9, native="blosc"),
+        ZstdSpec: Compressor(decode_at_most=zstd_at_most, rate=0.7e9, native="zstd"),
+        GzipSpec: Compressor(decode_at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
+        ZlibSpec: Compressor(decode_at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
+        # LZ4 and Blosc frames declare their length, which `check_declared` has checked.
+        Lz4Spec: Compressor(decode_at_most=_lz4_at_most, rate=2e9, native="lz4"),
+        BloscSpec: Compressor(decode_at_most=_blosc_at_most, rate=2e9, native="blosc"),
     },
 )
 
 
 def native_name(spec: BytesBytesSpec) -> Codec | None:
-    """Return what the loops call a compressor; None if they do not know it."""
+    """Return the name of a compressor in the loops; None if they do not know it."""
     if isinstance(spec, BloscSpec) and spec.cname == "snappy":
         return "blosc of snappy"
     return HOST_COMPRESSORS[type(spec)].native
 
 
 def why_decoded_slowly(pipeline: PipelineSpec) -> str:
-    """Return why the loops cannot call the library of a codec, and what to install; empty if they can."""
+    """Return why the loops cannot call the library of a codec, and what to install; an empty string if they can."""
     names = [native_name(stage) for stage in pipeline.stages if type(stage) in HOST_COMPRESSORS]
-    return "; ".join(why for name in names if name is not None and (why := why_slow(name)))
+    reasons = [why_slow(name) for name in names if name is not None]
+    return "; ".join(filter(None, reasons))
 
 
 def advise_of_slow_codecs() -> None:
-    """Warn, once in a process, of all codecs whose library does not export what the loops call."""
+    """Warn, once in a process, of all codecs whose library does not export the functions that the loops call."""
     slow = slow_codecs()
     if slow:
         advise(
@@ -130,21 +139,38 @@ def advise_of_slow_codecs() -> None:
         )
 
 
-def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryview:
-    """Decode a frame, or several where the format allows that, to at most so many bytes of memory of its own.
+def decode_at_most(spec: CompressorSpec, src: memoryview, most_nbytes: int) -> memoryview:
+    """Decode a frame, or several where the format allows it, into new memory.
 
-    Both are uint8 in host memory. Raises `FrameError` for more bytes, or a frame cut short; other damage raises what
-    the library of the format raises.
+    Parameters
+    ----------
+    spec : CompressorSpec
+        The compressor.
+    src : memoryview of uint8, host memory
+        Encoded bytes.
+    most_nbytes : int
+        Most bytes that the result may have.
+
+    Returns
+    -------
+    memoryview of uint8, host memory
+        Decoded bytes.
+
+    Raises
+    ------
+    FrameError
+        If there are more decoded bytes, or a frame is cut short. For other damage, the library of the format raises
+        one of `LIBRARY_ERRORS`.
     """
-    check_declared(spec, src, most)
-    decoded = HOST_COMPRESSORS[type(spec)].at_most(src, most)
-    if len(decoded) > most:
-        raise FrameError(f"more than {most} bytes")
+    check_declared(spec, src, most_nbytes)
+    decoded = HOST_COMPRESSORS[type(spec)].decode_at_most(src, most_nbytes)
+    if len(decoded) > most_nbytes:
+        raise FrameError(f"more than {most_nbytes} bytes")
     return decoded
 
 
 def decoded_rate(pipeline: PipelineSpec) -> float:
-    """Return about how many bytes a second one thread decodes, and brings to their place."""
+    """Return the approximate number of bytes that one thread decodes and places in a second."""
     if pipeline.other is not None:
         return min(compressor.rate for compressor in HOST_COMPRESSORS.values())
     rates = [HOST_COMPRESSORS[type(stage)].rate for stage in pipeline.stages if type(stage) in HOST_COMPRESSORS]

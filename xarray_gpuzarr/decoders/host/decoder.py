@@ -1,7 +1,8 @@
-"""The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
+"""The host decoder, which carries out plans on threads, straight into one NumPy array.
 
-Short reads of local files are calls of the compiled loops. Others are tasks, taken from one queue by the calling thread
-and by idle helpers. `schedule` decides which, and `tasks` has what a task does.
+The calling thread passes the plans of short reads of local files to the compiled loops. Longer reads, and reads of
+other stores, are divided into tasks (`tasks`), which the calling thread and idle cores take from one queue. `schedule`
+decides between the two.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, cached_read
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.short_read import read_short
 from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -38,22 +41,22 @@ class HostDecoder:
     """Decodes on the host; results are NumPy arrays."""
 
     costs = Costs()
-    """Costs of handing over work."""
+    """Costs of handing work to other threads."""
     device: Device = "host"
 
     def __init__(self, *, keeps_chunks: bool = True) -> None:
         self._keeps_chunks = keeps_chunks
-        """Whether reads use, and fill, the cache of decoded chunks."""
+        """Whether reads use and fill the cache of decoded chunks."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
-        """Say whether chunks are decoded in bulk or one by one by zarr-python."""
+        """Return whether this package decodes the chunks, or zarr-python does so one by one."""
         other = spec.codecs.other
         if other is None:
             return Route(where="host", why=why_decoded_slowly(spec.codecs))
         return Route(where="host, by zarr-python", why=f"codec {other} is decoded chunk by chunk")
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return `dtype`: NumPy has them all."""
+        """Return `dtype`: NumPy arrays have any dtype."""
         return dtype
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -76,7 +79,7 @@ class HostDecoder:
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
-        array = host_array(spec, cast, loops())  # a setting that is unusable fails every read
+        array = host_array(spec, cast, loops())  # raises if a setting is unusable, whatever is read
         thread, me = get_ident(), object()
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
         takes_turn = is_short and not source.is_remote and thread not in crew.turns
@@ -86,8 +89,15 @@ class HostDecoder:
                 crew.begin_turn(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
-            kind = {"is_remote": source.is_remote, "is_local": source.is_local, "budget": threads.thread_budget()}
-            shared = schedule(array, target.n_chunks, out.nbytes, costs=self.costs, **kind)
+            shared = schedule(
+                array,
+                target.n_chunks,
+                out.nbytes,
+                is_remote=source.is_remote,
+                is_local=source.is_local,
+                budget=threads.thread_budget(),
+                costs=self.costs,
+            )
             output = None if array.program is None else LoopOutput(array, target, out)
             carry_out(plans, HostRead(array, target, out, source, shared, output), cached, me)
             if cached is not None:
@@ -107,11 +117,11 @@ class HostDecoder:
                             crew.over.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
-        """Return what does nothing: host memory is the same for all threads."""
+        """Return a context manager that does nothing: host memory is the same for all threads."""
         return nullcontext
 
     def may_retry(self, err: Exception) -> bool:  # noqa: ARG002
-        """Return False: host memory is the system's business."""
+        """Return False: a read on the host that fails would fail again."""
         return False
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
@@ -119,39 +129,42 @@ class HostDecoder:
         return read()
 
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
-        """Cast a block; it is on the host already."""
+        """Cast a block, which is on the host already."""
         return cast_array(cast, block)
 
 
 def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, me: object) -> None:
-    """Carry out plans by calls of the loops, or by tasks; `me` stands for the calling thread while it is alone."""
+    """Carry out plans by calls of the loops, or by tasks.
+
+    `me` counts the calling thread as busy in `crew.alone` while no helper works with it.
+    """
     output, rows_a_call = read.output, read.schedule.rows_a_call
     if output is None or rows_a_call is None:
         run_plans(plans, read, cached)
         return
     crew.alone.add(me)
-    rest = call_loops(plans, read, output, rows_a_call, cached)
-    if rest:
+    remaining = call_loops(plans, read, output, rows_a_call, cached)
+    if remaining:
         crew.alone.discard(me)
         # There are many tasks, so each of their calls of the loops takes one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
-        run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)
+        run_tasks((task for plan, call, rows in remaining for task in PlanTasks(read, plan, call).tasks(rows)), read)
 
 
 def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
-    """Run tasks on as many threads as the schedule says, the caller's among them."""
+    """Run tasks on as many threads as the schedule allows, including the calling thread."""
 
-    def alone(_: Callable[[], bool]) -> None:
+    def run_in_order(_: Callable[[], bool]) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
     nothing_ahead = read.target.n_chunks == 1 and not read.source.is_remote
-    work = alone if nothing_ahead else TaskQueue(tasks, read.source).drain
+    work = run_in_order if nothing_ahead else TaskQueue(tasks, read.source).drain
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
 
 
 def run_plans(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None) -> None:
-    """Run the tasks of plans; `cached` has the chunks of the read that were decoded before."""
+    """Run the tasks of plans. `cached` is the cache of decoded chunks; None if the read does not use it."""
     if cached is None:
         run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
         return
@@ -164,31 +177,34 @@ def run_plans(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
 def call_loops(
     plans: Iterator[ReadPlan], read: HostRead, output: LoopOutput, rows_a_call: int, cached: CachedRead | None
 ) -> list[tuple[ReadPlan, LoopCall, Sequence[int] | None]]:
-    """Let the compiled loops carry out plans, so many rows a call; return the rows that are left, None for all."""
+    """Carry out plans by the compiled loops, at most `rows_a_call` rows in each call.
+
+    Returns the plans of which rows were left: each with its `LoopCall`, and with these rows, or None for all rows.
+    """
     remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
     source, shared = read.source, read.schedule
     for plan in plans:
         chunks = None if cached is None else cached.look_up(plan)
         call = LoopCall(output, plan, source, chunks)
-        if not plan.n_stored or call.is_decoded:  # kept for later, the plans of a sparse array would take memory
+        if not plan.n_stored or call.is_decoded:  # at once: a sparse array has many such plans, which take memory
             call.place(range(plan.n_chunks), shared)
             continue
         if call.files is None:
             remaining.append((plan, call, None))
             continue
-        for at in range(0, plan.n_chunks, rows_a_call):
-            rows = call.read(range(at, min(at + rows_a_call, plan.n_chunks)), shared)
+        for start in range(0, plan.n_chunks, rows_a_call):
+            rows = call.read(range(start, min(start + rows_a_call, plan.n_chunks)), shared)
             if rows:
                 remaining.append((plan, call, rows))
         if cached is not None and chunks is not None:
-            cached.put(chunks, call.decoded(chunks.kept))
+            cached.put(chunks, call.placed_rows(chunks.kept))
     if cached is not None:
         cached.forget_claim()
     return remaining
 
 
 _MOST_READY = 256
-"""Number of tasks that wait for a thread: those of chunks that are not stored make no requests."""
+"""Most tasks that wait for a thread. Tasks for missing chunks make no requests, which limit the others."""
 
 
 class TaskQueue:
@@ -204,7 +220,7 @@ class TaskQueue:
         self._stopped = False
 
     def drain(self, go_on: Callable[[], bool]) -> None:
-        """Run tasks until none is left, another thread failed, or `go_on` says no."""
+        """Run tasks until none is left, a task on another thread fails, or `go_on` returns False."""
         try:
             while go_on() and (item := self._next()) is not None:
                 task, pending = item
@@ -234,5 +250,8 @@ class TaskQueue:
         return item
 
     def _weight(self, task: Task, pending: Any) -> int:
-        """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
+        """Return the number of requests that a task counts as.
+
+        A task whose bytes are at hand counts as many, so that no more of them are drawn, and their bytes held, early.
+        """
         return self._source.lookahead if isinstance(pending, AtHand) else len(task.requests)

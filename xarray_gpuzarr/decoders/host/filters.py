@@ -1,7 +1,7 @@
-"""Filters on the host: shuffled bytes, and a table from codec of elements to a function that decodes one chunk.
+"""Filters on the host: `unshuffle` for bytes, `decode_elements` for codecs of elements.
 
-What NumPy computes is what numcodecs and zarr-python compute with it, in their order, to the bit. Results go straight
-into given memory, which numcodecs would copy them to.
+The NumPy operations are those of numcodecs and zarr-python, in the same order, so results are equal to the bit. They
+are written straight to memory of the caller, to which numcodecs would copy them.
 
 References
 ----------
@@ -38,33 +38,48 @@ Array = npt.NDArray[Any]
 
 
 def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
-    """Put shuffled bytes in order; raise `FrameError` for no whole number of elements, or another length."""
-    n = len(src)
-    if n % spec.elementsize:
-        raise FrameError(f"{n} bytes are no whole number of elements of {spec.elementsize} bytes")
-    if n != len(dst):
-        raise FrameError(f"{n} bytes")
+    """Write shuffled bytes to `dst` in their original order.
+
+    Raises `FrameError` if `src` is not a whole number of elements, or `dst` has another length.
+    """
+    nbytes = len(src)
+    if nbytes % spec.elementsize:
+        raise FrameError(f"{nbytes} bytes are no whole number of elements of {spec.elementsize} bytes")
+    if nbytes != len(dst):
+        raise FrameError(f"{nbytes} bytes")
     numcodecs.Shuffle(spec.elementsize).decode(src, out=np.frombuffer(dst, np.uint8))
 
 
 def decoded_nbytes(spec: StageSpec, nbytes: int) -> int:
-    """Return the decoded length of `nbytes` encoded bytes; after a compressor it is not known otherwise.
+    """Return the decoded length of `nbytes` encoded bytes; for stages whose input was decompressed to a varying length.
 
-    Raises `FrameError` for no whole number of elements.
+    Raises `FrameError` if they are not a whole number of elements.
     """
     if not isinstance(spec, ElementSpec):
         return nbytes
     itemsize = np.dtype(spec.encoded).itemsize
-    n_elements, rest = divmod(nbytes, itemsize)
-    if rest:
+    n_elements, remainder = divmod(nbytes, itemsize)
+    if remainder:
         raise FrameError(f"{nbytes} bytes are no whole number of elements of {itemsize} bytes")
     return n_elements * np.dtype(spec.decoded).itemsize
 
 
 def decode_elements(spec: ElementSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode the elements of one chunk, all in host memory: `src`, not modified, of dtype `spec.encoded` to `dst`.
+    """Decode the elements of one chunk.
 
-    Raises `FrameError` if they are not as many as fit `dst`, of dtype `spec.decoded`, or one has no decoded value.
+    Parameters
+    ----------
+    spec : ElementSpec
+        The codec.
+    src : memoryview of uint8, host memory
+        Encoded elements, of dtype `spec.encoded`. They are not modified.
+    dst : memoryview of uint8, host memory
+        Receives the decoded elements, of dtype `spec.decoded`.
+
+    Raises
+    ------
+    FrameError
+        If `src` and `dst` have different numbers of elements, or an element has no decoded value.
     """
     if len(src) != encoded_nbytes(spec, len(dst)):
         raise FrameError(f"{len(src)} encoded bytes")
@@ -78,8 +93,8 @@ def _delta(_spec: DeltaSpec, encoded: Array, decoded: Array) -> None:
 
 def _fixed_scale_offset(spec: FixedScaleOffsetSpec, encoded: Array, decoded: Array) -> None:
     dtype = np.true_divide(encoded[:0], spec.scale).dtype
-    in_place = decoded.dtype == dtype
-    quotient = decoded if in_place else buffer("quotient", encoded.size * dtype.itemsize).view(dtype)
+    is_in_place = decoded.dtype == dtype
+    quotient = decoded if is_in_place else buffer("quotient", encoded.size * dtype.itemsize).view(dtype)
     np.true_divide(encoded, spec.scale, out=quotient)
     np.add(quotient, spec.offset, out=decoded, casting="unsafe")
 
@@ -99,9 +114,10 @@ def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None
         return
     if (encoded % scale).any():
         raise FrameError(f"an element is no multiple of {spec.scale}")
-    # The opposite of the lowest number needs a wider dtype, and int64 has none: zarr-python lets it wrap around.
+    # The negative of the lowest number needs a wider dtype. There is none for int64, where zarr-python lets it wrap.
     quotient = encoded.astype(np.int64) // -1 if spec.scale == -1 else encoded // scale
-    lowest, highest = (int(quotient.min()) + int(spec.offset), int(quotient.max()) + int(spec.offset))
+    lowest = int(quotient.min()) + int(spec.offset)
+    highest = int(quotient.max()) + int(spec.offset)
     info = np.iinfo(dtype)
     if dtype != np.int64 and not info.min <= lowest <= highest <= info.max:
         raise FrameError(f"an element is outside of {dtype}")
@@ -109,7 +125,7 @@ def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None
 
 
 def _cast_value(spec: CastValueSpec, encoded: Array, decoded: Array) -> None:
-    from cast_value_rs import cast_array_into  # noqa: PLC0415  # zarr-python opens no such array without it
+    from cast_value_rs import cast_array_into  # noqa: PLC0415  # zarr-python requires it for such arrays
 
     cast_array_into(
         encoded.astype(encoded.dtype.newbyteorder("="), copy=False),

@@ -1,4 +1,7 @@
-"""Properties that all reads of one array by the host decoder share, worked out once."""
+"""Properties of an array that all reads by the host decoder share.
+
+`host_array` computes them once for each array and cast.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +22,59 @@ Array = npt.NDArray[Any]
 
 
 class HostArray:
-    """One array, and the cast of its elements; `loops` are the compiled ones, where there are any."""
+    """An array, the cast of its elements, and how the host decodes its chunks.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+        Metadata of the array.
+    cast : Cast
+        Conversion of stored elements to those of the result.
+    loops : Loops or None
+        The compiled loops; None to decode in Python alone.
+    """
 
     def __init__(self, spec: ArraySpec, cast: Cast, loops: Loops | None) -> None:
-        self.spec, self.cast, self.loops = spec, cast, loops
-        self.stored_dtype, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
-        self.chunk_nbytes, self.chunk_shape = spec.chunk_nbytes, spec.grid.chunk_shape
+        self.spec = spec
+        self.cast = cast
+        self.loops = loops
+        self.stored_dtype = spec.numpy_dtype
+        self.dtype = np.dtype(cast.dtype)
+        """Dtype of the result."""
+        self.chunk_nbytes = spec.chunk_nbytes
+        self.chunk_shape = spec.grid.chunk_shape
         self.strides = spec.chunk_strides
         """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
-        self.is_raw = self.codec is not None and self.codec.raw
-        """Whether chunks are stored as they are."""
+        """Decoder of chunks in Python; None if only zarr-python knows a codec."""
+        self.is_raw = self.codec is not None and self.codec.is_raw
+        """Whether chunks are stored without any codec."""
         self.is_same = cast.is_copy and self.stored_dtype == self.dtype
-        """Whether the elements of the result are those that are stored."""
+        """Whether the elements of the result are the stored ones, unchanged."""
         in_order = spec.axes == tuple(range(spec.grid.ndim))
         self.may_be_direct = self.is_same and in_order and self.codec is not None
         """Whether Python may decode chunks straight into the output."""
         self.program = None if loops is None else native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
-        """Program of the compiled loops; None where there are none, or they do not know a codec."""
+        """Program of the compiled loops; None without loops, or if they do not know a codec."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)
-        """As `strides`, of the elements that the loops place."""
+        """Strides in bytes of the elements that the loops place; these may have another dtype than decoded ones."""
         self.kept_nbytes = spec.chunk_nbytes if self.program is None else self.program.struct.chunk_nbytes
-        """Bytes of a chunk as `chunk_cache` keeps it: as the loops place it, without them as it is decoded."""
-        self.kept_form = None if self.program is None else self.program.placed.str
-        """Tells chunks that are kept for the loops from others."""
+        """Bytes of a chunk in `chunk_cache`: of the elements that the loops place, or of the decoded chunk without
+        loops."""
+        self.kept_form = None if self.program is None else self.program.placed_dtype.str
+        """Part of the keys in `chunk_cache`, which keeps chunks for the loops apart from others."""
         self.decodes = "all" if self.program is None else self.program.decodes
-        """Part of a chunk that is decoded if a part is wanted, see `NativeProgram`."""
+        """Part of a chunk that is decoded where only a part is requested, see `NativeProgram`."""
         self.rate = decoded_rate(spec.codecs)
-        """Bytes that a thread decodes in a second."""
+        """Approximate number of bytes that a thread decodes in a second."""
         is_view = self.codec is not None and self.codec.is_view
         self.is_copied = is_view and (self.program is None or self.program.is_copied)
         """Whether chunks are neither compressed nor changed."""
 
     @cached_property
     def fill(self) -> Array:
-        """The fill value as it appears in the output, shape (1,)."""
-        with np.errstate(all="ignore"):  # there may be no missing chunk
+        """Fill value in the output, shape (1,), dtype `dtype`."""
+        with np.errstate(all="ignore"):  # a cast that overflows is no error while no chunk is missing
             return cast_array(self.cast, np.asarray([self.spec.fill_value]))
 
     def elements(self, decoded: memoryview | Array) -> Array:
@@ -63,3 +83,4 @@ class HostArray:
 
 
 host_array = lru_cache(maxsize=128)(HostArray)
+"""`HostArray` of the latest arrays."""

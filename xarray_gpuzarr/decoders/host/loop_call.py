@@ -1,8 +1,8 @@
-"""Calls of the compiled loops: chunks that they read, decode and place without Python's lock.
+"""Calls of the compiled loops, which read, decode and place chunks without holding the GIL.
 
-`LoopOutput` is what all calls of a read have in common, `LoopCall` the chunk table of one plan. Chunks of local files
-that are in the page cache are read in the same call, each by the thread that decodes it; the fill value is written
-where chunks are missing. Chunks that the loops leave are read and decoded by Python.
+`LoopCall` is the chunk table of one plan, as the loops take it. Chunks of local files that are in the page cache are
+read by the call that decodes them, each by the thread that decodes it. The fill value is written where chunks are
+missing. Chunks that the loops cannot treat are left: Python reads and decodes them.
 """
 
 from __future__ import annotations
@@ -11,295 +11,207 @@ import ctypes
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
-from itertools import accumulate
-from typing import Any
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.chunk_cache import PlanChunks
-from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.native.library import address, address_of, int64_columns
-from xarray_gpuzarr.native.structs import FilesStruct, JobStruct, RowsStruct
-from xarray_gpuzarr.plan.axis_pieces import AxisPieces
+from xarray_gpuzarr.native.structs import FilesStruct, RowsStruct
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
-from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.host_memory import lent
-from xarray_gpuzarr.process.records import Column, record
+from xarray_gpuzarr.process.records import Column
+
+READ_BUFFER_NBYTES = 256 * 1024
+"""Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
+_BLOCK_NBYTES = 512
+"""Bytes in a block of the page cache, which holds whole blocks of a file, except at its end."""
+_PLACED, _NOT_DECODED = 0, 1
+"""Status of a row: its chunk was placed, or is left to Python."""
+_DECODED = -3
+"""Stands in the place of a length for a chunk that is decoded already."""
+_NO_VERSION = (0,) * 5
+"""Version of a shard that does not exist, so that nothing is read from it."""
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
-class Encoded:
-    """Encoded chunks in host memory, valid until the next request of this thread.
+class EncodedChunks:
+    """Encoded chunks of consecutive rows of a plan, in host memory until the next request of this thread.
 
-    Part ``i`` has the rows ``[bounds[i], bounds[i + 1])`` of the plan; `data` is that of each part, from the first byte
-    of its first chunk on, or None for an object that does not exist.
+    Parameters
+    ----------
+    plan : ReadPlan
+        The plan that the chunks belong to.
+    bounds : sequence of int
+        Part ``i`` consists of the rows ``[bounds[i], bounds[i + 1])``.
+    data : sequence of memoryview or None
+        Bytes of each part, from the first byte of its first chunk on; None if the object does not exist.
     """
 
     def __init__(self, plan: ReadPlan, bounds: Sequence[int], data: Sequence[memoryview | None]) -> None:
         self.rows = range(bounds[0], bounds[-1])
-        self._plan, self._bounds, self._data = plan, bounds, data
+        self._plan = plan
+        self._bounds = bounds
+        self._data = data
 
     def __getitem__(self, row: int) -> memoryview | None:
-        """Return the bytes of a row; None if the chunk was never written."""
+        """Return the encoded bytes of a row; None if the chunk was never written."""
         part = bisect_right(self._bounds, row) - 1
-        data, nbytes = self._data[part], int(self._plan.nbytes[row])
+        data = self._data[part]
+        nbytes = int(self._plan.nbytes[row])
         if data is None or nbytes == WHOLE_OBJECT:
             return data
-        first = int(self._plan.offset[row] - self._plan.offset[self._bounds[part]])
-        return data[first : first + nbytes]
+        start = int(self._plan.offset[row] - self._plan.offset[self._bounds[part]])
+        return data[start : start + nbytes]
 
-    def located(self) -> tuple[Column, Column]:
-        """Return where the bytes of each row lie, and how many they are: -1 if the chunk was never written."""
-        where, lengths = np.array([(0, -1) if d is None else (address_of(d), len(d)) for d in self._data], np.int64).T
+    def locate(self) -> tuple[Column, Column]:
+        """Return the address of each row's bytes and their number, which is -1 if the chunk was never written."""
+        parts = [(0, -1) if data is None else (address_of(data), len(data)) for data in self._data]
+        part_address, part_nbytes = np.array(parts, np.int64).T
         rows = slice(self.rows.start, self.rows.stop)
         nbytes = self._plan.nbytes[rows]
-        if len(lengths) == len(nbytes):  # each row is a part
-            return where, np.where(nbytes == WHOLE_OBJECT, lengths, np.minimum(nbytes, np.maximum(lengths, 0)))
+        if len(part_nbytes) == len(nbytes):  # each row is a part
+            available = np.minimum(nbytes, np.maximum(part_nbytes, 0))
+            return part_address, np.where(nbytes == WHOLE_OBJECT, part_nbytes, available)
         bounds = np.array(self._bounds, np.int64)
-        part_of = np.arange(len(lengths)).repeat(np.diff(bounds))
-        at = self._plan.offset[rows] - self._plan.offset.take(bounds[:-1]).take(part_of)
-        return where.take(part_of) + at, np.minimum(nbytes, np.maximum(lengths.take(part_of) - at, 0))
-
-
-ROOM_NBYTES = 256 * 1024
-"""Most bytes of neighbours in a file that are read at once; they stay in a core's cache."""
-_BLOCK_NBYTES = 512
-"""Bytes in a block of the page cache, which has whole blocks of a file, except at its end."""
-_DONE, _LEFT = 0, 1
-"""State of a row: it was placed, or Python has to read it."""
-_DECODED = -3
-"""Stands for the length of a chunk that is decoded already."""
-_NO_VERSION = (0,) * 5
-"""Version of a shard that is not there, of which nothing is read."""
-_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-
-
-@record
-class _Axes:
-    """Pieces of the chunks along the axes of the output."""
-
-    n_pieces: tuple[int, ...]
-    steps: tuple[int, ...]
-    index: tuple[int, ...]
-    """Addresses of wanted elements, 0 where these are evenly spaced; none if they are along all axes."""
-    table: int
-    """Address of the pieces of all axes: first wanted elements, first positions in the output, counts."""
-    memory: object
-    """Arrays that hold these numbers."""
-
-
-def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
-    """Take pieces as they are; none for points."""
-    # The first wanted element of each piece, or where its elements begin in the index.
-    begins = [p.out_start if p.index_start is None else p.index_start for p in pieces]
-    first = [p.in_start if p.index is None else begin for p, begin in zip(pieces, begins, strict=True)]
-    position = [p.out_start for p in pieces]
-    table = np.concatenate([_NONE, *first, *position, *[p.count for p in pieces]])
-    index = tuple([0 if p.index is None else address(p.index) for p in pieces])
-    n_pieces, steps = tuple([len(p.count) for p in pieces]), tuple([p.step for p in pieces])
-    return _Axes(
-        n_pieces=n_pieces, steps=steps, index=index if any(index) else (), table=address(table), memory=(table, pieces)
-    )
-
-
-_NONE = np.zeros(0, np.int64)
-
-
-def _job(
-    array: HostArray,
-    n_pieces: tuple[int, ...],
-    steps: tuple[int, ...],
-    out_strides: tuple[int, ...],
-    index: tuple[int, ...],
-    n_new: int,
-) -> tuple[JobStruct, object]:
-    """Describe a read of an array but for where its pieces and its output lie; return what the struct points to, too.
-
-    `n_new` is 1 if the output has an axis of samples, which chunks do not have.
-    """
-    assert array.program is not None
-    n = len(n_pieces)
-    numbers, at = int64_columns(
-        first_piece=[*accumulate(n_pieces, initial=0)],
-        chunk_shape=((1,) * n_new + array.chunk_shape)[:n],
-        in_strides=((0,) * n_new + array.placed_strides)[:n],
-        every=steps,
-        out_strides=out_strides[:n],
-        index=index,
-    )
-    struct = JobStruct.from_buffer_copy(array.program.struct)
-    fill = array.fill.tobytes()
-    struct.ndim, struct.n_pieces, struct.fill = n, sum(n_pieces), fill
-    for name, where in at.items():
-        setattr(struct, name, where)
-    return struct, (numbers, fill)
-
-
-kept_job = lru_cache(maxsize=64)(_job)
-"""Most reads of an array are alike."""
-
-
-class LoopOutput:
-    """The output of one read, of shape `target.shape`, as the compiled loops take it; these have to know the array."""
-
-    def __init__(self, array: HostArray, target: Target, out: Array) -> None:
-        assert array.loops is not None
-        assert array.program is not None
-        self._target, self._loops = target, array.loops
-        self.scratch_nbytes = array.program.scratch_nbytes
-        """Scratch of each thread in bytes."""
-        self._in_strides = array.placed_strides
-        self._out_stride = out.strides[0] if out.ndim else 0
-        if isinstance(target, BoxTarget) and target.spans is not None:
-            spans = target.spans
-            n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
-            n = sum(n_pieces)
-            table = np.empty(3 * n, np.int64)
-            at = address(table)
-            array.loops.cut_axes(target.spans_at, len(spans), n, at)
-            axes = _Axes(n_pieces=n_pieces, steps=steps, index=(), table=at, memory=table)
-        else:
-            axes = _axes_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
-        n_new = int(isinstance(target, StackTarget))
-        job = _job if axes.index else kept_job
-        of_array, pointed_to = job(array, axes.n_pieces, axes.steps, out.strides, axes.index, n_new)
-        self._kept = axes, pointed_to, out, array
-        self._struct = struct = JobStruct.from_buffer_copy(of_array)
-        struct.pieces, struct.out = axes.table, address(out)
-        self.address = ctypes.addressof(struct)
-        """Where the `JobStruct` lies."""
-
-    def place_rows(self, *arguments: int) -> int:
-        """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        return int(self._loops.place_rows(self.address, *arguments))
-
-    def read_rows(self, *arguments: int) -> int:
-        """Call the loops for a `RowsStruct`, a `FilesStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        return int(self._loops.read_rows(self.address, *arguments))
-
-    def give(self, plan: ReadPlan, struct: RowsStruct) -> object:
-        """Note what the chunks of a plan give: boxes or points, a chunk's one after another; return what has them."""
-        target = self._target
-        if isinstance(target, BoxTarget):
-            struct.boxes = plan.at["all_row"]
-            return None
-        if isinstance(target, StackTarget):
-            row = plan.all_row
-            boxes, first = target.boxes(row), np.concatenate([_ZERO, target.n_boxes(row).cumsum()])
-            struct.boxes, struct.first_box = address(boxes), address(first)
-            return boxes, first
-        group, groups = plan.all_row[:, 0], target.groups
-        low = groups.bounds.take(group)
-        n = groups.bounds.take(group + 1) - low
-        first = np.concatenate([_ZERO, n.cumsum()])
-        members = np.arange(first[-1]) + (low - first[:-1]).repeat(n)
-        in_at = groups.within.take(members, axis=0) @ np.array(self._in_strides, np.int64)
-        out_at = groups.position.take(members) * self._out_stride
-        in_at, out_at = np.ascontiguousarray(in_at), np.ascontiguousarray(out_at)
-        struct.in_at, struct.out_at, struct.first_box = address(in_at), address(out_at), address(first)
-        return in_at, out_at, first
-
-
-_ZERO = np.zeros(1, np.int64)
+        part = np.arange(len(part_nbytes)).repeat(np.diff(bounds))
+        start = self._plan.offset[rows] - self._plan.offset.take(bounds[:-1]).take(part)
+        available = np.maximum(part_nbytes.take(part) - start, 0)
+        return part_address.take(part) + start, np.minimum(nbytes, available)
 
 
 class LoopCall:
-    """The chunks of one plan, one row each, as the compiled loops take them."""
+    """The chunk table of one plan, in a form that the compiled loops take.
+
+    Parameters
+    ----------
+    output : LoopOutput
+        The output of the read.
+    plan : ReadPlan
+        Chunks to read, one row each.
+    source : ByteSource
+        Where the encoded chunks are stored.
+    chunks : PlanChunks or None
+        Chunks of the plan that are decoded already, and those that are to be decoded as a whole and kept.
+    """
 
     def __init__(
         self, output: LoopOutput, plan: ReadPlan, source: ByteSource, chunks: PlanChunks | None = None
     ) -> None:
-        self._output, self._n, self._n_stored = output, plan.n_chunks, plan.n_stored
+        self._output = output
+        self._n = plan.n_chunks
+        self._n_stored = plan.n_stored
+        # Three columns: addresses of encoded chunks, their lengths, and a status per row, of one byte each.
         self._numbers = np.empty(3 * self._n, np.int64)
-        first, step = address(self._numbers), self._numbers.itemsize * self._n
+        first, column_nbytes = address(self._numbers), self._numbers.itemsize * self._n
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
-        struct = RowsStruct(src=first, nbytes=first + step, left=first + 2 * step)
-        self._kept = struct, output.give(plan, struct), plan, chunks and self._give_chunks(chunks, struct)
-        self._at = ctypes.addressof(struct)
+        struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
+        boxes = output.fill_boxes(plan, struct)
+        decoded = None if chunks is None else self._fill_chunks(chunks, struct)
+        self._referenced = struct, boxes, plan, decoded
+        self._address = ctypes.addressof(struct)
         self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
-        """Whether all chunks that are stored were found decoded."""
+        """Whether all stored chunks are decoded already."""
         self.files = local_files(plan, source) if source.is_local and self._n_stored and not self.is_decoded else None
-        """Where the loops read the chunks; None: Python reads them."""
+        """Files that the loops read the chunks from, and the memory that the struct points to; None if Python reads
+        the chunks."""
 
-    def _give_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
-        """Note which chunks are decoded already, and where others are decoded as a whole; return what has them."""
-        src, nbytes = self._numbers[: self._n], self.nbytes
+    def _fill_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
+        """Fill in the addresses of decoded chunks, and of the memory for chunks that are to be kept.
+
+        Returns an object that keeps this memory alive.
+        """
+        src = self._numbers[: self._n]
+        nbytes = self.nbytes
         for row, chunk in chunks.found.items():
-            src[row], nbytes[row] = chunk.address, _DECODED
-        if chunks.kept:
-            whole = np.zeros(self._n, np.int64)
-            for row, (_, chunk) in chunks.kept.items():
-                whole[row] = chunk.address
-            struct.whole = address(whole)
-            return chunks, whole
-        return chunks
+            src[row] = chunk.address
+            nbytes[row] = _DECODED
+        if not chunks.kept:
+            return chunks
+        whole = np.zeros(self._n, np.int64)
+        for row, (_, chunk) in chunks.kept.items():
+            whole[row] = chunk.address
+        struct.whole = address(whole)
+        return chunks, whole
 
-    def decoded(self, rows: Iterable[int]) -> list[int]:
-        """Return those of some rows that the loops have decoded and placed, once all have been treated."""
-        became = self._numbers[2 * self._n :].view(np.uint8)
-        return [row for row in rows if became[row] == _DONE]
+    @property
+    def _status(self) -> npt.NDArray[np.uint8]:
+        """Status of each row, uint8, shape (n,); undefined for a row that no call has treated."""
+        return self._numbers[2 * self._n :].view(np.uint8)
 
     @property
     def nbytes(self) -> Column:
-        """Shape (n,): encoded bytes of each chunk; `MISSING` for those that are not there."""
+        """Encoded bytes of each chunk, shape (n,); `MISSING` for a chunk that does not exist."""
         return self._numbers[self._n : 2 * self._n]
 
-    def locate(self, chunks: Encoded) -> None:
-        """Note where encoded chunks lie."""
+    def placed_rows(self, rows: Iterable[int]) -> list[int]:
+        """Return those of `rows` that the loops have decoded and placed. All rows must have been treated."""
+        status = self._status
+        return [row for row in rows if status[row] == _PLACED]
+
+    def set_encoded(self, chunks: EncodedChunks) -> None:
+        """Set the addresses and lengths of encoded chunks that were fetched."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
-        self._numbers[rows], self.nbytes[rows] = chunks.located()
+        self._numbers[rows], self.nbytes[rows] = chunks.locate()
 
-    def place(self, rows: range, shared: Schedule) -> Sequence[int]:
-        """Decode and place rows that were located, or are missing; return those that were left.
+    def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
+        """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left.
 
-        Those are left for which memory does not suffice: it may turn out that they do not exist.
+        Rows are also left if there is not enough memory for them: Python may find that they do not exist.
         """
-        output, scratch_at = self._output, 0
-        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
+        output, scratch_address = self._output, 0
+        with crew.taking(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
-                _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            n_remaining = output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads)
+                _scratch, scratch_address = lent("scratch", output.scratch_nbytes * n_threads)
+            n_remaining = output.place_rows(self._address, rows.start, rows.stop, scratch_address, n_threads)
         return self._rows_left(rows) if n_remaining else ()
 
-    def read(self, rows: range, shared: Schedule) -> Sequence[int]:
-        """Read, decode and place rows, which `files` hold unless they are missing; return those that were left.
+    def read(self, rows: range, schedule: Schedule) -> Sequence[int]:
+        """Read rows from `files`, decode and place them; return the rows that were left. Missing chunks are filled.
 
-        What is not in the page cache is asked for at once. Then this thread waits for it, and lends its turn.
+        The first call asks the disk for whatever is not in the page cache. A second call then waits for the disk, and
+        another thread may have this thread's turn meanwhile.
         """
         assert self.files is not None
         files = FilesStruct.from_buffer_copy(self.files[0])
-        n_remaining = self.read_once(files, rows, shared)
+        n_remaining = self.read_once(files, rows, schedule)
         if files.is_cold:
             files.waits = 1
-            n_remaining = crew.lend(partial(self.read_once, files, rows, shared))
+            n_remaining = crew.lend(partial(self.read_once, files, rows, schedule))
         counters.add(read_nbytes=files.n_read)
         return self._rows_left(rows) if n_remaining else ()
 
-    def read_once(self, files: FilesStruct, rows: range, shared: Schedule) -> int:
-        """Read, decode and place rows, waiting for the disk if `files` say so; return how many were left."""
+    def read_once(self, files: FilesStruct, rows: range, schedule: Schedule) -> int:
+        """Call the loops once to read, decode and place rows; return the number of rows that were left.
+
+        The call waits for the disk if ``files.waits`` is set.
+        """
         output = self._output
-        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
-            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            _room, files.room = lent("staging", files.room_nbytes * n_threads)
-            return output.read_rows(self._at, ctypes.addressof(files), rows.start, rows.stop, scratch_at, n_threads)
+        with crew.taking(schedule.n_loop_threads, schedule.budget) as n_threads:
+            _scratch, scratch_address = lent("scratch", output.scratch_nbytes * n_threads)
+            _buffer, files.room = lent("staging", files.room_nbytes * n_threads)
+            files_address = ctypes.addressof(files)
+            return output.read_rows(self._address, files_address, rows.start, rows.stop, scratch_address, n_threads)
 
     def _rows_left(self, rows: range) -> list[int]:
-        became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
-        return [*((became == _LEFT).nonzero()[0] + rows.start).tolist()]
+        status = self._status[rows.start : rows.stop]
+        return [*((status == _NOT_DECODED).nonzero()[0] + rows.start).tolist()]
 
 
 def whole_blocks(nbytes: int) -> int:
-    """Return the bytes of the blocks of a file that so many bytes from its beginning lie in."""
+    """Return the length in bytes of the blocks that hold the first `nbytes` bytes of a file."""
     return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
 
 
 def encoded_path(path: str) -> bytes | None:
-    """Return a path as the system takes it, as `os.fsencode` does; None if no file can have it."""
+    """Return a path as the system takes it, like `os.fsencode`; None if no file can have this path."""
     try:
         encoded = path.encode(_ENCODING, _ERRORS)
     except UnicodeEncodeError:
@@ -307,38 +219,54 @@ def encoded_path(path: str) -> bytes | None:
     return None if b"\0" in encoded else encoded
 
 
-def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:
-    """Return the files that hold the chunks of a plan, one at least; None if there can be no such files.
+def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object] | None:
+    """Return the files that hold the chunks of a plan; None if a path cannot be that of a file.
 
-    The source is local. The struct lacks the memory that threads read into, each the longest chunk or neighbours that
-    are read at once; what it points to is returned, too.
+    Parameters
+    ----------
+    plan : ReadPlan
+        A plan with at least one stored chunk.
+    source : ByteSource
+        A source whose objects are local files.
+
+    Returns
+    -------
+    FilesStruct
+        Describes the files. `room`, the memory that threads read into, is not set; `room_nbytes` is what each thread
+        needs: the length of the longest chunk, or of the neighbours that are read together.
+    object
+        Keeps the memory that the struct points to alive.
     """
     paths = bytearray()
-    starts: list[int] = []
+    path_starts: list[int] = []
     versions: list[int] = []
     for key in plan.keys:
         path, version = source.local_file(key)
         encoded = encoded_path(path)
         if encoded is None:
             return None
-        starts.append(len(paths))
+        path_starts.append(len(paths))
         paths += encoded + b"\0"
         versions += version or _NO_VERSION
     if plan.spec.index is not None:
-        rule, offset = source.rule, plan.at["offset"]
-        room_nbytes, max_gap_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes)), rule.max_gap_nbytes
+        rule = source.rule
+        max_gap_nbytes = rule.max_gap_nbytes
+        buffer_nbytes = max(plan.most_nbytes, min(READ_BUFFER_NBYTES, rule.max_nbytes))
+        offset_address = plan.addresses["offset"]
     else:
-        room_nbytes, max_gap_nbytes = whole_blocks(plan.spec.expected_nbytes), 0
-        versions, offset = [], 0
-    about, at = int64_columns(path_at=starts, version=versions)
+        max_gap_nbytes = 0
+        buffer_nbytes = whole_blocks(plan.spec.expected_nbytes)
+        offset_address = 0
+        versions = []
+    numbers, addresses = int64_columns(path_starts=path_starts, versions=versions)
     struct = FilesStruct(
         paths=bytes(paths),
-        path_at=at["path_at"],
-        version=at["version"],
-        file=plan.at["object"],
-        offset=offset,
-        room_nbytes=room_nbytes,
+        path_at=addresses["path_starts"],
+        version=addresses["versions"],
+        file=plan.addresses["object"],
+        offset=offset_address,
+        room_nbytes=buffer_nbytes,
         max_gap_nbytes=max_gap_nbytes,
         most_nbytes=plan.spec.most_nbytes,
     )
-    return struct, (about, plan)
+    return struct, (numbers, plan)

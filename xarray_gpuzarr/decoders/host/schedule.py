@@ -1,4 +1,8 @@
-"""How a read on the host is shared out among threads: decided before it begins, by how long decoding takes."""
+"""Schedules of reads on the host: how many threads take part, and how much each of them does at once.
+
+A `Schedule` is decided before the read begins, from the estimated time that decoding takes and the `Costs` of handing
+work to other threads.
+"""
 
 from __future__ import annotations
 
@@ -11,71 +15,87 @@ from xarray_gpuzarr.process.records import record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs of handing over work, measured (November 2026, EPYC, two cores)."""
+    """Costs of handing work to other threads, measured on two cores of an EPYC in November 2026."""
 
     serial_s: float = 1.2e-3
-    """Seconds of decoding below which another thread is not worth waking: crops of 8 raw chunks of 64 KiB took
-    one thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms."""
+    """Seconds of decoding below which another thread is not worth waking. Crops of 8 raw chunks of 64 KiB took one
+    thread 312 us and two threads 415 us; crops of 63 zstd chunks took 4.3 ms and 3.0 ms."""
     loops_s: float = 0.1
-    """Seconds of decoding below which the caller's thread reads, with threads of the compiled loops:
-    these hand over nothing, and share what they do by the chunk. Longer reads use threads that come and go."""
+    """Seconds of decoding below which the calling thread reads alone, with threads that the compiled loops start. These
+    threads take one chunk after another, and nothing is handed over. Longer reads use the threads of `process.crew`."""
     loop_thread_s: float = 150e-6
-    """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
+    """Seconds of decoding that are worth another thread of the compiled loops: starting one takes 20 us."""
     loop_copy_nbytes: int = 8 * 1024 * 1024
-    """Bytes of a single raw chunk that are worth a thread of the loops."""
+    """Bytes of a single raw chunk that are worth another thread of the loops."""
     call_s: float = 20e-3
-    """Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
+    """Seconds of decoding that a thread of the loops does in one call. Ctrl-C, and other reads that want the core, wait
+    for the end of the call."""
     parts_a_thread: int = 4
+    """Number of parts that a short read is cut into for each thread."""
     least_part_nbytes: int = 256 * 1024
-    """Handing over a part costs a few hundredths of reading and decoding this much."""
+    """Length of the shortest part in bytes. Handing it over costs a few percent of reading and decoding it."""
     short_chunk_nbytes: int = 256 * 1024
-    """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done:
-    they take turns."""
+    """Length of the longest chunk whose callers take turns. Threads that decode such chunks ask for the GIL so often
+    that more threads than cores get less done."""
 
 
 @record
 class Schedule:
-    """Who does what of a read."""
+    """Division of one read among threads."""
 
     budget: int
-    """Threads of this process that may decode at once."""
+    """Number of threads of this process that may decode at once."""
     n_threads: int
-    """Threads that carry out tasks, the calling one among them."""
+    """Number of threads that carry out tasks, including the calling thread."""
     n_loop_threads: int
-    """Threads of the compiled loops in each of their calls, the calling one among them."""
+    """Number of threads in each call of the compiled loops, including the calling thread."""
     rows_a_call: int | None
-    """Chunks that the compiled loops get at once if the calling thread hands them whole plans; None for tasks."""
+    """Number of chunks in each call of the compiled loops, if the calling thread passes whole plans to them; None if
+    the read is carried out by tasks."""
     rows_a_part: int
-    """Chunks that a thread decodes before it asks for more."""
+    """Most chunks that a thread decodes before it takes the next task."""
     part_nbytes: int
-    """Longest part, so that each thread gets some of a small read."""
+    """Length in bytes of the longest part. Parts of short reads are short, so that each thread gets some."""
 
 
-_ANY = 2**62
-"""No limit."""
+_NO_LIMIT = 2**62
 
 
 @lru_cache(maxsize=256)
-def schedule(  # noqa: PLR0913  # what is kept has to know all of it
+def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     array: HostArray, n_chunks: int, out_nbytes: int, *, is_remote: bool, is_local: bool, budget: int, costs: Costs
 ) -> Schedule:
-    """Share out a read that touches so many chunks, and has a result of so many bytes.
+    """Return the schedule of a read. Schedules are cached: most reads of an array are alike.
 
-    `is_remote` and `is_local` are as of a `ByteSource`; `budget` threads of this process may decode at once. It is kept
-    for later reads: most of an array are alike.
+    Parameters
+    ----------
+    array : HostArray
+        The array to read.
+    n_chunks : int
+        Number of chunks that the read touches.
+    out_nbytes : int
+        Length of the result in bytes.
+    is_remote, is_local : bool
+        The attributes of the `ByteSource`.
+    budget : int
+        Number of threads of this process that may decode at once.
+    costs : Costs
+        Costs of handing work to other threads.
     """
-    # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
+    # One chunk is decoded by one thread. Several chunks may be decoded for few requested elements.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
-    is_long, is_single = seconds >= costs.serial_s, n_chunks == 1
+    is_long = seconds >= costs.serial_s
+    is_single = n_chunks == 1
     n_threads = budget if is_long and not is_single else 1
     rows_a_call = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
-    part_nbytes = rows_a_part = _ANY
-    if n_threads > 1 and not is_remote:  # else latency tells how long requests should be
+    part_nbytes = rows_a_part = _NO_LIMIT
+    if n_threads > 1 and not is_remote:  # for remote stores, latency determines the length of requests
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
-        share = n_chunks // n_threads // costs.parts_a_thread  # encoded, chunks may be as good as nothing
+        # Encoded chunks may be very short, so the number of chunks is limited, too.
+        share = n_chunks // n_threads // costs.parts_a_thread
         rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_call))
-    # What is only copied, two threads do no sooner than one, unless it is long.
+    # Two threads copy short reads no sooner than one.
     is_short = not is_long if array.is_copied else seconds < costs.loops_s
     by_loops = is_local and array.program is not None and (is_single or is_short)
     n_loop_threads = 1

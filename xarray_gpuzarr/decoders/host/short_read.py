@@ -1,12 +1,12 @@
 """Short reads: a box of a few chunks of one local file, read by a single call of the compiled loops.
 
-Python's part of an ordinary read, from the snapshot of its shards to the tables of its chunks, takes longer than a
-chunk of 64 KB takes to decode. A short read hands the box, the cached index of the shard and the output to one call,
-which looks up, reads, decodes and places the chunks on the calling thread.
+In an ordinary read, the work of Python (a snapshot of the shards, a table of the chunks) takes longer than decoding a
+chunk of 64 KB. A short read passes the box, the cached index of the shard and the output to one call, which looks up,
+reads, decodes and places the chunks on the calling thread.
 
-It reads only what needs no second thought: all chunks are stored, and the file is of the version that the index was
-read from. Chunks of which a part is wanted are taken from `chunk_cache`. Chunks that are to be kept there, and
-everything else, are left to an ordinary read, which begins anew.
+A short read succeeds only if all chunks are stored and the file has the version that the index was read from. Chunks of
+which a part is requested may come from `chunk_cache`. In all other cases, and if chunks are to be kept in the cache,
+`read_short` returns None, and an ordinary read starts from the beginning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 from xarray_gpuzarr.decoders.host import chunk_cache
 from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, ChunkKey, are_kept_at_once, may_be_kept, object_key
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
-from xarray_gpuzarr.decoders.host.loop_call import ROOM_NBYTES, encoded_path, kept_job, whole_blocks
+from xarray_gpuzarr.decoders.host.loop_call import READ_BUFFER_NBYTES, encoded_path, whole_blocks
+from xarray_gpuzarr.decoders.host.loop_output import cached_job_struct
 from xarray_gpuzarr.decoders.host.schedule import Costs
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
@@ -28,7 +29,7 @@ from xarray_gpuzarr.native.library import address, int64_columns
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
-from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.host_memory import lent
@@ -37,25 +38,28 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 _MOST_CHUNKS = 16
-"""Number of chunks in a short read at most; `MOST_BOX_CHUNKS` of `read_box.h`."""
+"""Most chunks in a short read; `MOST_BOX_CHUNKS` in `read_box.h`."""
 _MOST_CHUNK_NBYTES = 1024 * 1024
-"""Length of a chunk that is read alone at most: decoding a longer one takes so long that nothing is gained."""
+"""Length in bytes of the longest single chunk that a short read takes. Decoding a longer one takes so long that nothing
+is gained."""
 
 
-class _ShortReads:
-    """Settings that all short reads of one array share."""
+class _BoxSettings:
+    """Settings of the compiled loops that all short reads of one array share."""
 
     def __init__(self, array: HostArray) -> None:
         ones = (1,) * array.spec.grid.ndim
-        self._job, self._kept = kept_job(array, ones, ones, ones, (), 0)  # the call works out what depends on the box
+        # The call itself fills in whatever depends on the box.
+        self._job, self._referenced = cached_job_struct(array, ones, ones, ones, (), 0)
         self.job_address = ctypes.addressof(self._job)
         assert array.program is not None
         self.scratch_nbytes = array.program.scratch_nbytes
-        self.room_nbytes = max(ROOM_NBYTES, whole_blocks(array.spec.expected_nbytes))
-        """Memory for encoded chunks, in bytes; a chunk that is longer is left to an ordinary read."""
+        """Scratch for decoding, in bytes."""
+        self.buffer_nbytes = max(READ_BUFFER_NBYTES, whole_blocks(array.spec.expected_nbytes))
+        """Memory for encoded chunks, in bytes. A longer chunk is left to an ordinary read."""
 
 
-_short_reads = lru_cache(maxsize=128)(_ShortReads)
+_box_settings = lru_cache(maxsize=128)(_BoxSettings)
 
 
 @record
@@ -65,7 +69,7 @@ class _File:
     key: str
     path: bytes
     index: CachedIndex | None
-    """The index of a shard, and the version that the file must be of; None for a chunk that is a file of its own."""
+    """Index of the shard, with the version that the file must have; None for an unsharded chunk."""
 
 
 def read_short(
@@ -78,21 +82,21 @@ def read_short(
     array : HostArray
         The array and the cast of its elements.
     target : Target
-        What is wanted, cut at the borders of chunks.
+        Requested elements, cut at the borders of chunks.
     source : ObjectSource
         Where the array is stored.
     out : numpy.ndarray or None
         Where the result goes; None for a new array.
     costs : Costs
-        Tells which reads are so short that one thread does them soonest.
+        Determines which reads are so short that further threads do not help.
     keeps_chunks : bool
-        Whether chunks of which a part is read are kept in `chunk_cache`.
+        Whether chunks of which a part is requested are kept in `chunk_cache`.
 
     Returns
     -------
     numpy.ndarray or None
-        Shape `target.shape`, dtype `array.dtype`: `out`, or a new array in C order. If it is None, `out` may have been
-        written to.
+        `out`, or a new array in C order: shape `target.shape`, dtype `array.dtype`. If None is returned, `out` may
+        have been partly overwritten.
     """
     if not isinstance(target, BoxTarget) or type(source) is not LocalSource or not _is_short(array, target, costs):
         return None
@@ -119,22 +123,22 @@ def read_short(
 
 
 def _may_hold(out: Array | None, array: HostArray, target: BoxTarget) -> bool:
-    """Whether the loops can write a result straight into `out`, if there is one."""
+    """Whether the loops can write the result straight into `out`, or `out` is None."""
     return out is None or (out.shape == target.shape and out.dtype == array.dtype and out.flags.carray)
 
 
 def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
-    """Whether one thread reads a box as soon as several do, and the compiled loops know how."""
-    n = target.n_chunks
-    if array.program is None or target.spans is None or not 0 < n <= _MOST_CHUNKS:
+    """Whether one thread reads the box as fast as several threads would, and the compiled loops know the codecs."""
+    n_chunks = target.n_chunks
+    if array.program is None or target.spans is None or not 0 < n_chunks <= _MOST_CHUNKS:
         return False
-    if n == 1:
+    if n_chunks == 1:
         return array.chunk_nbytes <= _MOST_CHUNK_NBYTES
-    return n * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
+    return n_chunks * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
 
 
 def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File | None:
-    """Return the file that holds a box; None if there are several, or the index of the shard is not at hand."""
+    """Return the file that holds all chunks of a box; None if there are several, or the shard's index is not cached."""
     shards = target.shards()
     shard = next(shards)
     if next(shards, None) is not None:
@@ -148,29 +152,29 @@ def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File |
 
 
 def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[ChunkKey]:
-    """Return the keys under which the cache has the chunks of a box, in C order; none if one of them is not stored."""
-    of_object = object_key(array, source.identity, file.key)
-    return [(of_object, offset) for offset in _offsets(array.spec, target, file.index)]
+    """Return the keys of a box's chunks in `chunk_cache`, in C order; no keys if one of the chunks is not stored."""
+    file_key = object_key(array, source.identity, file.key)
+    return [(file_key, offset) for offset in _offsets(array.spec, target, file.index)]
 
 
 def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
-    """Return the chunks of some keys from the cache, if it has all, of the version that their file is of now."""
+    """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
     version = source.settled_version(file.key) if chunks and None not in chunks else None
     if version is None or (file.index is not None and version != file.index.version):
         return None
-    found = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
-    return found if len(found) == len(keys) else None
+    current = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
+    return current if len(current) == len(keys) else None
 
 
 def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> Sequence[int]:
-    """Return the first bytes of all chunks of a box in their file, in C order; none if one of them is not stored."""
+    """Return the offsets of a box's chunks in the file, in C order; no offsets if one of the chunks is not stored."""
     assert target.spans is not None
     if index is None:
         return [0]
-    entries = [0]
-    for along, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
-        numbers = [chunk % per_shard for chunk in chunks_of_span(along, range(along.n_pieces))]
+    entries = [0]  # positions in the index of the shard
+    for span, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
+        numbers = [chunk % per_shard for chunk in chunks_of_span(span, range(span.n_pieces))]
         entries = [entry * per_shard + number for entry in entries for number in numbers]
     offset, nbytes = index.index.offset, index.index.nbytes
     if MISSING in [nbytes[entry] for entry in entries]:
@@ -186,19 +190,23 @@ def _call_loops(
     chunks: Sequence[CachedChunk] | None,
     out: Array,
 ) -> int | None:
-    """Let the loops fill `out`; return how many bytes they have read, None if they have not filled it."""
-    short = _short_reads(array)
-    _scratch, scratch_address = lent("scratch", short.scratch_nbytes)
+    """Fill `out` by one call of the loops, from the file, or from `chunks` if these are decoded already.
+
+    Returns the number of bytes that were read; None if an ordinary read has to fill `out`.
+    """
+    settings = _box_settings(array)
+    _scratch, scratch_address = lent("scratch", settings.scratch_nbytes)
     struct = BoxStruct(
-        job=short.job_address, axes=target.spans_at, path=file.path, out=address(out), scratch=scratch_address
+        job=settings.job_address, axes=target.spans_address, path=file.path, out=address(out), scratch=scratch_address
     )
     version = () if file.index is None or chunks is not None else file.index.version
     decoded = () if chunks is None else [chunk.address for chunk in chunks]
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]
     if chunks is None:
-        _room, struct.room = lent("staging", short.room_nbytes)
-        struct.room_nbytes, struct.most_nbytes = short.room_nbytes, array.spec.most_nbytes
+        _buffer, struct.room = lent("staging", settings.buffer_nbytes)
+        struct.room_nbytes = settings.buffer_nbytes
+        struct.most_nbytes = array.spec.most_nbytes
         struct.max_gap_nbytes = source.rule.max_gap_nbytes
         struct.version = addresses["version"]
         if file.index is not None:

@@ -1,7 +1,8 @@
 """Tasks of one read by the host decoder, which fetch, decode and place chunks on threads.
 
-A thread reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the
-output. The compiled loops do all this for local files; Python does what they leave, and all where there are none.
+`PlanTasks` divides a plan into tasks, `CachedTasks` those of a read that uses the cache of decoded chunks. A thread
+reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the output. For
+local files, the compiled loops do all of this. Python treats the rows that they leave, and all rows without them.
 """
 
 from __future__ import annotations
@@ -17,34 +18,37 @@ import numpy as np
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
 from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
-from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.loop_call import EncodedChunks, LoopCall
+from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request, pieces_differ
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process.host_memory import buffer, copy_bytes
 
 
-@dataclass(slots=True, eq=False)  # frozen ones take three times as long to make
+@dataclass(slots=True, eq=False)  # a frozen dataclass takes three times as long to make
 class Task:
-    """Work for one thread: requests, and what to do with their answers."""
+    """Work for one thread: requests, and a function that treats their answers."""
 
     run: Callable[[Any], None]
-    """Takes what `start` returned."""
+    """Carries out the task. It takes the value that `start` returned."""
     requests: Sequence[Request] = ()
+    """Byte ranges of the source that the task reads."""
     is_started: bool = True
-    """Whether the requests are: local files are read where their bytes are decoded."""
+    """Whether `start` starts the requests. It does not for local files, which `run` reads itself."""
 
     def start(self, source: ByteSource) -> Any:
-        """Start the requests."""
+        """Start the requests and return the pending answers; None if `run` reads the files itself."""
         return source.start(self.requests) if self.is_started else None
 
 
 @dataclass(eq=False)
 class HostRead:
-    """One read: what all its plans have in common."""
+    """One read: everything that its plans have in common."""
 
     array: HostArray
     target: Target
@@ -52,59 +56,73 @@ class HostRead:
     source: ByteSource
     schedule: Schedule
     output: LoopOutput | None
-    """Output for the compiled loops; None if there are none, or they cannot read the array."""
+    """The output for the compiled loops; None without loops, or if they do not know a codec of the array."""
 
     @cached_property
     def placer(self) -> ChunkPlacer:
-        """Decodes and places what the loops do not."""
+        """Decoder, in Python, of the chunks that the loops leave."""
         return ChunkPlacer(self.array, self.target, self.out)
 
     @cached_property
     def rule(self) -> CoalesceRule:
-        """Which neighbours are read together."""
+        """Rule by which neighbouring chunks are read together."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
 
 class CachedTasks:
-    """The tasks of one read that makes use of chunks that were decoded before, and keeps some."""
+    """The tasks of a read that uses cached chunks, and keeps some of those that it decodes."""
 
     def __init__(self, read: HostRead, cached: CachedRead) -> None:
         self._read, self._cached = read, cached
         self._kept: list[tuple[PlanTasks, PlanChunks]] = []
+        """Plans with chunks that are to be kept."""
 
     def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
-        """Return the tasks of all plans."""
+        """Yield the tasks of all plans."""
         for plan in plans:
             chunks = self._cached.look_up(plan)
             if chunks is None:
                 yield from PlanTasks(self._read, plan).tasks()
-            elif self._read.source.is_local and self._read.output is not None:  # whose rows the loops tell apart
-                yield from self._of_plan(plan, chunks)
+            elif self._read.source.is_local and self._read.output is not None:
+                # The loops treat rows that are decoded already and rows of files in the same call.
+                yield from self._plan_tasks(plan, chunks)
             else:
-                found, others = chunks.split(plan)
-                yield from self._of_plan(*found)
-                yield from self._of_plan(*others)
+                cached, others = chunks.split(plan)
+                yield from self._plan_tasks(*cached)
+                yield from self._plan_tasks(*others)
 
     def put(self) -> None:
-        """Keep the chunks that have been decoded for it."""
+        """Put the decoded chunks that are to be kept into the cache. All tasks must have ended."""
         for tasks, chunks in self._kept:
-            self._cached.put(chunks, tasks.decoded())
+            self._cached.put(chunks, tasks.decoded_rows())
 
-    def _of_plan(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
+    def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
         if not plan.n_chunks:
             return
         tasks = PlanTasks(self._read, plan, chunks=chunks)
         if chunks.kept:
             self._kept.append((tasks, chunks))
         if chunks.found and len(chunks.found) == plan.n_stored:
-            yield Task(tasks.place_found, is_started=False)
+            yield Task(tasks.place_cached, is_started=False)
         else:
             yield from tasks.tasks()
 
 
 class PlanTasks:
-    """The chunks of one plan, and where they go; `call` is these for the compiled loops, if they know the array."""
+    """The tasks of one plan.
+
+    Parameters
+    ----------
+    read : HostRead
+        The read that the plan belongs to.
+    plan : ReadPlan
+        Chunks to read, one row each.
+    call : LoopCall or None
+        The plan in the form that the compiled loops take; None makes one if the loops know the array's codecs.
+    chunks : PlanChunks or None
+        Cached chunks of the plan, and those that are to be kept.
+    """
 
     def __init__(
         self, read: HostRead, plan: ReadPlan, call: LoopCall | None = None, chunks: PlanChunks | None = None
@@ -112,17 +130,17 @@ class PlanTasks:
         if call is None and read.output is not None and plan.n_chunks:
             call = LoopCall(read.output, plan, read.source, chunks)
         self.read, self.plan, self.call, self.chunks = read, plan, call, chunks
-        self._done: list[int] = []
-        """Rows that Python has decoded to memory that is kept."""
+        self._decoded_rows: list[int] = []
+        """Rows that Python has decoded into memory that is kept."""
 
-    def decoded(self) -> list[int]:
-        """Return the rows whose chunks are kept, once all tasks have ended."""
+    def decoded_rows(self) -> list[int]:
+        """Return the rows that were decoded and are to be kept. All tasks must have ended."""
         if self.chunks is None or self.call is None:
-            return self._done
-        return self.call.decoded(self.chunks.kept)
+            return self._decoded_rows
+        return self.call.placed_rows(self.chunks.kept)
 
-    def place_found(self, _: None) -> None:
-        """Place a plan of chunks that were found decoded, and of those that are missing."""
+    def place_cached(self, _: None) -> None:
+        """Place the chunks of a plan that are all either cached or missing."""
         if self.call is not None:
             self.call.place(range(self.plan.n_chunks), self.read.schedule)
             return
@@ -132,46 +150,57 @@ class PlanTasks:
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        """Numbers of the pieces that each chunk gives, per axis."""
+        """Piece numbers of each chunk along the axes, see `ReadPlan.all_row`."""
         rows: list[list[int]] = self.plan.all_row.tolist()
         return rows
 
     @cached_property
     def parts(self) -> list[int]:
-        """Rows at which parts begin and end: what is read at once, and decoded by one thread."""
-        parts: list[int] = self.plan.cut(self.read.rule).tolist()
+        """Bounds of the parts: rows ``[parts[i], parts[i + 1])`` are read at once and decoded by one thread."""
         step = self.read.schedule.rows_a_part
-        return [*(row for lo, hi in pairwise(parts) for row in range(lo, hi, step)), parts[-1]]
+        bounds: list[int] = self.plan.cut(self.read.rule).tolist()
+        parts: list[int] = []
+        for start, stop in pairwise(bounds):
+            parts += range(start, stop, step)
+        return [*parts, bounds[-1]]
 
     def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
-        """Return the tasks that fill and decode this plan: a few objects each, or a few ranges of a shard.
+        """Yield the tasks of the plan: each reads a few objects, or a few ranges of a shard.
 
-        With `rows`, those for rows that the compiled loops have left.
+        With `rows`, which the compiled loops have left, only the tasks that read and decode these rows in Python.
         """
         if rows is not None:
             inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
-            yield from (self._part_task([*bounds]) for bounds in pairwise([rows[0], *inner, rows[-1] + 1]))
+            for start, stop in pairwise([rows[0], *inner, rows[-1] + 1]):
+                yield self._part_task([start, stop])
             return
         if self.plan.n_chunks > self.plan.n_stored:
             yield Task(self._fill_missing, is_started=False)
-        array, source, rule = self.read.array, self.read.source, self.read.rule
-        is_cut = source.cuts_objects and array.is_raw and array.chunk_nbytes > rule.max_raw_nbytes
-        for lo, hi in pairwise(self._together()):
-            bounds = self.parts[lo : hi + 1]
+        array, source = self.read.array, self.read.source
+        is_cut = source.cuts_objects and array.is_raw and array.chunk_nbytes > self.read.rule.max_raw_nbytes
+        for first, end in pairwise(self._group_parts()):
+            bounds = self.parts[first : end + 1]
             task = self._part_task(bounds)
             if self.call is not None and self.call.files is not None:
                 run = partial(self._run_local, self.call, range(bounds[0], bounds[-1]))
                 yield Task(run, task.requests, is_started=False)
+                continue
+            piece_tasks = self._piece_tasks(bounds[0]) if is_cut else []
+            if piece_tasks:
+                yield from piece_tasks
             else:
-                yield from (is_cut and self._piece_tasks(bounds[0])) or (task,)
+                yield task
 
     def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
+        """Let the loops read, decode and place rows of local files, then do the same in Python for those left."""
         remaining = call.read(rows, self.read.schedule)
-        for task in self.tasks(remaining) if remaining else ():
+        if not remaining:
+            return
+        for task in self.tasks(remaining):
             task.run(task.start(self.read.source))
 
     def _fill_missing(self, _: None) -> None:
-        """Write the fill value where missing chunks would go."""
+        """Write the fill value to the boxes of missing chunks."""
         if self.call is not None:
             self.call.place(range(self.plan.n_stored, self.plan.n_chunks), self.read.schedule)
         else:
@@ -179,76 +208,81 @@ class PlanTasks:
                 self.read.placer.fill(numbers)
 
     def _part_task(self, bounds: list[int]) -> Task:
-        """Return a task for consecutive parts, given the rows at which they begin and end."""
+        """Return a task that reads, decodes and places consecutive parts: rows ``[bounds[i], bounds[i + 1])`` each."""
         plan = self.plan
         if plan.spec.index is None:
             bounds = [*range(bounds[0], bounds[-1] + 1)]
 
         def run(pending: Pending) -> None:
             data = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
-            self._check_there(data, bounds[0])
-            self.place(Encoded(plan, bounds, data))
+            self._check_existence(data, bounds[0])
+            self.place(EncodedChunks(plan, bounds, data))
 
-        return Task(run, [request for lo, hi in pairwise(bounds) for request in plan.requests(lo, hi)])
+        return Task(run, [request for start, stop in pairwise(bounds) for request in plan.requests(start, stop)])
 
-    def _check_there(self, data: Sequence[memoryview | None], row: int) -> None:
-        """Raise if the shard of a row has disappeared."""
+    def _check_existence(self, data: Sequence[memoryview | None], row: int) -> None:
+        """Raise `StoreReadError` if the shard of a row has disappeared, so that `data` has None in it."""
         if self.plan.spec.index is not None and None in data:
             raise vanished_shard(self.plan.spec, self.plan.key_of(row))
 
     def _piece_tasks(self, row: int) -> list[Task]:
-        """Return tasks that each bring a piece of a long raw chunk to the output; none if it needs scratch.
+        """Return tasks that each copy a piece of a long raw chunk to the output, by requests at the same time.
 
-        Requests for pieces are under way beside each other. They are whole elements. The last piece of a chunk that is
-        an object reaches to the object's end, to see that there is no more.
+        A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output.
         """
-        nbytes, dst = int(self.plan.nbytes[row]), self.read.placer.straight_to(self.rows[row])
+        nbytes = int(self.plan.nbytes[row])
+        dst = self.read.placer.contiguous_box(self.rows[row])
         total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored_dtype.itemsize
         if dst is None or nbytes not in (total, WHOLE_OBJECT):
             return []
         longest = max(1, self.read.rule.max_raw_nbytes // itemsize) * itemsize
-        return [self._piece_task(row, first, dst[first : first + longest]) for first in range(0, total, longest)]
+        return [self._piece_task(row, start, dst[start : start + longest]) for start in range(0, total, longest)]
 
-    def _piece_task(self, row: int, first: int, dst: memoryview) -> Task:
+    def _piece_task(self, row: int, start: int, dst: memoryview) -> Task:
+        """Return a task that copies ``len(dst)`` bytes of a raw chunk, from byte `start` on, to `dst`."""
         plan, array = self.plan, self.read.array
-        is_object = plan.spec.index is None
-        to_end = is_object and first + len(dst) == array.chunk_nbytes
-        byte_range = ByteRange(int(plan.offset[row]) + first, WHOLE_OBJECT if to_end else len(dst))
+        # The last piece of an unsharded chunk is requested to the end of the object, which must not be longer.
+        to_end = plan.spec.index is None and start + len(dst) == array.chunk_nbytes
+        byte_range = ByteRange(int(plan.offset[row]) + start, WHOLE_OBJECT if to_end else len(dst))
 
         def run(pending: Pending) -> None:
             (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
-            self._check_there([data], row)
+            self._check_existence([data], row)
             if data is None:
                 np.frombuffer(dst, array.dtype)[:] = array.fill[0]
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
-            else:  # a read of the whole object says what is wrong with it
-                raise pieces_differ(plan.key_of(row), f"{len(data)} bytes at {first}, where {len(dst)} are expected")
+            else:  # a second read, of the whole object, words the error
+                raise pieces_differ(plan.key_of(row), f"{len(data)} bytes at {start}, where {len(dst)} are expected")
 
         return Task(run, [(plan.key_of(row), byte_range)])
 
-    def _together(self) -> list[int]:
-        """Cut the parts into those that one thread reads one after another, of one object."""
+    def _group_parts(self) -> list[int]:
+        """Return bounds of groups of parts: one thread reads the parts of a group, all of one object, one by one."""
         rule, parts = self.read.rule, self.parts
         if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
             return list(range(len(parts)))
+        # Bytes of all parts up to the end of each one.
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
-        which = self.plan.object.take(parts[:-1]).tolist()
-        cuts, limit, most = [0], rule.max_nbytes, self.read.schedule.rows_a_part
+        objects = self.plan.object.take(parts[:-1]).tolist()
+        most_rows = self.read.schedule.rows_a_part
+        bounds = [0]
+        limit = rule.max_nbytes
         for part, end in enumerate(ends):
-            is_full = part - cuts[-1] == rule.max_together or parts[part + 1] - parts[cuts[-1]] > most
-            if part > cuts[-1] and (end > limit or is_full or which[part] != which[part - 1]):
-                cuts.append(part)
+            start = bounds[-1]
+            is_full = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows
+            if part > start and (end > limit or is_full or objects[part] != objects[part - 1]):
+                bounds.append(part)
                 limit = ends[part - 1] + rule.max_nbytes
-        return [*cuts, len(ends)]
+        return [*bounds, len(ends)]
 
-    def place(self, chunks: Encoded) -> None:
-        """Decode and place chunks."""
+    def place(self, chunks: EncodedChunks) -> None:
+        """Decode and place encoded chunks, by the loops as far as they can. Raises `CorruptChunkError`."""
         row = chunks.rows.start
         remaining: Sequence[int] = chunks.rows
         try:
             if self.call is not None:
-                self.call.locate(chunks)
+                self.call.set_encoded(chunks)
                 remaining = self.call.place(chunks.rows, self.read.schedule)
             for row in remaining:
                 self._place_row(row, chunks[row])
@@ -256,6 +290,7 @@ class PlanTasks:
             raise chunk_fault(self.plan, row, err) from err
 
     def _place_row(self, row: int, data: memoryview | None) -> None:
+        """Decode and place a chunk in Python, or write the fill value if it does not exist."""
         kept = None if self.chunks is None or self.call is not None else self.chunks.kept.get(row)
         if data is None:
             self.read.placer.fill(self.rows[row])
@@ -263,4 +298,4 @@ class PlanTasks:
             self.read.placer.place(data, self.rows[row])
         else:
             self.read.placer.place_and_keep(data, self.rows[row], kept[1].memory)
-            self._done.append(row)
+            self._decoded_rows.append(row)

@@ -1,6 +1,6 @@
-"""Frames of zstd decoded piece by piece, to no more bytes than they are allowed.
+"""Decoding of zstd frames by libzstd's streaming functions, to a bounded number of bytes.
 
-What one call of libzstd cannot do: several frames in a row, and those that do not say how long they are.
+A single call of libzstd cannot decode several frames in a row, or frames that do not declare their length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _BufferStruct(ctypes.Structure):
 
 
 class _Functions:
-    """Functions of libzstd; they let go of Python's lock."""
+    """Functions of libzstd. Calls release the GIL."""
 
     def __init__(self, codec: NativeCodec) -> None:
         handle, size = ctypes.c_void_p, ctypes.c_size_t
@@ -49,53 +49,61 @@ def _functions() -> _Functions | None:
     return None if codec is None else _Functions(codec)
 
 
-def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
-    """Raise `FrameError` if a frame declares more than `most` bytes."""
+def check_declared(spec: CompressorSpec, frame: memoryview, most_nbytes: int) -> None:
+    """Raise `FrameError` if a frame declares more than `most_nbytes` bytes."""
     declared = declared_nbytes(spec, frame)
-    if declared is not None and declared > most:
+    if declared is not None and declared > most_nbytes:
         raise FrameError(f"a frame of {declared} bytes")
 
 
-def zstd_at_most(src: memoryview, most: int) -> memoryview:
-    """Decode one zstd frame, or several in a row, to memory of its own; see `compressors.decode_at_most`.
+def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
+    """Decode one zstd frame, or several in a row, into new memory; see `compressors.decode_at_most`.
 
-    Where numcodecs does not export libzstd, only the length that a frame declares bounds what it is decoded to.
+    Where numcodecs does not export libzstd, numcodecs decodes the frames. Only their declared lengths then bound the
+    result.
     """
     zstd = _functions()
     if zstd is None:
         return memoryview(numcodecs.zstd.decompress(src))
-    decoded = np.empty(most + 1, np.uint8)
-    given = _BufferStruct(memory=address_of(src), size=len(src), pos=0)
-    room = _BufferStruct(memory=address(decoded), size=len(decoded), pos=0)
+    decoded = np.empty(most_nbytes + 1, np.uint8)
+    in_buffer = _BufferStruct(memory=address_of(src), size=len(src), pos=0)
+    out_buffer = _BufferStruct(memory=address(decoded), size=len(decoded), pos=0)
     context = zstd.make()
     if not context:
         raise MemoryError("no memory for a decoder of zstd")
     try:
-        unfinished = _decode_in_parts(zstd, context, given, room)
-        if _is_error(unfinished) and not room.pos:  # a window of over 128 MiB, which one call does not need
-            nbytes = int(zstd.decode(context, room.memory, room.size, given.memory, given.size))
+        unfinished = _decode_in_parts(zstd, context, in_buffer, out_buffer)
+        if _is_error(unfinished) and not out_buffer.pos:
+            # Streaming refuses windows of more than 128 MiB. A single call needs no window.
+            nbytes = int(zstd.decode(context, out_buffer.memory, out_buffer.size, in_buffer.memory, in_buffer.size))
             if not _is_error(nbytes):
-                unfinished, room.pos = 0, nbytes
+                unfinished = 0
+                out_buffer.pos = nbytes
     finally:
         zstd.free(context)
     if _is_error(unfinished):
         raise FrameError(f"zstd decompress error: {zstd.error_name(unfinished).decode()}")
-    if unfinished and room.pos <= most:
+    if unfinished and out_buffer.pos <= most_nbytes:
         raise FrameError("a frame cut short")
-    return memoryview(decoded)[: room.pos]
+    return memoryview(decoded)[: out_buffer.pos]
 
 
-def _decode_in_parts(zstd: _Functions, context: Any, given: _BufferStruct, room: _BufferStruct) -> int:
-    """Decode until nothing is left or the room is full; return 0 if the last frame is complete, else another number."""
+def _decode_in_parts(zstd: _Functions, context: Any, in_buffer: _BufferStruct, out_buffer: _BufferStruct) -> int:
+    """Decode until all input is consumed or the output is full.
+
+    Returns 0 if the last frame is complete, an error of libzstd, or another number.
+    """
     unfinished = 1
-    while given.pos < given.size or unfinished:
-        before = given.pos + room.pos
-        unfinished = int(zstd.decode_part(context, ctypes.addressof(room), ctypes.addressof(given)))
-        if _is_error(unfinished) or room.pos == room.size or given.pos + room.pos == before:
+    while in_buffer.pos < in_buffer.size or unfinished:
+        before = in_buffer.pos + out_buffer.pos
+        unfinished = int(zstd.decode_part(context, ctypes.addressof(out_buffer), ctypes.addressof(in_buffer)))
+        is_full = out_buffer.pos == out_buffer.size
+        makes_progress = in_buffer.pos + out_buffer.pos > before
+        if _is_error(unfinished) or is_full or not makes_progress:
             break
     return unfinished
 
 
 def _is_error(returned: int) -> bool:
-    """Whether what a function of libzstd returned is the number of an error."""
+    """Whether the value that a function of libzstd returned is an error."""
     return returned > 2**64 - _MOST_ERRORS

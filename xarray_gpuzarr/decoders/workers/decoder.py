@@ -14,7 +14,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.fetch.source import ByteSource, ObjectSource
-from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, parts
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
-from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
+from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.process.device_options import N_AT_ONCE, ResourceOptions
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid

@@ -103,7 +103,7 @@ def elements(spec: ElementSpec) -> Check:
         for encoded in _encoded(spec, n):
             values = np.empty(n, decoded)
             try:
-                codec.into(memoryview(encoded), memoryview(values.view(np.uint8)))
+                codec.decode_into(memoryview(encoded), memoryview(values.view(np.uint8)))
             except FrameError:  # this filter has no value for some of these elements
                 continue
             pairs.append((encoded, values))

@@ -23,8 +23,9 @@ from xarray_gpuzarr.fetch.source import Allocate, LocalFile, Pending, Request, S
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
+from xarray_gpuzarr.plan.read_plan import ReadPlan, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid

@@ -16,7 +16,7 @@ from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES, COPY
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import CudaError
-from xarray_gpuzarr.plan.read_plan import PointTarget, Target
+from xarray_gpuzarr.plan.targets import PointTarget, Target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import Checks
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -18,8 +18,8 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -112,7 +112,7 @@ class Placing:
         if self._stack is not None:  # the first box of each chunk, which may be its only one
             alone, rows = self._stack.n_boxes(rows) == 1, self._stack.first_box(rows)
         placement = self._runs.place(rows)
-        at = placement.out_at * self._itemsize + self._out
+        at = placement.out_offset * self._itemsize + self._out
         return placement.whole & placement.contiguous & alone, at.view(np.uint64)
 
     def add(self, tables: Tables, rows: Rows, source: Addresses | None = None) -> Places:
@@ -170,13 +170,13 @@ def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):
-        within = target.groups.within @ np.array(_chunk_strides(spec), np.int64)
+        within = target.groups.chunk_offset @ np.array(_chunk_strides(spec), np.int64)
         return Points(target.groups.bounds, within, target.groups.position, element, out=out, fill=fill), None
     is_stack = isinstance(target, StackTarget)
     axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
     boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
     as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
-    return Scatter(axes, element, out=out, fill=fill), boxes if as_stored and boxes.may_be_runs else None
+    return Scatter(axes, element, out=out, fill=fill), boxes if as_stored and boxes.may_be_contiguous else None
 
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:

@@ -171,7 +171,7 @@ class Stager:
         """
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
-        _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
+        _each(pieces, rows, lambda number: codec.decode_into(encoded[number], decoded[number]))
         self.n_by_host += len(decoded)
         return decoded
 
@@ -188,7 +188,7 @@ class Stager:
 
         def decode(number: int) -> None:
             decoded = memoryview(buffer("shadow", self._spec.chunk_nbytes))
-            codec.into(both[number], decoded)
+            codec.decode_into(both[number], decoded)
             shadows.crc[number] = zlib.crc32(decoded)
 
         _each(pieces, rows, decode)
