@@ -24,7 +24,7 @@ from threading import Lock, get_ident
 
 from xarray_gpuzarr.process.counters import Stage, counters
 from xarray_gpuzarr.process.threads import thread_budget, thread_setting
-from xarray_gpuzarr.process.waiting import Bell, apart
+from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
 
 Work = Callable[[Callable[[], bool]], None]
 """Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks, whether this
@@ -240,7 +240,7 @@ class Crew:
                     self.threads.append(thread)
 
         with suppress(RuntimeError):
-            apart(start)
+            run_uninterrupted(start)
 
     def _serve(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from threading import Lock
 from weakref import WeakValueDictionary
 
 from xarray_gpuzarr.process.exit_threads import start_thread
-from xarray_gpuzarr.process.waiting import apart
+from xarray_gpuzarr.process.waiting import run_uninterrupted
 
 _pools: WeakValueDictionary[tuple[Hashable, int], ThreadPoolExecutor] = WeakValueDictionary()
 os.register_at_fork(after_in_child=_pools.clear)
@@ -69,7 +69,7 @@ def side_by_side[Result](
 
     try:
         try:
-            apart(start)
+            run_uninterrupted(start)
         except RuntimeError:  # the system starts no more threads: fewer do as well
             if not threads:
                 raise

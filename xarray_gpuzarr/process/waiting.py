@@ -61,7 +61,7 @@ class Bell:
             self.ring()
 
 
-def apart[Result](call: Callable[[], Result]) -> Result:
+def run_uninterrupted[Result](call: Callable[[], Result]) -> Result:
     """Return what `call` does where no signal interrupts it: on a thread of its own if this is the main one.
 
     Raises `RuntimeError` if the system starts no more threads.
