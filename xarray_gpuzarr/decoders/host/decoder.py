@@ -93,7 +93,7 @@ class HostDecoder:
             return out
         finally:
             try:
-                crew.alone.discard(me)
+                crew.lone_threads.discard(me)
             finally:  # one call of C each, see `process.waiting`
                 try:
                     if cached is not None:
@@ -101,8 +101,8 @@ class HostDecoder:
                 finally:
                     if takes_turn:
                         crew.turns.pop(thread, None)
-                        if crew.over.waiting:
-                            crew.over.ring()
+                        if crew.turn_ended.waiting:
+                            crew.turn_ended.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""
@@ -127,10 +127,10 @@ def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
     if output is None or rows_a_call is None:
         run_plans(plans, read, cached)
         return
-    crew.alone.add(me)
+    crew.lone_threads.add(me)
     rest = call_loops(plans, read, output, rows_a_call, cached)
     if rest:
-        crew.alone.discard(me)
+        crew.lone_threads.discard(me)
         # There are many tasks, so each of their calls of the loops takes one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
         run_tasks((task for plan, call, rows in rest for task in PlanTasks(read, plan, call).tasks(rows)), read)

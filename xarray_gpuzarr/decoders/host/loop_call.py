@@ -29,7 +29,7 @@ from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Targ
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.host_memory import lent
+from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import Column, record
 
 
@@ -260,9 +260,9 @@ class LoopCall:
         Those are left for which memory does not suffice: it may turn out that they do not exist.
         """
         output, scratch_at = self._output, 0
-        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
+        with crew.reserve_threads(shared.n_loop_threads, shared.budget) as n_threads:
             if rows.start < self._n_stored:
-                _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+                _scratch, scratch_at = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
             n_remaining = output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads)
         return self._rows_left(rows) if n_remaining else ()
 
@@ -276,16 +276,16 @@ class LoopCall:
         n_remaining = self.read_once(files, rows, shared)
         if files.is_cold:
             files.waits = 1
-            n_remaining = crew.lend(partial(self.read_once, files, rows, shared))
+            n_remaining = crew.run_without_turn(partial(self.read_once, files, rows, shared))
         counters.add(read_nbytes=files.n_read)
         return self._rows_left(rows) if n_remaining else ()
 
     def read_once(self, files: FilesStruct, rows: range, shared: Schedule) -> int:
         """Read, decode and place rows, waiting for the disk if `files` say so; return how many were left."""
         output = self._output
-        with crew.taking(shared.n_loop_threads, shared.budget) as n_threads:
-            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            _room, files.room = lent("staging", files.room_nbytes * n_threads)
+        with crew.reserve_threads(shared.n_loop_threads, shared.budget) as n_threads:
+            _scratch, scratch_at = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
+            _room, files.room = borrow_buffer("staging", files.room_nbytes * n_threads)
             return output.read_rows(self._at, ctypes.addressof(files), rows.start, rows.stop, scratch_at, n_threads)
 
     def _rows_left(self, rows: range) -> list[int]:

@@ -31,7 +31,7 @@ from xarray_gpuzarr.plan.partial_chunks import is_part
 from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.host_memory import lent
+from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -188,7 +188,7 @@ def _call_loops(
 ) -> int | None:
     """Let the loops fill `out`; return how many bytes they have read, None if they have not filled it."""
     short = _short_reads(array)
-    _scratch, scratch_address = lent("scratch", short.scratch_nbytes)
+    _scratch, scratch_address = borrow_buffer("scratch", short.scratch_nbytes)
     struct = BoxStruct(
         job=short.job_address, axes=target.spans_at, path=file.path, out=address(out), scratch=scratch_address
     )
@@ -197,7 +197,7 @@ def _call_loops(
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]
     if chunks is None:
-        _room, struct.room = lent("staging", short.room_nbytes)
+        _room, struct.room = borrow_buffer("staging", short.room_nbytes)
         struct.room_nbytes, struct.most_nbytes = short.room_nbytes, array.spec.most_nbytes
         struct.max_gap_nbytes = source.rule.max_gap_nbytes
         struct.version = addresses["version"]

@@ -59,7 +59,7 @@ class Reply[Result]:
                 self._answered.release()
             elif limit_s is not None:
                 break
-            elif exit_threads.has_begun():  # it waits for the threads of dask and others
+            elif exit_threads.exit_has_begun():  # it waits for the threads of dask and others
                 raise CancelledError("the interpreter ends")
         return self.is_answered
 
