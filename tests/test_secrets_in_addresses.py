@@ -104,7 +104,7 @@ def test_errors_hold_no_secret(address):
 
 
 def test_warnings_hold_no_secret(monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
 
     with pytest.warns(GpuZarrWarning) as caught:
         advice.advise("x", ADDRESSES["user"][0], found=ADDRESSES["both"][0], do=ADDRESSES["slash"][0])

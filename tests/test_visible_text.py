@@ -109,7 +109,7 @@ def test_errors_which_keep_the_name_itself(name, seen):
 
 @any_text
 def test_warnings_of_this_package(name, seen, monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
 
     with pytest.warns(GpuZarrWarning) as warned:
         advice.advise("subject", f"'{name}'", found=name, do=name)

@@ -101,7 +101,7 @@ class NullReads:
         wanted = slice(0, n_shards * self._per_shard)
         before, in_force.options = in_force.options, _ALONE
         try:
-            threads.at_most(1, lambda: read(self._stored, wanted, self._decoder))
+            threads.limit_threads(1, lambda: read(self._stored, wanted, self._decoder))
         finally:
             in_force.options = before
 

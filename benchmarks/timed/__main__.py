@@ -91,7 +91,7 @@ class Machine:
                 self.clock.sleep(_LOOK_S)
 
         with ExitStack() as stack:
-            stack.enter_context(patch.multiple(crew, run=self.crew.run, taking=self.crew.taking))
+            stack.enter_context(patch.multiple(crew, run=self.crew.run, reserve_threads=self.crew.reserve_threads))
             stack.enter_context(patch("xarray_gpuzarr.process.threads.n_cores", lambda: _N_CORES))
             stack.enter_context(patch.object(library, "find", lambda: "frames are only headers"))
             stack.enter_context(patch.object(Bell, "wait_until", wait_until))

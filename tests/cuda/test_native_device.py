@@ -184,7 +184,7 @@ def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, device
 
 @pytest.mark.parametrize("adaptor", [TrackingResourceAdaptor, StatisticsResourceAdaptor])
 def test_an_adaptor_without_a_pool_below_it_is_used_and_spoken_of(fake, device, stream, adaptor, recwarn, monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     fake.current_resource = adaptor(StatisticsResourceAdaptor(CudaMemoryResource()))
 
     for _ in range(2):

@@ -51,7 +51,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, version_conflicts.needed, advice.said):
+    for known in (index_cache.cache, version_conflicts.needed, advice.warned):
         known.clear()
 
 

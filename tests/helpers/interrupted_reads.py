@@ -109,7 +109,7 @@ def check_threads() -> None:
     """Fail if a budget or a core of this process is held, or a thread is in a stage; a lock would end the next read."""
     assert crew.n_active == 0, f"{crew.n_active} active threads"
     assert not crew.turns, f"{len(crew.turns)} turns"
-    assert counters.of_thread.account.stage is None, f"in stage {counters.of_thread.account.stage}"
+    assert counters.local.account.stage is None, f"in stage {counters.local.account.stage}"
     assert threads._limit.n_threads is None
     assert not progress_bar.shown_bars
 

@@ -160,7 +160,7 @@ def test_a_gpu_whose_packages_are_missing_is_named(host, monkeypatch, capsys):
         monkeypatch.setattr(module, "missing_for_cuda", lambda: ["CuPy", "nvCOMP (nvidia-libnvcomp)"])
     monkeypatch.setattr(driver.ctypes, "CDLL", lambda _: Library())
 
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
 
     with pytest.warns(GpuZarrWarning, match="this machine has a GPU"):
         assert run() == 0

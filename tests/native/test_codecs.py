@@ -43,7 +43,7 @@ def forget():
         found.cache_clear()
     for made in (native_program, host_array, encoder_of):
         made.cache_clear()
-    advice.said.discard("slow codecs")
+    advice.warned.discard("slow codecs")
 
 
 @pytest.fixture

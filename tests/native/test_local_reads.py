@@ -144,7 +144,7 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
         return read_rows(*arguments)
 
     without_short_reads(monkeypatch)
-    monkeypatch.setattr(loop_call, "lent", forgotten)  # as long buffers are, which threads do not keep
+    monkeypatch.setattr(loop_call, "borrow_buffer", forgotten)  # as long buffers are, which threads do not keep
     monkeypatch.setattr(LoopOutput, "read_rows", noting)
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])

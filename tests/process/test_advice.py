@@ -21,7 +21,7 @@ from xarray_gpuzarr.process.advice import advise
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
 
 
 @pytest.fixture

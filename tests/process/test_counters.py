@@ -144,7 +144,7 @@ def test_a_failed_read_counts_its_bytes_only(answered):
 
     assert (counts.n_reads, counts.n_shards, counts.decoded_nbytes) == (0, 0, 0)
     assert counts.read_nbytes in (0, *answered.sizes)  # the first answer may come too late to be taken
-    assert counters.of_thread.account.stage is None
+    assert counters.local.account.stage is None
 
 
 def test_a_stage_inside_another_stops_the_outer_clock(clock):
@@ -175,12 +175,12 @@ def test_a_stage_ends_with_an_exception(clock):
     clock.now += 5
 
     assert mine.snapshot().seconds == {"index": 3}
-    assert mine.of_thread.account.stage is None
+    assert mine.local.account.stage is None
 
 
 def test_threads_that_have_ended_count_on_and_keep_no_memory():
     mine = Counters()
-    kind = type(mine.of_thread.account)
+    kind = type(mine.local.account)
     n_before = sum(type(each) is kind for each in gc.get_objects())
 
     for _ in range(50):
@@ -197,7 +197,7 @@ def test_helping_threads_are_in_the_stage_of_their_caller(monkeypatch):
     together, stages = threading.Barrier(3, timeout=30), []
 
     def work(_go_on):
-        stages.append(counters.of_thread.account.stage)
+        stages.append(counters.local.account.stage)
         together.wait()
 
     with counters.stage("transfer"):

@@ -116,7 +116,7 @@ def test_shares_never_exceed_the_whole(shares, nbytes):
     bars = Recorded()
     progress_of_read = ReadProgress(bars, sum(shares), nbytes)
     for n_chunks in [*shares, 0]:
-        progress_of_read.draw(n_chunks)
+        progress_of_read.begin_table(n_chunks)
     progress_of_read.end()
 
     assert sum(bars.done) == nbytes
@@ -186,7 +186,7 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
 
 
 def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
     console = Console(file=io.StringIO(), force_jupyter=True)
 

@@ -26,7 +26,7 @@ with xarray_gpuzarr.progress():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     return Console(file=io.StringIO(), force_terminal=True, width=100)
 
 

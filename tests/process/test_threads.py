@@ -150,9 +150,9 @@ def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(bu
     taken, active = [], []
 
     def work(_):
-        with crew.taking(n_other) as n_before:
+        with crew.reserve_threads(n_other) as n_before:
             assert n_before == min(4, n_other)
-            with crew.taking(n_wanted) as n:
+            with crew.reserve_threads(n_wanted) as n:
                 taken.append(n)
                 active.append(crew.n_active)
             active.append(crew.n_active)

@@ -29,7 +29,7 @@ def in_turn[Result](crew: Crew, most: int, compute: Callable[[], Result]) -> Res
     finally:
         if takes_turn:
             crew.turns.pop(get_ident(), None)
-            crew.over.ring()
+            crew.turn_ended.ring()
 
 
 class Inside:
@@ -72,7 +72,7 @@ def test_a_read_inside_a_read_holds_no_second_core():
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(in_turn, shared, 1, lambda: True).result(10)
 
-    assert in_turn(shared, 1, lambda: in_turn(shared, 1, lambda: shared.lend(of_another_thread)))
+    assert in_turn(shared, 1, lambda: in_turn(shared, 1, lambda: shared.run_without_turn(of_another_thread)))
 
 
 def test_a_lent_core_is_taken_back():
@@ -84,7 +84,7 @@ def test_a_lent_core_is_taken_back():
 
     def compute() -> int:
         thread.start()
-        assert shared.lend(lambda: waiting.wait(10))
+        assert shared.run_without_turn(lambda: waiting.wait(10))
         return inside.now
 
     thread = threading.Thread(target=in_turn, args=(shared, 1, other))
@@ -95,7 +95,7 @@ def test_a_lent_core_is_taken_back():
 def test_who_holds_none_lends_none():
     shared = Crew()
 
-    assert shared.lend(lambda: in_turn(shared, 1, lambda: len(shared.turns))) == 1
+    assert shared.run_without_turn(lambda: in_turn(shared, 1, lambda: len(shared.turns))) == 1
     assert in_turn(shared, 1, lambda: len(shared.turns)) == 1
     assert len(shared.turns) == 0
 
@@ -110,7 +110,7 @@ def test_a_core_comes_back_after_an_exception(failing):
 
     for _ in range(3):
         with pytest.raises(KeyError):
-            in_turn(shared, 1, fail if failing == "in_turn" else lambda: shared.lend(fail))
+            in_turn(shared, 1, fail if failing == "in_turn" else lambda: shared.run_without_turn(fail))
 
     assert len(shared.turns) == 0
 
@@ -122,7 +122,7 @@ def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypa
         raise KeyboardInterrupt
 
     def compute() -> None:
-        shared.lend(lambda: monkeypatch.setattr(shared, "_took", interrupted))
+        shared.run_without_turn(lambda: monkeypatch.setattr(shared, "_take_turn", interrupted))
 
     with pytest.raises(KeyboardInterrupt):
         in_turn(shared, 1, compute)
@@ -135,7 +135,7 @@ def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypa
 
 def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
     shared, waits = Crew(), threading.Event()
-    monkeypatch.setattr(shared.over, "ring", lambda: None)
+    monkeypatch.setattr(shared.turn_ended, "ring", lambda: None)
 
     def wait() -> bool:
         waits.set()
@@ -173,7 +173,7 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
         return empty(*arguments)
 
     def read_some(n: int) -> np.ndarray:
-        return host.threads.at_most(n_threads_each, lambda: read_array(array, slice(n, n + 8)))
+        return host.threads.limit_threads(n_threads_each, lambda: read_array(array, slice(n, n + 8)))
 
     monkeypatch.setattr(host.HostDecoder, "empty", watched)
     with ThreadPoolExecutor(8) as pool:

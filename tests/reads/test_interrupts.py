@@ -22,7 +22,7 @@ from xarray_gpuzarr import StoreReadError, read_array
 from xarray_gpuzarr.fetch.index_cache import IndexCache
 from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.crew import crew as shared
-from xarray_gpuzarr.process.waiting import Bell, apart
+from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
 
 pytestmark = [pytest.mark.timeout(120), needs_linux]
 
@@ -188,9 +188,9 @@ def test_what_runs_apart_returns_and_raises():
     def fail() -> None:
         raise KeyError("apart")
 
-    assert apart(threading.get_ident) != threading.get_ident()
+    assert run_uninterrupted(threading.get_ident) != threading.get_ident()
     with pytest.raises(KeyError, match="apart"):
-        apart(fail)
+        run_uninterrupted(fail)
 
 
 def test_a_bell_rings_for_all_that_wait():

@@ -22,7 +22,7 @@ from helpers.loops import set_costs
 
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.threads import at_most, thread_budget
+from xarray_gpuzarr.process.threads import limit_threads, thread_budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
@@ -59,7 +59,7 @@ def budgets(monkeypatch):
 
     set_costs(monkeypatch, serial_s=0.0, loops_s=0.0)
     monkeypatch.setattr(crew, "run", run)
-    monkeypatch.setattr(crew, "taking", lambda *_: nullcontext(1))
+    monkeypatch.setattr(crew, "reserve_threads", lambda *_: nullcontext(1))
     return budgets
 
 
@@ -116,19 +116,19 @@ def test_processes_of_a_pool_start_no_threads(path):
 
 
 def test_a_worker_says_it_better_and_the_environment_best(monkeypatch):
-    assert at_most(2, thread_budget) == 2
+    assert limit_threads(2, thread_budget) == 2
     monkeypatch.setattr(threads, "dask_worker_threads", lambda: 4)
-    assert at_most(2, thread_budget) == 4
+    assert limit_threads(2, thread_budget) == 4
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "5")
-    assert at_most(2, thread_budget) == 5
+    assert limit_threads(2, thread_budget) == 5
 
 
 def test_a_limit_holds_for_its_thread_and_call():
     def limited():
         with ThreadPoolExecutor(1) as pool:
-            return at_most(None, thread_budget), pool.submit(thread_budget).result(), thread_budget()
+            return limit_threads(None, thread_budget), pool.submit(thread_budget).result(), thread_budget()
 
-    assert at_most(3, limited) == (8, 8, 3)
+    assert limit_threads(3, limited) == (8, 8, 3)
     assert thread_budget() == 8
 
 

@@ -36,7 +36,7 @@ def lattice(lengths, sizes, stride=None):
     dims = "abc"[: len(lengths)]
     of_dims = (dict(zip(dims, numbers, strict=True)) for numbers in (lengths, sizes))
     samples = choose_samples(*of_dims, stride=stride, random=None, positions=None)
-    return samples.starts(NO_RANDOM).of(np.arange(samples.n_samples)).tolist()
+    return samples.starts(NO_RANDOM).first_elements(np.arange(samples.n_samples)).tolist()
 
 
 def test_lattice_lies_in_c_order_and_has_all_samples_that_fit():
@@ -49,7 +49,8 @@ def test_lattice_lies_in_c_order_and_has_all_samples_that_fit():
 def test_random_boxes_are_anew_in_each_epoch_and_anywhere():
     samples = choose_samples({"a": 5, "b": 3}, {"a": 3, "b": 3}, stride=None, random=3000, positions=None)
     first, again, second = (
-        draw_epoch(samples, order(shuffle=False), epoch, shards_of(1)).starts.of(np.arange(3000)) for epoch in (0, 0, 1)
+        draw_epoch(samples, order(shuffle=False), epoch, shards_of(1)).starts.first_elements(np.arange(3000))
+        for epoch in (0, 0, 1)
     )
 
     assert (first == again).all()
@@ -93,10 +94,10 @@ def test_windows_hold_samples_of_few_shards():
 
 def batches_of(epoch, n_batches):
     """Return the samples of each batch, as reads give them."""
-    per_read, batch = epoch.order.per_read, epoch.order.batch
+    per_read, batch = epoch.order.samples_per_read, epoch.order.batch
     found = []
     for number in range(-(-n_batches * batch // per_read)):
-        start = epoch.of_read(number)[:, 0].tolist()
+        start = epoch.starts_of_read(number)[:, 0].tolist()
         found += [start[i : i + batch] for i in range(0, len(start), batch)]
     return found
 
@@ -150,6 +151,6 @@ def test_checksum_tells_orders_apart(changes):
 
 def test_shards_are_looked_up_a_part_of_the_samples_at_a_time(monkeypatch):
     expected = drawn(64, window=16, shard=8)
-    monkeypatch.setattr("xarray_gpuzarr.training.order.AT_ONCE", 7)
+    monkeypatch.setattr("xarray_gpuzarr.training.order.LOOK_UP_SIZE", 7)
 
     assert drawn(64, window=16, shard=8) == expected

@@ -232,7 +232,7 @@ ONE_PLAN = {"a one plan", "b one plan"}
         (lambda ds: ds.chunk(time=7, y=2).isel(time=slice(None, None, -3), y=[5, 0, 1]), ONE_PLAN),
         (lambda ds: ds.isel(time=[22, 21, 17, 12, 11, 4, 4, 0]), ONE_PLAN),
         (lambda ds: ds.isel(y=slice(0)), ONE_PLAN),
-        (lambda ds: ds.isel(time=[0, 12, 1, 13, 2, 14]), {"a dask: elements of several arrays take turns in it"}),
+        (lambda ds: ds.isel(time=[0, 12, 1, 13, 2, 14]), {"a dask: elements of several arrays alternate in it"}),
     ],
 )
 def test_selections_of_several_stores_are_read_by_one_plan_each_unless_they_take_turns(stores, select, said):

@@ -200,7 +200,7 @@ def test_a_read_after_a_write_sees_it(store):
 
 
 def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     array = _array(store, data=np.zeros((64, 9000), "i4"), chunks=(2, 1000), shards=(64, 9000))
 
     def fill(first):

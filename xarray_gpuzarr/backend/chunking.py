@@ -27,7 +27,7 @@ from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_unr
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch.ahead import ObjectsAhead, Wanted
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.threads import at_most
+from xarray_gpuzarr.process.threads import limit_threads
 from xarray_gpuzarr.read import read
 from xarray_gpuzarr.read.first_wanted import first_wanted, may_ask_ahead
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -123,7 +123,7 @@ class BlockReader(AheadReader):
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        return read_ahead(self, outer, lambda: at_most(_dask_threads(), picked.get_duck_array))
+        return read_ahead(self, outer, lambda: limit_threads(_dask_threads(), picked.get_duck_array))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box into host memory of its shape and dtype, any strides; not for points."""
@@ -132,7 +132,7 @@ class BlockReader(AheadReader):
 
         # Into `out` if its elements come in order and without gaps.
         def read_block() -> Any:
-            return at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
+            return limit_threads(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
 
         block = read_ahead(self, box, read_block)
         if block is not out:

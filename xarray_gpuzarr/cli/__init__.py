@@ -1,9 +1,7 @@
-"""The command ``gpuzarr``: `demo` shows this engine at work, `info` how a store would be read, `bench` how fast.
+"""The command ``gpuzarr``: parses arguments and runs one of `demo`, `info`, `bench` and `doctor`.
 
-`doctor` examines the machine.
-
-Every failure that a user can mend is printed as tried / found / do, without a traceback. What a command needs is
-imported when it runs, so that help comes at once.
+Errors that a user can fix are printed as tried / found / do, without a traceback. The modules of a command are imported
+when it runs, so that help is printed at once.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ _FILE = {
     "fish": "(__fish_complete_path (commandline -ct))",
     "powershell": "_shtab_powershell_compgen_files",
 }
-"""Function that completes paths in each shell that shtab writes for: its `FILE`, without importing it."""
+"""Shell -> function that completes paths there. Equals ``shtab.FILE``, which need not be installed."""
 
 
 class _Suggested(tuple[str, ...]):
-    """Choices that help and shells offer; other values are checked where they are used."""
+    """Choices that the help and shell completion show. Other values are accepted too, and checked later."""
 
     __slots__ = ()
 
@@ -53,48 +51,58 @@ class _Suggested(tuple[str, ...]):
 
 
 class _Parser(argparse.ArgumentParser):
+    """Parser whose messages show control characters, which arguments may contain, as escapes."""
+
     def error(self, message: str) -> NoReturn:
-        """End with a message, which may quote what was given."""
+        """Exit with status 2 after printing a message, which may quote arguments."""
         super().error(visible(message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with the arguments after the program's name; with those of this process if left out.
+    """Run the command line.
 
-    Returns the exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first. 0 if
-    what is printed goes to a pipe whose reader has ended.
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments after the name of the program. Those of this process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0 after success, also if standard output is a pipe that its reader has closed; 1 if values
+        differ or something went wrong; 2 if the user has to fix something first.
     """
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()  # what cannot be written is met here, and not when Python ends
+            sys.stdout.flush()  # raises errors here rather than when Python exits
     except BrokenPipeError:
-        # Whoever read has read enough, as `head` does. Python flushes once more when it ends: to nowhere.
+        # The reader, such as `head`, has read enough. Python flushes again when it exits, so give it another file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # which rich turns into status 1
+        if not isinstance(end.__context__, BrokenPipeError):  # rich turns one into exit status 1
             raise
     return 0
 
 
 def _run(argv: Sequence[str] | None) -> int:
     options = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
-    from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
+    from xarray_gpuzarr.cli.terminal import complain, printing_warnings  # noqa: PLC0415  # imports xarray and rich
 
-    # Of several requests that fail together, zarr raises one; its event loop logs the others with their tracebacks.
+    # If several requests fail, zarr raises one error, and its event loop logs the others with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    with warnings_said():
+    with printing_warnings():
         try:
             match options.command:
                 case "demo":
-                    from xarray_gpuzarr.cli.demo import run  # noqa: PLC0415  # likewise
+                    from xarray_gpuzarr.cli.demo import run  # noqa: PLC0415  # imports xarray and rich
                 case "info":
-                    from xarray_gpuzarr.cli.info import run  # noqa: PLC0415  # likewise
+                    from xarray_gpuzarr.cli.info import run  # noqa: PLC0415  # imports xarray and rich
                 case "bench":
-                    from xarray_gpuzarr.cli.bench import run  # noqa: PLC0415  # likewise
+                    from xarray_gpuzarr.cli.bench import run  # noqa: PLC0415  # imports xarray and rich
                 case _:
-                    from xarray_gpuzarr.cli.doctor import run  # noqa: PLC0415  # likewise
+                    from xarray_gpuzarr.cli.doctor import run  # noqa: PLC0415  # imports xarray and rich
             return run(options)
         except GpuZarrError as err:
             complain(err, type(err))
@@ -102,7 +110,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; shtab makes shell completions of it."""
+    """Return the parser of the command line, which shtab generates shell completions from."""
     parser = _Parser(
         prog="gpuzarr",
         description="Read sharded Zarr through xarray, one task per shard, on a GPU or on the CPU.",
@@ -162,6 +170,6 @@ def parser() -> argparse.ArgumentParser:
             choices=_Suggested(("auto", "cuda", "host")),
             help="auto, cuda, cuda:1 (any number) or host (auto)",
         )
-    for place in (source, folder, info_store, bench_store, document):
-        vars(place)["complete"] = _FILE  # shtab looks for this attribute
+    for path_argument in (source, folder, info_store, bench_store, document):
+        vars(path_argument)["complete"] = _FILE  # an attribute that shtab looks for
     return parser

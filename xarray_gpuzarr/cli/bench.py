@@ -1,7 +1,8 @@
-"""``gpuzarr bench``: xarray's own engine and this one read an array of a user's store in turns; print a table.
+"""``gpuzarr bench``: measures how fast xarray's own engine and this one read an array of a user's store.
 
-The first read of each warms up, and its values are compared with the first reader's. Those that follow are timed: files
-of a local store are in the page cache by then, so decoding and copying are measured, not a disk.
+Readers take turns. The first read of each is a warm-up, and its values are compared with those of the first reader. All
+later reads are timed. The files of a local store are in the page cache by then, so these reads measure decoding and
+copying, not the disk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.contents import Contents, groups_below, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
-from xarray_gpuzarr.cli.terminal import StatusLine, address_of, say, table_of
+from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
 from xarray_gpuzarr.decoders.protocol import Device
@@ -34,19 +35,20 @@ from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.read import read_array
 
 Box = tuple[slice, ...]
-"""One slice of elements per axis, step 1."""
+"""A slice of elements for each axis, with step 1."""
 _Read = Callable[[], Any]
-"""Reads everything anew, from the stored bytes."""
+"""Reads the values, from the stored bytes each time it is called."""
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-"""Pipeline of zarr-python that stock readers decode with, whatever this user has chosen."""
+"""Setting of zarr-python's default pipeline, for readers without this package whatever the user has configured."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
 
-
-_NO_DASK, _OF_SHARDS = "no dask", "chunks=shards"
+_NO_DASK = "no dask"
+_WHOLE_CHUNKS = "chunks={}"
+_WHOLE_SHARDS = "chunks=shards"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; return 1 if a reader failed or gave other values than the first, else 0."""
+    """Run the command. Return 1 if a reader failed or read other values than the first one, otherwise 0."""
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
@@ -57,37 +59,46 @@ def run(options: argparse.Namespace) -> int:
     group, variable = _location(address, contents, options.variable)
     path = f"{group}/{variable}".lstrip("/")
     with naming_failures(address, f"zarr.open_array({address.store!r}, path={path!r})"):
-        array = zarr.open_array(address.store, path=path, mode="r", **address.given)
+        array = zarr.open_array(address.store, path=path, mode="r", **address.keywords)
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
-    shape, whole = ("\N{MULTIPLICATION SIGN}".join(map(str, n)) for n in ([part.stop for part in box], array.shape))
-    nbytes = int(math.prod(part.stop for part in box) * array.dtype.itemsize)
-    of = "" if shape == whole else f" of {whole}"
-    say(f"{path or address.store}: {shape}{of} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
+    box_shape = tuple(part.stop for part in box)
+    nbytes = int(math.prod(box_shape) * array.dtype.itemsize)
+    size = _format_shape(box_shape)
+    if box_shape != array.shape:
+        size += f" of {_format_shape(array.shape)}"
+    say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
     line = StatusLine()
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
-            warnings.simplefilter("ignore")  # every reader would say the same
-            if contents.why_apart:
-                stored = zarr.open_array(address.store, path=path, mode="r", **address.given)
+            warnings.simplefilter("ignore")  # each reader would emit the same warnings
+            if contents.why_no_dataset:
+                stored = zarr.open_array(address.store, path=path, mode="r", **address.keywords)
                 reads: dict[str, _Read] = {"zarr-python": lambda: stored[box]}
                 reads |= {name: partial(read_array, stored, box, device=device) for name, device in _devices()}
             else:
                 reads = reads_of(address, group, variable, box, array.shards)
-            times, wrong = _measure(reads, options.rounds, line.show)
+            times, failures = _measure(reads, options.rounds, line.show)
     finally:
         line.clear()
-    _print(times, wrong, nbytes)
+    _print(times, failures, nbytes)
     say("", kept_chunks() or "Only whole chunks were read: none was kept decoded for the next read.")
-    if contents.why_apart:
-        say("", f"{contents.why_apart}. So zarr-python and this package read the array itself.")
-    return int(bool(wrong))
+    if contents.why_no_dataset:
+        say("", f"{contents.why_no_dataset}. So zarr-python and this package read the array itself.")
+    return 1 if failures else 0
+
+
+def _format_shape(shape: Sequence[int]) -> str:
+    return "\N{MULTIPLICATION SIGN}".join(map(str, shape))
 
 
 def _location(address: Address, contents: Contents, name: str | None) -> tuple[str, str]:
-    """Return group and name of the array to read: the one asked for, else the largest."""
-    ours = {str(k): v for k, v in contents.variables.items() if lazy_array_of(v) is not None and v.size}
+    """Return the group and the name of the array to read: the one that was asked for, or the largest."""
+    ours = {}
+    for key, variable in contents.variables.items():
+        if lazy_array_of(variable) is not None and variable.size:
+            ours[str(key)] = variable
     if name is None and ours:
-        name = max(ours, key=lambda k: ours[k].nbytes)
+        name = max(ours, key=lambda key: ours[key].nbytes)
     if name not in ours:
         known = ", ".join(sorted(ours)) or "none"
         below = groups_below(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
@@ -107,102 +118,155 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
 def reads_of(
     address: Address, group: str, variable: str, box: Box, shards: Sequence[int] | None = None
 ) -> dict[str, _Read]:
-    """Return reads of a variable by both engines, decoded, by name; the first one is xarray's.
+    """Return the ways to read a variable that are compared.
 
-    `shards` is the shape of a shard. With ``chunks={}``, xarray's engine makes a task of each inner chunk, so there is
-    also a read by whole shards.
+    Parameters
+    ----------
+    address : Address
+        The store.
+    group, variable : str
+        Path of the group in the store, and name of the variable.
+    box : tuple of slice
+        What is read.
+    shards : sequence of int, optional
+        Shape of a shard. xarray's engine makes a task for each inner chunk if it is given ``chunks={}``, so with shards
+        there is one more reader, which gives it the shape of a shard.
+
+    Returns
+    -------
+    dict of str to callable
+        Name of each reader -> function that reads and decodes. The first one is xarray's own engine.
     """
-    engines = {"zarr": {"engine": "zarr"}, **{name: {"engine": "gpuzarr", "device": d} for name, d in _devices()}}
+    engines: dict[str, dict[str, Any]] = {"zarr": {"engine": "zarr"}}
+    for name, device in _devices():
+        engines[name] = {"engine": "gpuzarr", "device": device}
 
     @cache
-    def opened(name: str, chunks: str) -> xr.Variable:
-        options = {"group": group or None, "chunks": _chunks(chunks), **address.given, **engines[name]}
-        dataset = xr.open_dataset(address.store, cache=False, **options)  # a lazy variable would keep what it has read
+    def open_variable(name: str, chunks: str) -> xr.Variable:
+        options = {"group": group or None, "chunks": chunk_lengths(chunks), **address.keywords, **engines[name]}
+        dataset = xr.open_dataset(address.store, cache=False, **options)  # xarray's cache would keep the values
         return dataset[variable].variable
 
-    def _chunks(chunks: str) -> dict[Any, int] | None:
-        if chunks == _OF_SHARDS and shards is not None:
-            return dict(zip(opened("zarr", _NO_DASK).dims, shards, strict=True))
+    def chunk_lengths(chunks: str) -> dict[Any, int] | None:
+        if chunks == _WHOLE_SHARDS and shards is not None:
+            return dict(zip(open_variable("zarr", _NO_DASK).dims, shards, strict=True))
         return None if chunks == _NO_DASK else {}
 
     def read(name: str, chunks: str) -> Any:
-        return opened(name, chunks)[box].compute().data
+        return open_variable(name, chunks)[box].compute().data
 
-    asked = [(name, chunks) for chunks in (_NO_DASK, "chunks={}") for name in engines]
-    if shards is not None:
-        asked.insert(len(engines) + 1, ("zarr", _OF_SHARDS))
-    return {f"{name}, {chunks}": partial(read, name, chunks) for name, chunks in asked}
+    readers = [(name, _NO_DASK) for name in engines]
+    for name in engines:
+        readers.append((name, _WHOLE_CHUNKS))
+        if name == "zarr" and shards is not None:
+            readers.append((name, _WHOLE_SHARDS))
+    return {f"{name}, {chunks}": partial(read, name, chunks) for name, chunks in readers}
 
 
 def _devices() -> list[tuple[str, Device]]:
-    """Return what this package's rows are called, and where they read to."""
-    return [("gpuzarr", "host"), *([] if missing_for_cuda() else [("gpuzarr cuda", "cuda")])]
+    """Return the name and the device of each reader of this package."""
+    devices: list[tuple[str, Device]] = [("gpuzarr", "host")]
+    if not missing_for_cuda():
+        devices.append(("gpuzarr cuda", "cuda"))
+    return devices
 
 
 def _measure(
     reads: Mapping[str, _Read], n_rounds: int, progress: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Let readers take turns; return the seconds of each one's rounds, and why others have none."""
+    """Let readers take turns, in the opposite order every other round.
+
+    Parameters
+    ----------
+    reads : mapping of str to callable
+        Name of each reader -> function that reads.
+    n_rounds : int
+        Number of timed reads of each reader.
+    progress : callable
+        Called with a text before each read.
+
+    Returns
+    -------
+    times : dict of str to list of float
+        Seconds of the timed reads of each reader that did not fail.
+    failures : dict of str to str
+        Why each of the others failed.
+    """
     times: dict[str, list[float]] = {name: [] for name in reads}
-    wrong: dict[str, str] = {}
-    expected: dict[str, np.ndarray[Any, Any]] = {}
-    for n in range(n_rounds + 1):
-        for name in list(times)[:: -1 if n % 2 else 1]:
-            progress(f"{f'round {n} of {n_rounds}' if n else 'first read'}: {name}")
+    failures: dict[str, str] = {}
+    reference: tuple[str, np.ndarray[Any, Any]] | None = None
+    for number in range(n_rounds + 1):
+        names = list(times)
+        if number % 2:
+            names.reverse()
+        for name in names:
+            progress(f"round {number} of {n_rounds}: {name}" if number else f"first read: {name}")
             try:
                 start = time.perf_counter()
                 values = reads[name]()
-                if hasattr(getattr(values, "device", None), "synchronize"):  # of a GPU, which may still be at work
+                if hasattr(getattr(values, "device", None), "synchronize"):  # a GPU may still be at work
                     values.device.synchronize()
                 times[name].append(time.perf_counter() - start)
-                if n == 0:
-                    _require_same(values.get() if hasattr(values, "get") else values, expected, name)
-            except Exception as error:  # noqa: BLE001  # codecs and stores raise anything; the table names it
-                wrong[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+                if number == 0:
+                    host_values = values.get() if hasattr(values, "get") else values
+                    first = reference or (name, host_values)
+                    _require_same(host_values, *first)
+                    reference = first
+            except Exception as error:  # noqa: BLE001  # codecs and stores raise anything, and it is printed
+                failures[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
                 del times[name]
-    return {name: seconds[1:] for name, seconds in times.items()}, wrong
+    return {name: seconds[1:] for name, seconds in times.items()}, failures
 
 
-def _require_same(values: np.ndarray[Any, Any], expected: dict[str, np.ndarray[Any, Any]], name: str) -> None:
-    """Keep the first reader's values; raise `ValueError` if another one's differ."""
-    first, right = next(iter(expected.items() or ((name, values),)))
-    same_dtype = values.dtype.newbyteorder("=") == right.dtype.newbyteorder("=")
-    if not (same_dtype and np.array_equal(values, right, equal_nan=values.dtype.kind in "fc")):
-        raise ValueError(f"other values than {first}: {values.dtype.str} {values.shape}")
-    expected.setdefault(first, values)
+def _require_same(values: np.ndarray[Any, Any], other_name: str, other_values: np.ndarray[Any, Any]) -> None:
+    """Raise a `ValueError` if a reader has read other values or another dtype than the first one."""
+    has_same_dtype = values.dtype.newbyteorder("=") == other_values.dtype.newbyteorder("=")
+    if not (has_same_dtype and np.array_equal(values, other_values, equal_nan=values.dtype.kind in "fc")):
+        raise ValueError(f"other values than {other_name}: {values.dtype.str} {values.shape}")
 
 
-def _print(times: Mapping[str, Sequence[float]], wrong: Mapping[str, str], nbytes: int) -> None:
+def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nbytes: int) -> None:
     if times:
-        n = len(next(iter(times.values())))
-        say("", f"median of {n} round{'s'[: n > 1]}; speed relative to the best without this package")
-        best = min((median(times[name]) for name in times if name.startswith("zarr")), default=None)
-        rows = [
-            (
-                name,
-                f"{median(seconds) * 1e3:.1f}",
-                f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
-                f"{nbytes / median(seconds) / 1e9:.2f}",
-                f"{best / median(seconds):.2f}x" if best else "",
+        n_rounds = len(next(iter(times.values())))
+        say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
+        others = [median(times[name]) for name in times if name.startswith("zarr")]
+        rows = []
+        for name, seconds in times.items():
+            typical = median(seconds)
+            rows.append(
+                (
+                    name,
+                    f"{typical * 1e3:.1f}",
+                    f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
+                    f"{nbytes / typical / 1e9:.2f}",
+                    f"{min(others) / typical:.2f}x" if others else "",
+                )
             )
-            for name, seconds in times.items()
-        ]
         Console().print(table_of(_COLUMNS, rows, gap=1), crop=False)
-    if wrong:
-        say(*(f"{name}: {why}" for name, why in wrong.items()))
+    if failures:
+        say(*(f"{name}: {why}" for name, why in failures.items()))
 
 
-def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
-    """Return whole shards from the first one on that hold at most `most_nbytes`, at least one shard.
+def corner_box(shape: Sequence[int], shard: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
+    """Return a box of whole shards, from the first element of the array on.
 
-    `whole` is the shape of a shard, or of a chunk where there are none, and `itemsize` the bytes of an element.
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of the array.
+    shard : sequence of int
+        Shape of a shard, or of a chunk if there are no shards.
+    itemsize : int
+        Size of an element in bytes.
+    most_nbytes : int
+        Largest size of the box in bytes, decoded. It is exceeded only if a single shard is larger.
     """
-    counts = [max(1, math.ceil(n / w)) for n, w in zip(shape, whole, strict=True)]
+    counts = [max(1, math.ceil(n / length)) for n, length in zip(shape, shard, strict=True)]
     while True:
-        box = tuple(slice(0, min(n, c * w)) for n, c, w in zip(shape, counts, whole, strict=True))
+        box = tuple(slice(0, min(n, c * length)) for n, c, length in zip(shape, counts, shard, strict=True))
         nbytes = itemsize * math.prod(part.stop for part in box)
         if max(counts, default=1) <= 1 or nbytes <= most_nbytes:
             return box
         longest = counts.index(max(counts))
-        # Never below what fits, but at least by half: few steps, and the box stays compact.
+        # Shrink the longest axis to what fits, but at most by half, so that the box stays compact.
         counts[longest] = max(1, int(counts[longest] * most_nbytes / nbytes), counts[longest] // 2)

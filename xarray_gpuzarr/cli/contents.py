@@ -1,7 +1,7 @@
-"""Contents of an address: a dataset, a group whose arrays form no dataset, or a single array.
+"""`open_contents`: the variables at an address, which is a dataset, a group whose arrays are no dataset, or an array.
 
-Where xarray makes no dataset of the arrays, as with the levels of an OME-Zarr pyramid, each stands for itself, with its
-stored values.
+If xarray cannot make a dataset of the arrays, such as the levels of an OME-Zarr pyramid, each is a variable by itself
+with its stored values. `groups_below` lists the groups of a tree.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.groups import open_group
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_options import Place
-from xarray_gpuzarr.cli.failures import Address, dims_of, naming_failures, why_apart
+from xarray_gpuzarr.cli.failures import Address, dims_of, naming_failures, why_no_dataset
 from xarray_gpuzarr.errors import masked
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 
-_MOST_LOOKED_INTO = 100
-"""So many groups are looked into where each takes requests: `info` should answer at once."""
+_MOST_LISTED = 100
+"""Number of groups of a local store whose members are listed, so that `info` answers at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,50 +33,69 @@ class Contents:
     """The variables at an address."""
 
     node: zarr.Group | zarr.Array[Any]
-    """Group or array that is stored there."""
+    """Group or array at the address."""
     variables: Mapping[Any, xr.Variable]
-    """By name, those that are data before coordinates; in memory or lazy."""
-    why_apart: str = ""
-    """Why xarray makes no dataset of them; empty if it does."""
+    """Name -> variable, lazy or in memory. Data variables precede coordinates."""
+    why_no_dataset: str = ""
+    """Why the variables are not a dataset. Empty if they are."""
 
 
 def open_contents(address: Address, device: str) -> Contents:
-    """Open a dataset, or arrays that form none; errors of stores and codecs become a `StoreReadError`."""
+    """Open the dataset or the arrays at an address.
+
+    Parameters
+    ----------
+    address : Address
+        Store and group.
+    device : str
+        Device that the dataset is opened for, such as ``"auto"``.
+
+    Raises
+    ------
+    StoreReadError
+        Nothing can be opened.
+    """
     of_group = f", group={address.group!r}" if address.group else ""
     with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
         try:
-            opened = open_group(address.store, group=address.group or None, **address.given)
+            opened = open_group(address.store, group=address.group or None, **address.keywords)
             dataset = xr.open_dataset(address.store, engine="gpuzarr", store=opened, device=device)
         except Exception:
-            apart = _apart(address, Place.of(device, "auto"))
-            if apart is None:
+            arrays = _open_arrays(address, Place.of(device, "auto"))
+            if arrays is None:
                 raise
-            return apart
+            return arrays
     order = [*dataset.data_vars, *dataset.coords]
     return Contents(node=opened.zarr_group, variables={name: dataset.variables[name] for name in order})
 
 
-def _apart(address: Address, place: Place) -> Contents | None:
-    """Return arrays that form no dataset, each by itself; None if nothing can be opened, or if they form one."""
+def _open_arrays(address: Address, place: Place) -> Contents | None:
+    """Return arrays that are no dataset, each by itself. None if nothing can be opened, or if they are a dataset."""
     node = address.open(address.group)
     if node is None:
         return None
     if isinstance(node, zarr.Array):
-        arrays, why = {address.name: node}, "This is a single array"
+        arrays = {address.name: node}
+        why = "This is a single array"
     else:
         try:
             arrays = dict(sorted(node.arrays()))
-        except Exception:  # noqa: BLE001  # one failure is being named already
+        except Exception:  # noqa: BLE001  # the caller raises the earlier error
             return None
-        why = why_apart(arrays)
+        why = why_no_dataset(arrays)
+    if not why:
+        return None
     variables = {}
     for name, array in arrays.items():
-        lazily: Any = ZarrArrayWrapper(array)
+        backend_array: Any
         if array.dtype.kind in NUMERIC_KINDS:
-            lazily = LazyArray(stored_array(array, storage=place.storage), place.device, or_host=place.or_host)
+            stored = stored_array(array, storage=place.storage)
+            backend_array = LazyArray(stored, place.device, or_host=place.or_host)
+        else:
+            backend_array = ZarrArrayWrapper(array)
         dims = dims_of(array) or [f"dim_{axis}" for axis in range(array.ndim)]
-        variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(lazily))
-    return Contents(node=node, variables=variables, why_apart=why) if why else None
+        variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(backend_array))
+    return Contents(node=node, variables=variables, why_no_dataset=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,23 +103,31 @@ class GroupBelow:
     """One group of a tree."""
 
     path: str
-    """From the store's root, without a slash at either end."""
+    """Path from the root of the store, without a slash at either end."""
     n_arrays: int | None = None
-    """Arrays directly in it; None if it was not looked into."""
+    """Number of arrays directly in the group. None if its members were not listed."""
     decompressed_nbytes: int | None = None
-    """Bytes of their elements before compression."""
+    """Decompressed size of these arrays in bytes."""
     failure: str = ""
-    """Why it could not be looked into."""
+    """Why its members could not be listed. Empty if they could."""
 
 
 def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = False) -> tuple[GroupBelow, ...]:
-    """List all groups below one, by path.
+    """Return the groups below a group, sorted by path.
 
-    If its metadata are consolidated, nothing else is read. Otherwise local stores (`is_local`: a folder or a zip file)
-    are listed, and others only asked for the groups right below it. `whole` looks into all groups of any store.
+    Parameters
+    ----------
+    root : zarr.Group
+        If its metadata are consolidated, all groups are listed without reading anything else.
+    is_local : bool
+        Whether the store is a folder or a zip file. Then the members of up to `_MOST_LISTED` groups are listed. In
+        other stores, only the groups directly in `root` are.
+    whole : bool
+        List the members of all groups, however many requests that takes.
     """
-    is_quick = root.metadata.consolidated_metadata is not None
-    n_left: float = float("inf") if whole or is_quick else _MOST_LOOKED_INTO if is_local else 0
+    n_left: float = _MOST_LISTED if is_local else 0
+    if whole or root.metadata.consolidated_metadata is not None:
+        n_left = float("inf")
     groups: list[GroupBelow] = []
     waiting = deque(group for _, group in root.groups())
     while waiting:
@@ -113,12 +140,10 @@ def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = Fals
         try:
             members = group.members()
             arrays = [member for _, member in members if isinstance(member, zarr.Array)]
-            looked = GroupBelow(
-                path=path, n_arrays=len(arrays), decompressed_nbytes=sum(array.nbytes for array in arrays)
-            )
-        except Exception as err:  # noqa: BLE001  # damaged metadata raise anything; the line of the group names it
+            nbytes = sum(array.nbytes for array in arrays)
+        except Exception as err:  # noqa: BLE001  # damaged metadata raise anything, and it is printed
             groups.append(GroupBelow(path=path, failure=masked(f"{type(err).__name__}: {err}")))
             continue
-        groups.append(looked)
+        groups.append(GroupBelow(path=path, n_arrays=len(arrays), decompressed_nbytes=nbytes))
         waiting.extend(member for _, member in members if isinstance(member, zarr.Group))
     return tuple(sorted(groups, key=lambda group: group.path.split("/")))

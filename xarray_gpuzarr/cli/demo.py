@@ -1,7 +1,7 @@
-"""``gpuzarr demo``: write sharded Zarr, read it with xarray's own engine and with this one, compare, measure, draw.
+"""``gpuzarr demo``: writes sharded Zarr, reads it with xarray's own engine and with this one, compares and measures.
 
-What is measured is what a user waits for: opening a store and reading all of it. Rounds are interleaved, so that a busy
-machine is busy for all readers, and medians are taken.
+Opening the store and reading all of it is measured, because that is what users wait for. Rounds are interleaved, so
+that other load on the machine affects all readers, and medians are printed.
 """
 
 from __future__ import annotations
@@ -38,32 +38,34 @@ files in the page cache, {os.cpu_count()} cores."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenWay:
-    """One way to open the demo's store."""
+    """One of the ways to open the demo's store that are compared."""
 
     label: str
+    """Name in the table of results."""
     open: Callable[[], xr.Dataset]
+    """Opens the store."""
 
     def n_tasks(self) -> int:
-        """Return the number of dask tasks that read, one per block."""
+        """Return the number of dask tasks that read: one for each block of each variable."""
         with self.open() as dataset:
             arrays = [v.data for v in dataset.variables.values() if v.chunks is not None]
         return sum(math.prod(array.numblocks) for array in arrays)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a store, read it with both engines, compare, measure, draw; return 1 if they disagree, else 0."""
+    """Run the command. Return 1 if the two engines read different things, otherwise 0."""
     folder, source, device = options.dir, options.source, options.device
     resolve_device(device)
-    # Never the name of the source itself, which may lie in the same folder.
+    # The suffix keeps a source in the same folder from being overwritten.
     name = f"{Path(source).stem}-sharded" if source else "weather"
     with naming_unwritable("--dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder) as file:  # which leaves nothing behind
+        with TemporaryFile(dir=folder) as file:  # deletes itself
             file.write(b".")
     store = folder / f"{name}.zarr"
     bar_console = Console(stderr=True)
-    bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar ends its line all the same
-    # No thread redraws it between steps.
+    bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar still prints a line break
+    # Without automatic refresh, no thread redraws the bar while reads are measured.
     with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:
         bar = progress.add_task("writing", total=2 + ROUNDS * 3)
 
@@ -94,11 +96,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(store: Path, source: str | None, size: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", xr.SerializationWarning)  # about the file, not about this program
+        warnings.simplefilter("ignore", xr.SerializationWarning)  # concerns the source file, not the demo
         with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
             try:
                 write_sharded(dataset, str(store))
-            except Exception as err:  # whatever the file, xarray or the disk raises is named
+            except Exception as err:  # files, xarray and disks raise anything
                 raise GpuZarrError(
                     "the demo cannot write its store",
                     tried=f"writing {source or 'the sample'} to '{store}'",
@@ -108,12 +110,12 @@ def _write(store: Path, source: str | None, size: str) -> None:
 
 
 def _readers(store: str, device: str) -> list[OpenWay]:
-    """List the ways to read that are compared; this engine comes last."""
+    """Return the ways to read that are compared. This engine comes last."""
 
-    def ours() -> xr.Dataset:
+    def open_ours() -> xr.Dataset:
         return open_store("gpuzarr", store, chunks={}, device=device)
 
-    with ours() as dataset:
+    with open_ours() as dataset:
         shards: dict[Any, int] = {}
         for variable in dataset.data_vars.values():
             for dim, n in variable.encoding.get("preferred_chunks", {}).items():
@@ -121,54 +123,64 @@ def _readers(store: str, device: str) -> list[OpenWay]:
     return [
         OpenWay(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
         OpenWay(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
-        OpenWay(label='engine="gpuzarr", chunks={}', open=ours),
+        OpenWay(label='engine="gpuzarr", chunks={}', open=open_ours),
     ]
 
 
 def difference_of(stock: OpenWay, ours: OpenWay) -> str:
-    """Compare what two readers give; empty if values, dtypes and attributes are the same."""
+    """Return how the datasets of two readers differ in values, dtypes and attributes. Empty if they are identical."""
     with stock.open() as theirs, ours.open() as dataset:
-        expected, actual = theirs.load(), DatasetAccessor(dataset).to_host().load()
-    dtypes = [
-        f"{k}: {actual[k].dtype}, not {v.dtype}" for k, v in expected.variables.items() if actual[k].dtype != v.dtype
-    ]
+        expected = theirs.load()
+        actual = DatasetAccessor(dataset).to_host().load()
     try:
         xr.testing.assert_identical(actual, expected)
     except AssertionError as err:
         return str(err)
-    return "; ".join(dtypes)
+    differences = []  # in dtypes, which `assert_identical` does not compare
+    for name, variable in expected.variables.items():
+        if actual[name].dtype != variable.dtype:
+            differences.append(f"{name}: {actual[name].dtype}, not {variable.dtype}")
+    return "; ".join(differences)
 
 
 def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]:
-    """Return median seconds per reader over interleaved rounds."""
+    """Return the median seconds of each reader over `ROUNDS` interleaved rounds; call `step` after each read."""
     rounds = []
-    for i in range(ROUNDS):
+    for number in range(ROUNDS):
         seconds = []
         for reader in readers:
             start = time.perf_counter()
             with reader.open() as dataset:
                 dataset.load()
             seconds.append(time.perf_counter() - start)
-            step(f"measuring, round {i + 1} of {ROUNDS}")
+            step(f"measuring, round {number + 1} of {ROUNDS}")
         rounds.append(seconds)
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+    return [statistics.median(of_reader) for of_reader in zip(*rounds, strict=True)]
 
 
 def _picture(dataset: xr.Dataset, path: Path) -> str:
-    """Draw the dataset's largest field; return a sentence that says where, or why not."""
+    """Draw the largest field of a dataset. Return a line that names the file, or says why there is none."""
     fields = [v for v in dataset.data_vars.values() if v.ndim > 1 and v.dtype.kind in "iuf" and min(v.shape) > 1]
     if not fields:
         return "picture none: no variable has two axes of numbers"
     try:
-        draw_field(max(fields, key=lambda v: v.nbytes), path)
+        draw_field(max(fields, key=lambda field: field.nbytes), path)
     except ModuleNotFoundError as err:
         return f"picture none: {str(err.name).partition('.')[0]} is not installed (pip install 'xarray-gpuzarr[demo]')"
     return f"picture {path}"
 
 
 def draw_field(array: xr.DataArray, path: Path) -> None:
-    """Draw a field of real numbers over its last two axes, at the first place along all others. Needs matplotlib."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
+    """Draw an array of real numbers over its last two axes, at index 0 of all others. Needs matplotlib.
+
+    Parameters
+    ----------
+    array : xarray.DataArray
+        At least two axes; on the host or on a GPU, lazy or not.
+    path : pathlib.Path
+        Image file to write.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  # installed with the extra "demo" only
 
     field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
     field = field.drop_vars([dim for dim in field.dims if dim in field.coords and field[dim].dtype.kind not in "iufM"])
@@ -179,6 +191,6 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     axes.set_facecolor("0.8")
     mesh: Any = field.plot.pcolormesh(ax=axes, robust=True, infer_intervals=False, shading="nearest")
     for text in (axes.title, axes.xaxis.label, axes.yaxis.label, mesh.colorbar.ax.yaxis.label):
-        text.set_parse_math(False)  # a name may hold any character
+        text.set_parse_math(False)  # a name may contain $, which begins a formula
     axes.set_title(visible(axes.get_title()))
     figure.savefig(path)

@@ -1,4 +1,7 @@
-"""``gpuzarr doctor``: print what `machine.diagnosis` finds, as it finds it; or one document, or one report."""
+"""``gpuzarr doctor``: prints what `machine.diagnosis` finds on this machine, section by section as it finds it.
+
+With ``--json`` it prints one document instead, and with ``--report`` one block of text.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from xarray_gpuzarr.cli.terminal import StatusLine, naming_unwritable, say, table_of
+from xarray_gpuzarr.cli.terminal import StatusLine, counted, naming_unwritable, say, table_of
 from xarray_gpuzarr.machine.diagnosis.examine import USUAL, examine
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
 def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
-    """Examine this machine and say what was found; return 1 if something is wrong, else 0."""
+    """Examine this machine and print the results. Return 1 if something is wrong, otherwise 0."""
     is_shown = options.json != "-" and not options.report
-    line, sections = StatusLine(), []
-    parts = examine(options.device, progress=line.show, sizes=sizes)
-    if options.json not in (None, "-"):
+    line = StatusLine()
+    examination = examine(options.device, progress=line.show, sizes=sizes)
+    if options.json not in (None, "-"):  # fail now rather than after the examination
         with naming_unwritable("--json", Path(options.json)):
             Path(options.json).open("a").close()
+    sections = []
     try:
-        for section in parts:
+        for section in examination:
             sections.append(section)
             line.clear()
             if is_shown:
@@ -43,9 +47,9 @@ def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
     if options.report:
         sys.stdout.write(diagnosis.to_report() + "\n")
     if is_shown:
-        n = len(diagnosis.failures)
-        say(f"{n} thing{'s'[: n > 1]} went wrong, see above." if n else "All is well.")
-    return int(bool(diagnosis.failures))
+        n_failures = len(diagnosis.failures)
+        say(f"{counted(n_failures, 'thing')} went wrong, see above." if n_failures else "All is well.")
+    return 1 if diagnosis.failures else 0
 
 
 def _print(section: Section) -> None:

@@ -1,6 +1,7 @@
-"""Why a store cannot be opened, and what to do about each cause. Commands open stores inside `naming_failures`.
+"""`naming_failures`: finds out why a store cannot be opened, and says what to do about it.
 
-The store is looked at once more where that tells more: which groups there are, and whether an array was given.
+If the error does not say enough, it looks at the store again: which groups there are, and whether an array was given
+instead of a group.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ _NO_CREDENTIALS = {
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
-"""Names of exceptions of botocore, google.auth and azure.core: none of them is a PermissionError."""
+"""Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. None is a
+PermissionError."""
 _NOTHING = "nothing is there"
-_USUAL = "check the path, and that the packages which this kind of store or file needs are installed"
+_USUAL_ADVICE = "check the path, and that the packages which this kind of store or file needs are installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Address that a command was told to open."""
+    """What a command opens: a group or an array in a store."""
 
     store: str = field(repr=False)
-    """Path or URL; may hold secrets."""
+    """Path or URL. It may contain secrets."""
     group: str = ""
     """Path of the group in the store, without a slash at either end."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """For the fsspec client of a remote store; may hold secrets."""
+    """Options of the fsspec client of a remote store. They may contain secrets."""
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The keyword of xarray and zarr-python that hands on the storage options; none if there are none."""
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments of xarray and zarr-python that pass the storage options; empty if there are none."""
         return {"storage_options": dict(self.storage_options)} if self.storage_options else {}
 
     @property
@@ -50,9 +52,11 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """Part of the address before ``://``; empty for a local path."""
-        before, mark, _ = self.store.partition("://")
-        return before.rpartition("::")[2].lower() if mark and before != "file" else ""
+        """Part of the address before ``://``. Empty for a local path."""
+        before, separator, _ = self.store.partition("://")
+        if not separator or before == "file":
+            return ""
+        return before.rpartition("::")[2].lower()
 
     @property
     def is_local(self) -> bool:
@@ -62,31 +66,44 @@ class Address:
 
     def open(self, path: str) -> Any:
         """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
-        return node_at(self.store, path, self.given)
+        return node_at(self.store, path, self.keywords)
 
 
 @contextmanager
 def naming_failures(address: Address, tried: str) -> Iterator[None]:
-    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`.
+    """Convert any error of a ``with`` block that opens a store into one that says what to do.
 
-    Where nothing is at a local path it is a `NoGroupError`.
+    Parameters
+    ----------
+    address : Address
+        What the block opens.
+    tried : str
+        The call that opens it, for the message.
+
+    Raises
+    ------
+    NoGroupError
+        Nothing exists at a local path.
+    StoreReadError
+        A store, a file system or a codec raised any other error.
     """
     try:
         yield
     except GpuZarrError:
         raise
-    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
+    except Exception as err:  # stores, file systems and codecs raise anything
         cause, do = _cause(err, address)
-        said = f"{type(err).__name__}: {err}"
+        found = f"{type(err).__name__}: {err}"
+        if cause:
+            found = f"{cause} ({found})"
         kind = NoGroupError if cause == _NOTHING else StoreReadError
-        raise kind(
-            f"cannot open '{address.store}'", tried=tried, found=f"{cause} ({said})" if cause else said, do=do
-        ) from err
+        raise kind(f"cannot open '{address.store}'", tried=tried, found=found, do=do) from err
 
 
-def _cause(err: BaseException | None, address: Address) -> tuple[str, str]:
-    """Return what is wrong, empty if the error says it, and what to do."""
-    errors, link = list[BaseException](), err
+def _cause(err: BaseException, address: Address) -> tuple[str, str]:
+    """Return the cause of an error, or an empty text if the error itself names it, and what to do."""
+    errors: list[BaseException] = []
+    link: BaseException | None = err
     while link is not None and link not in errors:
         errors.append(link)
         link = link.__cause__ or link.__context__
@@ -95,67 +112,80 @@ def _cause(err: BaseException | None, address: Address) -> tuple[str, str]:
             "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
             "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
         )
-        local = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
-        return "", credentials if address.scheme else local
-    missing = [e.name for e in errors if isinstance(e, ImportError)]  # fsspec raises one without a name from another
-    if missing:
-        package = next(filter(None, missing), None)
-        return "", f"pip install {package}" if package else _USUAL
+        permissions = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
+        return "", credentials if address.scheme else permissions
+    import_errors = [e for e in errors if isinstance(e, ImportError)]
+    if import_errors:
+        packages = [e.name for e in import_errors if e.name]  # fsspec's own ImportError has no name, its cause has one
+        return "", f"pip install {packages[0]}" if packages else _USUAL_ADVICE
     if any(str(e).startswith("Protocol not known") for e in errors):
         return "", "mend what stands before ://; usual are s3, gs, az, https and file"
     if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
         return "", "leave --storage-options out: a local path has none"
     try:
-        return _on_place(address)
-    except Exception:  # noqa: BLE001  # one failure is being named already
-        return "", _USUAL
+        return _examine_place(address)
+    except Exception:  # noqa: BLE001  # the caller reports the earlier error
+        return "", _USUAL_ADVICE
 
 
-def _on_place(address: Address) -> tuple[str, str]:
-    """Return what lies where a group was expected, and what to do."""
+def _examine_place(address: Address) -> tuple[str, str]:
+    """Return what is at an address where a group was expected, or an empty text, and what to do."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")
-        above = replace(address, store=parent or ".")
-        return _if_apart(above.open("")) or (
-            "an array, not a group",
-            f"give the group that holds {name!r}: {above.store}",
-        )
-    apart = _if_apart(node)
-    if apart:
-        return apart
+        parent_address = replace(address, store=parent or ".")
+        explanation = _explain_no_dataset(parent_address.open(""))
+        if explanation is not None:
+            return explanation
+        return "an array, not a group", f"give the group that holds {name!r}: {parent_address.store}"
+    explanation = _explain_no_dataset(node)
+    if explanation is not None:
+        return explanation
     path = Path(address.store)
-    if address.group or address.scheme or node is not None or not path.is_dir():
-        if "::" in address.store or "://" in address.store or path.exists():
-            return "", _USUAL
-        beside = path.absolute().parent
-        if not beside.is_dir():
-            return _NOTHING, f"check the path: there is no folder '{beside}'"
-        return _NOTHING, f"check the path{perhaps(path.name, sorted(each.name for each in beside.iterdir()))}"
-    return in_folder(path) or ("", _USUAL)
+    if node is None and not address.group and not address.scheme and path.is_dir():
+        return in_folder(path) or ("", _USUAL_ADVICE)
+    if "::" in address.store or "://" in address.store or path.exists():
+        return "", _USUAL_ADVICE
+    return _NOTHING, _advise_on_path(path.absolute())
 
 
-def _if_apart(node: Any) -> tuple[str, str] | None:
-    """Say so if a node is a group whose arrays are no dataset."""
-    why = why_apart(dict(sorted(node.arrays()))) if isinstance(node, zarr.Group) else ""
-    return (why, f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}") if why else None
+def _advise_on_path(path: Path) -> str:
+    """Return what to do about a local path that does not exist."""
+    if not path.parent.is_dir():
+        return f"check the path: there is no folder '{path.parent}'"
+    return f"check the path{perhaps(path.name, sorted(entry.name for entry in path.parent.iterdir()))}"
 
 
-def why_apart(arrays: Mapping[str, zarr.Array[Any]]) -> str:
-    """Say why arrays of one group do not fit together as a dataset; empty if they do, as far as metadata tell."""
+def _explain_no_dataset(node: Any) -> tuple[str, str] | None:
+    """Return why a group is not a dataset and what to do. None if it may be one, or is no group."""
+    if not isinstance(node, zarr.Group):
+        return None
+    why = why_no_dataset(dict(sorted(node.arrays())))
+    if not why:
+        return None
+    return why, f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}"
+
+
+def why_no_dataset(arrays: Mapping[str, zarr.Array[Any]]) -> str:
+    """Return why the arrays of a group are not a dataset. Empty if they may be one, as far as metadata tell."""
     lengths: dict[str, tuple[str, int]] = {}
     for name, array in arrays.items():
         dims = dims_of(array)
         if dims is None:
             return f"The dimensions of {name!r} have no names, which a dataset needs"
         for dim, length in zip(dims, array.shape, strict=False):
-            other, known = lengths.setdefault(dim, (name, length))
-            if length != known:
-                return f"{dim!r} is {known} long in {other!r} and {length} in {name!r}: these arrays are no dataset"
+            other_name, other_length = lengths.setdefault(dim, (name, length))
+            if length != other_length:
+                return (
+                    f"{dim!r} is {other_length} long in {other_name!r} and {length} in {name!r}: "
+                    "these arrays are no dataset"
+                )
     return ""
 
 
 def dims_of(array: zarr.Array[Any]) -> list[str] | None:
-    """Return the names of dimensions that xarray looks for, or None if one of them has no name."""
+    """Return the names of an array's dimensions where xarray looks for them, or None if one of them has no name."""
     dims = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return list(dims) if isinstance(dims, list | tuple) and None not in dims else None
+    if not isinstance(dims, list | tuple) or None in dims:
+        return None
+    return list(dims)

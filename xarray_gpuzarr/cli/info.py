@@ -1,4 +1,7 @@
-"""``gpuzarr info``: how a store is laid out, where it would be decoded, and what a task would need on a GPU."""
+"""``gpuzarr info``: prints the layout of a store, where it would be decoded, and the GPU memory that a task needs.
+
+It reads metadata only and, of local stores, the lengths of files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbyt
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import ALONE
 from xarray_gpuzarr.cli.contents import GroupBelow, groups_below, open_contents
-from xarray_gpuzarr.cli.terminal import address_of, aligned, say, table_of
+from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import why_absent
@@ -33,16 +36,16 @@ from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 MOST_FILES = 20_000
-"""More files than this are not counted: `info` should answer at once."""
+"""Largest number of files whose lengths are added up, so that `info` answers at once."""
 _MOST_DETAILED = 12
-"""Variables with axes that get rows of their own in tables; where there are more, each gets one line."""
+"""Largest number of variables with axes that are shown in tables. If there are more, each gets one line."""
 _MOST_GROUPS = 30
-"""Groups that are listed unless all are asked for."""
+"""Number of groups that are listed unless ``--all`` is given."""
 _AS_STORED = f"Dtypes are as stored; {ALONE}."
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
+    """Run the command and return 0."""
     gpu_nbytes = parse_nbytes(
         options.gpu_memory,
         "unusable memory of a GPU",
@@ -51,43 +54,50 @@ def run(options: argparse.Namespace) -> int:
     )
     address = address_of(options)
     contents = open_contents(address, options.device)
-    stored, variables, store = contents.node, contents.variables, masked(address.store)
-    explained = explanation(explain_variables(variables), device_of(variables))
-    if contents.why_apart:
-        note = f"{contents.why_apart}. {_AS_STORED} {explained.note}"
+    node = contents.node
+    explained = explanation(explain_variables(contents.variables), device_of(contents.variables))
+    if contents.why_no_dataset:
+        note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"
         explained = replace(explained, note=note.rstrip())
-    lazy = ((row.variable, lazy_array_of(variables[row.variable])) for row in explained.rows)
-    ours = {name: array for name, array in lazy if array is not None}
-    # Children and variables come from the same metadata, consolidated or not.
-    group = stored if isinstance(stored, zarr.Group) else None
-    is_consolidated = group is not None and group.metadata.consolidated_metadata is not None
-    children = () if group is None else groups_below(group, is_local=address.is_local, whole=options.all)
-    kind, path, zarr_format = "array" if group is None else "group", f"/{stored.path}", stored.metadata.zarr_format
+    ours = {}
+    for row in explained.rows:
+        lazy = lazy_array_of(contents.variables[row.variable])
+        if lazy is not None:
+            ours[row.variable] = lazy
+    kind = "array"
+    is_consolidated = False
+    groups: tuple[GroupBelow, ...] = ()
+    if isinstance(node, zarr.Group):
+        kind = "group"
+        is_consolidated = node.metadata.consolidated_metadata is not None
+        groups = groups_below(node, is_local=address.is_local, whole=options.all)
+    store = masked(address.store)
+    zarr_format = node.metadata.zarr_format
     if options.json:
         document = {
             "store": store,
-            kind: path,
+            kind: f"/{node.path}",
             "zarr_format": zarr_format,
             "is_consolidated": is_consolidated,
-            "groups": [asdict(child) for child in children],
+            "groups": [asdict(group) for group in groups],
             "variables": [_row_json(row, ours.get(row.variable), gpu_nbytes) for row in explained.rows],
             "note": explained.note,
             "why_no_loops": why_absent(),
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return 0
-    loose = "" if group is None or is_consolidated else ", metadata not consolidated"
-    say(f"{store}, {kind} {path}, Zarr format {zarr_format}{loose}")
-    _print_groups(children, whole=options.all)
+    remark = ", metadata not consolidated" if kind == "group" and not is_consolidated else ""
+    say(f"{store}, {kind} /{node.path}, Zarr format {zarr_format}{remark}")
+    _print_groups(groups, whole=options.all)
     _print_variables(explained, ours, options, gpu_nbytes)
     return 0
 
 
 def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
-    """Return all that is printed of a variable, and more, for a GPU of so many bytes of memory."""
+    """Return what the document says about a variable, given the memory of a GPU in bytes."""
     if lazy is None:
         return asdict(row)
-    memory = _task(row, lazy, gpu_nbytes)
+    memory = _task_memory(row, lazy, gpu_nbytes)
     return asdict(row) | {
         "disk_nbytes": disk_nbytes(lazy),
         "task_shape": _block_shape(row),
@@ -99,102 +109,121 @@ def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, An
 def _print_variables(
     explained: Explanation, ours: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
 ) -> None:
-    """Print rows of tables, or one line for each variable where there are many."""
-    detailed, brief = explained.rows, tuple[Row, ...]()
-    if not options.all:
-        detailed, brief = (tuple(row for row in detailed if bool(row.shape) == has_axes) for has_axes in (True, False))
-        if len(detailed) > _MOST_DETAILED:
-            detailed, brief = (), explained.rows
-    read = [(row, ours[row.variable]) for row in detailed if row.variable in ours]
+    """Print tables of the variables, or one line for each if there are many."""
+    detailed, brief = _divide_rows(explained.rows, show_all=options.all)
+    lazy_rows = [(row, ours[row.variable]) for row in detailed if row.variable in ours]
     console = Console()
     if detailed:
         console.print("", Explanation(rows=detailed, note=explained.note), "", sep="\n")
-    if read:
+    if lazy_rows:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        cells = []
-        for row, lazy in read:
-            on_disk = disk_nbytes(lazy)
-            shown = "not counted" if on_disk is None else format_nbytes(on_disk) if on_disk else "no files"
-            a_task = math.prod(_block_shape(row)) * np.dtype(row.dtype).itemsize
-            nbytes = (row.decompressed_nbytes or 0, row.decoded_nbytes, a_task)
-            cells.append((row.variable, shown, *map(format_nbytes, nbytes)))
-        console.print(table_of(columns, cells), "")
-        parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {options.gpu_memory}")
-        cells = []
-        for row, lazy in read:
-            memory = _task(row, lazy, gpu_nbytes)
-            if memory is None:
-                cells.append((row.variable, "", "", "a chunk does not fit", "0"))
-            else:
-                sizes = map(format_nbytes, (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes))
-                cells.append((row.variable, *sizes, str(_n_at_once(memory, gpu_nbytes))))
-        console.print(table_of(parts, cells))
+        console.print(table_of(columns, [_size_cells(row, lazy) for row, lazy in lazy_rows]), "")
+        columns = ("a task on a GPU", "result", "batches", "peak", f"at once in {options.gpu_memory}")
+        console.print(table_of(columns, [_task_cells(row, lazy, gpu_nbytes) for row, lazy in lazy_rows]))
     if brief:
         say("", *aligned([brief_cells(row) for row in brief]), "")
-        say(f"{_counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
+        say(f"{counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
         if explained.note and not detailed:
             say(explained.note)
+
+
+def _divide_rows(rows: tuple[Row, ...], *, show_all: bool) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Return the variables that are shown in tables, and those that get one line each."""
+    if show_all:
+        return rows, ()
+    detailed = tuple(row for row in rows if row.shape)
+    if len(detailed) > _MOST_DETAILED:
+        return (), rows
+    return detailed, tuple(row for row in rows if not row.shape)
+
+
+def _size_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
+    """Return the cells of a variable in the table of sizes."""
+    nbytes = disk_nbytes(lazy)
+    if nbytes is None:
+        on_disk = "not counted"
+    elif nbytes == 0:
+        on_disk = "no files"
+    else:
+        on_disk = format_nbytes(nbytes)
+    task_nbytes = math.prod(_block_shape(row)) * np.dtype(row.dtype).itemsize
+    return row.variable, on_disk, *map(format_nbytes, (row.decompressed_nbytes or 0, row.decoded_nbytes, task_nbytes))
+
+
+def _task_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:
+    """Return the cells of a variable in the table of what a task takes on a GPU."""
+    memory = _task_memory(row, lazy, gpu_nbytes)
+    if memory is None:
+        return row.variable, "", "", "a chunk does not fit", "0"
+    sizes = map(format_nbytes, (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes))
+    return row.variable, *sizes, str(_n_at_once(memory, gpu_nbytes))
 
 
 def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
     if not groups:
         return
     shown = groups if whole else groups[:_MOST_GROUPS]
-    rest = len(groups) - len(shown)
-    is_partial = any(group.n_arrays is None and not group.failure for group in shown)
-    lines = []
+    cells = []
     for group in shown:
-        nbytes = format_nbytes(group.decompressed_nbytes or 0)
-        has = f"{_counted(group.n_arrays, 'array')}, {nbytes} decompressed" if group.n_arrays else group.failure
-        lines.append((group.path, has))
-    say(
-        "groups below it (gpuzarr info STORE --group PATH):",
-        *(f"  {line}" for line in aligned(lines)),
-        *([f"  and {_counted(rest, 'more group')}; --all shows them"] if rest else []),
-        *(["not looked into, nor listed further down; --all does"] if is_partial else []),
-    )
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"
+        arrays = group.failure
+        if group.n_arrays:
+            nbytes = format_nbytes(group.decompressed_nbytes or 0)
+            arrays = f"{counted(group.n_arrays, 'array')}, {nbytes} decompressed"
+        cells.append((group.path, arrays))
+    lines = ["groups below it (gpuzarr info STORE --group PATH):", *(f"  {line}" for line in aligned(cells))]
+    n_hidden = len(groups) - len(shown)
+    if n_hidden:
+        lines.append(f"  and {counted(n_hidden, 'more group')}; --all shows them")
+    if any(group.n_arrays is None and not group.failure for group in shown):
+        lines.append("not looked into, nor listed further down; --all does")
+    say(*lines)
 
 
 def _block_shape(row: Row) -> tuple[int, ...]:
-    """Return the shape of what one task reads."""
+    """Return the shape of the block that one dask task reads: a shard, or a chunk if there are no shards."""
     return tuple(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
 
 
-def _task(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
-    """Return what one task takes of a GPU, None if not one chunk of it fits."""
+def _task_memory(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
+    """Return the memory that one task takes on a GPU, or None if not even one chunk fits into `gpu_nbytes`."""
     with suppress(DeviceMemoryError):
         return task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
     return None
 
 
 def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
-    """Return how many such tasks read at once: as many as fit, and `n_reads` at most."""
+    """Return the number of such tasks that read at once on a GPU: as many as fit, but at most `n_reads`."""
     return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
 
 
 def disk_nbytes(lazy: LazyArray) -> int | None:
-    """Return the bytes of an array's objects in a local store, or None if that is not cheap or not allowed to know."""
-    source, spec = lazy.stored.store_source, lazy.stored.spec
+    """Return the total size in bytes of an array's objects in a local store.
+
+    None for other stores, for more than `MOST_FILES` files, and if the files cannot be listed.
+    """
+    source = lazy.stored.store_source
     if not isinstance(source, LocalSource):
         return None
     try:
-        return _nbytes_below(Path(source.root) / getattr(spec, "path", "/").lstrip("/"))
-    except (OSError, ValueError):  # a folder that may not be listed, a link to itself, a name that no file can have
+        return _nbytes_below(Path(source.root) / getattr(lazy.stored.spec, "path", "/").lstrip("/"))
+    except (OSError, ValueError):  # no permission, a link to itself, or a name that no file can have
         return None
 
 
 def _nbytes_below(folder: Path) -> int | None:
-    """Add up the files below a folder, None if they are too many; what is gone, or a link to nothing, has no bytes."""
-    folders, seen, n_files, total = [folder], set[tuple[int, int]](), 0, 0
+    """Return the total size of the files below a folder in bytes, or None if they are more than `MOST_FILES`.
+
+    Broken links, and files that are deleted meanwhile, count as empty.
+    """
+    folders = [folder]
+    seen = set[tuple[int, int]]()
+    n_files = 0
+    total = 0
     while folders:
         folder = folders.pop()
         with suppress(FileNotFoundError, NotADirectoryError):
             status = folder.stat()
-            if (status.st_dev, status.st_ino) in seen:  # links may lead in a circle
+            if (status.st_dev, status.st_ino) in seen:  # links may form a cycle
                 continue
             seen.add((status.st_dev, status.st_ino))
             for entry in os.scandir(folder):

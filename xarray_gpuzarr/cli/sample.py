@@ -1,7 +1,8 @@
-"""Sample data for ``gpuzarr demo``: four days of invented weather, or any dataset, as sharded Zarr.
+"""Sample data for ``gpuzarr demo``: four days of invented weather; and `write_sharded`, for any dataset.
 
-The weather is spherical harmonics that travel around a planet with Earth's continents; plausible, not physical, and the
-same every time. It is packed as reanalyses are: int16 with scale, offset and fill value, zstd, one shard per day.
+The weather consists of spherical harmonics that travel around a planet with Earth's continents. It is plausible but not
+physical, and always the same. It is packed like reanalyses: int16 with scale, offset and fill value, zstd, and one
+shard for each day.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from zarr.codecs import ZstdCodec
 from xarray_gpuzarr.backend.accessor.encodings import PACKING, TIMES
 
 Field = npt.NDArray[np.float32]
+"""Values on the grid, shape (n_hours, n_lat, n_lon)."""
 
 _SHARD_CHUNKS = 24
-"""Most inner chunks of a shard: in the sample one per hour of a day."""
+"""Largest number of inner chunks in a shard. In the sample, there is one for each hour of a day."""
 CHUNK_ELEMENTS = 1024 * 1024
-"""Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
+"""Largest number of elements in an inner chunk: about a global field at 0.25 degrees, a common chunk of reanalyses."""
 _KEPT_ENCODING = frozenset((*PACKING, *TIMES))
+"""Keys of encodings that are kept when a dataset is written. All others concern the file that it was read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGrid:
-    """Points and hours of a sample."""
+    """The grid of a sample in space and time."""
 
     n_lat: int
     n_lon: int
@@ -50,11 +53,11 @@ class SampleGrid:
 
 
 SAMPLES = {"normal": SampleGrid(n_lat=121, n_lon=240, n_hours=96), "small": SampleGrid(n_lat=19, n_lon=36, n_hours=48)}
-"""Grids by name: 1.5 degrees for the demo (89 MB decoded), 10 degrees for tests."""
+"""Name -> grid: 1.5 degrees for the demo (89 MB decoded), 10 degrees for tests."""
 
 
 class Weather:
-    """Random fields on one grid, each made of travelling spherical harmonics."""
+    """Random fields on a grid, made of travelling spherical harmonics."""
 
     def __init__(self, grid: SampleGrid, seed: int) -> None:
         self.grid = grid
@@ -64,9 +67,14 @@ class Weather:
         self.hours = np.arange(grid.n_hours, dtype=np.float64)
 
     def waves(self, degrees: range, *, slope: float) -> Field:
-        """Return waves of unit standard deviation, shape (n_hours, n_lat, n_lon).
+        """Return a field of waves with a standard deviation of 1.
 
-        Each of `degrees` appears with four orders; the amplitude falls with the power `slope` of the degree.
+        Parameters
+        ----------
+        degrees : range
+            Degrees of the spherical harmonics. Four random orders of each are added up.
+        slope : float
+            Amplitudes are proportional to the degree to the power of -`slope`.
         """
         in_time, in_space = [], []
         for degree in degrees:
@@ -81,13 +89,20 @@ class Weather:
         return field.reshape(-1, *np.broadcast_shapes(self.phi.shape, self.lam.shape))
 
     def noise(self, deviation: float) -> Field:
-        """Return independent normal noise, shape (n_hours, n_lat, n_lon)."""
+        """Return a field of independent normal noise with a standard deviation of `deviation`."""
         shape = (self.grid.n_hours, self.grid.n_lat, self.grid.n_lon)
         return self.rng.standard_normal(shape, np.float32) * np.float32(deviation)
 
 
 def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the associated Legendre function, normalised to unit variance over the sphere, at sines of latitudes.
+    """Return an associated Legendre function, normalised to a variance of 1 over the sphere.
+
+    Parameters
+    ----------
+    degree, order : int
+        Degree, and order of at least 1 and at most `degree`.
+    x : numpy.ndarray of float64
+        Sines of latitudes.
 
     References
     ----------
@@ -103,13 +118,17 @@ def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray
 
 
 def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
-    """Return which points lie inside a continent, shape (n_lat, n_lon): its corners are longitudes and latitudes."""
+    """Return whether each point of a grid is on land, as bool of shape (n_lat, n_lon).
+
+    A continent is a polygon, whose corners ``continents.json`` lists as longitudes and latitudes.
+    """
     lat = grid.lat[:, None]
     lon = (grid.lon[None, :] + 180) % 360 - 180
     land = np.zeros((grid.n_lat, grid.n_lon), bool)
     for corners in json.loads((resources.files(__package__) / "continents.json").read_text()).values():
         x, y = np.array(corners, float).reshape(-1, 2).T
         inside = np.zeros_like(land)
+        # A point is inside if a ray from it to the east crosses an odd number of edges.
         for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
             if y0 != y1:
                 inside ^= ((y0 > lat) != (y1 > lat)) & (lon < (x1 - x0) * (lat - y0) / (y1 - y0) + x0)
@@ -119,7 +138,8 @@ def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
 
 def weather_dataset(grid: SampleGrid) -> xr.Dataset:
     """Return the sample in memory: temperatures, winds and a land mask, with encodings that pack them into int16."""
-    weather, land = Weather(grid, seed=20240101), land_mask(grid)
+    weather = Weather(grid, seed=20240101)
+    land = land_mask(grid)
     u10, v10 = _winds(weather)
     fields = {
         "t2m": (_air_temperature(weather, land), "2 metre temperature", "K", "air_temperature"),
@@ -138,7 +158,7 @@ def weather_dataset(grid: SampleGrid) -> xr.Dataset:
         attrs={"Conventions": "CF-1.12", "title": "Invented weather", "source": "gpuzarr demo; not a forecast"},
     )
     for variable in dataset.data_vars.values():
-        # In steps of 0.01, which is more than these quantities are measured to.
+        # Steps of 0.01 are finer than these quantities are measured.
         offset = 273.15 if variable.attrs["units"] == "K" else 0.0
         variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": -32767}
     return dataset.assign(lsm=(dims[1:], land.astype(np.uint8), _attrs("Land-sea mask", "1", "land_binary_mask")))
@@ -149,7 +169,11 @@ def _attrs(long_name: str, units: str, standard_name: str) -> dict[str, str]:
 
 
 def _air_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
-    """Kelvin: cold poles, northern winter, colder land in winter and a daily cycle over it, passing waves."""
+    """Return air temperatures in kelvin.
+
+    Poles are cold. It is northern winter, so northern land is colder than the sea. Land has a daily cycle, and fronts
+    pass.
+    """
     sin_phi = np.sin(weather.phi)
     zonal = 301 - 46 * np.sin(weather.phi + np.deg2rad(9)) ** 2 - 9 * sin_phi * np.abs(sin_phi)
     ice_sheet = land & (np.abs(weather.phi - np.deg2rad(-75)) < np.deg2rad(15))
@@ -161,7 +185,7 @@ def _air_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
 
 
 def _sea_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
-    """Kelvin: warm tropics, eddies, never below the freezing point of sea water; NaN on land."""
+    """Return sea temperatures in kelvin, at least the freezing point of sea water; NaN on land."""
     zonal = 271.5 + 30 * np.maximum(np.cos(weather.phi + np.deg2rad(4)), 0) ** 2.5
     eddies = weather.waves(range(6, 30), slope=0.7) * 1.6
     field = np.maximum(zonal + eddies + weather.noise(0.005), 271.35)
@@ -169,7 +193,7 @@ def _sea_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
 
 
 def _winds(weather: Weather) -> tuple[Field, Field]:
-    """Metres per second: trade winds and westerlies, and the rotation of a travelling stream function."""
+    """Return eastward and northward winds in m/s: trade winds, westerlies, and the curl of a stream function."""
     stream = weather.waves(range(4, 22), slope=1.6)
     cos_phi = np.maximum(np.cos(weather.phi), 0.05)
     north = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
@@ -180,31 +204,41 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
 
 
 def write_sharded(dataset: xr.Dataset, path: str) -> None:
-    """Write a dataset, packed as its encodings say, as sharded Zarr v3 with zstd, in place of what lies at `path`."""
+    """Write a dataset as sharded Zarr v3 with zstd, packed as its encodings say. Replaces whatever is at `path`."""
     encoding: dict[Hashable, dict[Hashable, Any]] = {}
     for name, variable in dataset.variables.items():
         encoding[name] = {}
-        if variable.dtype.kind in "biufcmM":
-            kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
-            encoding[name] = {**kept, "compressors": ZstdCodec(level=3)}
-            if variable.ndim:
-                chunk, shard = shard_layout(variable.shape)
-                encoding[name] |= {"chunks": chunk, "shards": shard} if name in dataset.data_vars else {"chunks": shard}
+        if variable.dtype.kind not in "biufcmM":
+            continue
+        kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
+        encoding[name] = {**kept, "compressors": ZstdCodec(level=3)}
+        if variable.ndim:
+            chunk, shard = shard_layout(variable.shape)
+            if name in dataset.data_vars:
+                encoding[name] |= {"chunks": chunk, "shards": shard}
+            else:
+                encoding[name] |= {"chunks": shard}
     with warnings.catch_warnings():
-        # zarr-python warns that consolidated metadata is not in the v3 specification; xarray warns where it is absent.
+        # zarr-python warns that the v3 specification lacks consolidated metadata. Without it, xarray warns instead.
         warnings.filterwarnings("ignore", message="Consolidated metadata")
         dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=encoding)
 
 
 def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Choose inner chunks, each a field over the last two axes, and shards of up to 24 of them; at least one axis."""
-    chunk, room = [1] * len(shape), CHUNK_ELEMENTS
+    """Return the shapes of inner chunks and of shards for an array with at least one axis.
+
+    A chunk extends over the last two axes, with at most `CHUNK_ELEMENTS` elements. A shard has at most `_SHARD_CHUNKS`
+    chunks, from the last axis on.
+    """
+    chunk = [1] * len(shape)
+    n_elements_left = CHUNK_ELEMENTS
     for axis in range(len(shape) - 1, max(len(shape) - 3, -1), -1):
-        chunk[axis] = max(1, min(shape[axis], room))
-        room = max(1, room // chunk[axis])
-    shard, room = list(chunk), _SHARD_CHUNKS
+        chunk[axis] = max(1, min(shape[axis], n_elements_left))
+        n_elements_left = max(1, n_elements_left // chunk[axis])
+    shard = list(chunk)
+    n_chunks_left = _SHARD_CHUNKS
     for axis in range(len(shape) - 1, -1, -1):
-        n = max(1, min(-(-shape[axis] // chunk[axis]), room))
-        shard[axis] *= n
-        room //= n
+        n_chunks = max(1, min(-(-shape[axis] // chunk[axis]), n_chunks_left))
+        shard[axis] *= n_chunks
+        n_chunks_left //= n_chunks
     return tuple(chunk), tuple(shard)

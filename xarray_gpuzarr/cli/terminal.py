@@ -1,4 +1,7 @@
-"""Functions that all commands share: opening a store, printing text and tables. Nothing is printed as markup."""
+"""Functions that the commands share: opening stores, and printing text, tables, warnings and a status line.
+
+Text is never printed as rich's markup, because names from stores may contain anything.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,29 @@ from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, visible
 
 _WIDEST = 40
-"""Columns that a cell keeps clear in other rows, at most."""
+"""Largest width to which the cells of a column are padded."""
 _MOST_SHOWN = 70
+"""Largest number of characters of a status line."""
 
 
 def say(*lines: str, console: Console | None = None) -> None:
-    """Print lines as they are, unwrapped; a line break inside one is shown as such."""
+    """Print lines without wrapping or markup. Control characters in a line, such as line breaks, are escaped."""
     (console or Console()).print(Text("\n".join(map(visible, lines))), soft_wrap=True)
 
 
 def address_of(options: argparse.Namespace) -> Address:
-    """Return what ``STORE``, ``--group`` and ``--storage-options`` say together."""
+    """Return the address that ``STORE``, ``--group`` and ``--storage-options`` give."""
     storage_options = dict(map(storage_option, options.storage_options))
     return Address(store=options.store, group=options.group.strip("/"), storage_options=storage_options)
 
 
 def storage_option(text: str) -> tuple[str, Any]:
-    """Take KEY=VALUE apart; a value that reads as JSON is what it says, any other is text."""
-    key, mark, value = text.partition("=")
-    if not mark or not key:
+    """Return the key and the value of ``KEY=VALUE``. A value that is not JSON is text."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
         raise OptionError(
             "unusable storage option",
-            tried=f"--storage-options {key}",  # never the value: it may be a secret
+            tried=f"--storage-options {key}",  # without the value, which may be a secret
             found="no KEY=VALUE",
             do="name an option of the store's fsspec client: --storage-options anon=true; once for each",
         )
@@ -53,23 +57,31 @@ def storage_option(text: str) -> tuple[str, Any]:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return each row as one line, its cells aligned with those of the others unless they are very long."""
+    """Return each row as one line, with cells aligned in columns. Cells wider than `_WIDEST` are not cut."""
     rows = [tuple(map(visible, row)) for row in rows]
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
-    """Print an error or a warning to standard error, without a traceback; only this package's have several lines."""
-    lines = str(what).split("\n") if issubclass(kind, GpuZarrError | GpuZarrWarning) else [str(what)]
+def counted(n: int, noun: str) -> str:
+    """Return a number and a noun, which is in the plural unless the number is 1."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def complain(message: GpuZarrError | Warning | str, kind: type) -> None:
+    """Print an error or a warning of class `kind` to standard error, without a traceback.
+
+    Messages of this package have several lines. Others are printed as one line.
+    """
+    lines = str(message).split("\n") if issubclass(kind, GpuZarrError | GpuZarrWarning) else [str(message)]
     say(f"{kind.__name__}: {lines[0]}", *lines[1:], console=Console(stderr=True))
 
 
 @contextmanager
-def warnings_said() -> Iterator[None]:
-    """Print warnings of a ``with`` block like all other text; those of zarr contain names from stores.
+def printing_warnings() -> Iterator[None]:
+    """Print the warnings of a ``with`` block by `complain`, because those of zarr-python contain names from stores.
 
-    Two of xarray's are left out: what they advise is for whoever opens the store, or writes it.
+    Two warnings of xarray are dropped. They advise programs that open or write the store.
     """
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -83,53 +95,64 @@ def warnings_said() -> Iterator[None]:
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]], *, gap: int = 2) -> Table:
-    """Lay out rows below a headline, `gap` blanks between columns.
+    """Return a table.
 
-    The first column is text, the others are numbers, which are never broken.
+    Parameters
+    ----------
+    columns : iterable of str
+        Titles of the columns. The first column is text. The others are numbers, whose words are never broken.
+    rows : iterable of sequence of str
+        Cells of each row.
+    gap : int
+        Number of blanks between columns.
     """
-    rows, table = list(rows), headed_table(gap=gap)
-    for i, (title, *texts) in enumerate(zip(columns, *rows, strict=True)):
-        longest = max(map(len, " ".join((title, *texts)).split()))
-        table.add_column(title, justify="right" if i else "left", overflow="fold", min_width=longest if i else None)
+    rows = list(rows)
+    table = headed_table(gap=gap)
+    for number, (title, *texts) in enumerate(zip(columns, *rows, strict=True)):
+        if number == 0:
+            table.add_column(title, justify="left", overflow="fold")
+        else:
+            longest_word = max(map(len, " ".join((title, *texts)).split()))
+            table.add_column(title, justify="right", overflow="fold", min_width=longest_word)
     for row in rows:
         table.add_row(*(cell([text]) for text in row))
     return table
 
 
 def open_store(engine: str | None, store: str, /, **options: Any) -> xr.Dataset:
-    """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
+    """Return a dataset that xarray has opened. Errors become those of `naming_failures`."""
     with naming_failures(Address(store=store), f"xarray.open_dataset({store!r}, engine={engine!r})"):
         return xr.open_dataset(store, engine=engine, **options)
 
 
 @contextmanager
-def naming_unwritable(option: str, place: Path) -> Iterator[None]:
-    """Turn what the system raises inside a ``with`` block that writes to a place into an `OptionError`."""
+def naming_unwritable(option: str, path: Path) -> Iterator[None]:
+    """Convert an `OSError` of a ``with`` block that writes to the `path` of an option into an `OptionError`."""
     try:
         yield
     except OSError as err:
         raise OptionError(
-            f"nothing can be written to '{place}'",
-            tried=f"{option} {place}",
+            f"nothing can be written to '{path}'",
+            tried=f"{option} {path}",
             found=f"{type(err).__name__}: {err}",
             do=f"name a place that can be written to, with {option}",
         ) from err
 
 
 class StatusLine:
-    """Status in the last line of a terminal; nothing is shown where standard error is none."""
+    """A text in the last line of the terminal. Nothing is shown if standard error is not a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
 
-    def show(self, what: str) -> None:
-        """Show what is being done, in place of what was shown before."""
+    def show(self, text: str) -> None:
+        """Replace the text that is shown."""
         if self._is_shown:
-            sys.stderr.write(f"\r\x1b[K{visible(what)[:_MOST_SHOWN]} ...")
+            sys.stderr.write(f"\r\x1b[K{visible(text)[:_MOST_SHOWN]} ...")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Leave the line empty, for what is printed next."""
+        """Clear the line, so that something else can be printed."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -12,9 +12,9 @@ from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as fetching
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
-from xarray_gpuzarr.process.settings import InForce
+from xarray_gpuzarr.process.settings import ActiveSettings
 
-_RECORDS: tuple[tuple[InForce[Any], frozenset[str]], ...] = (
+_RECORDS: tuple[tuple[ActiveSettings[Any], frozenset[str]], ...] = (
     (fetching.in_force, frozenset(f.name for f in fields(FetchOptions))),
     (decoding.in_force, frozenset(f.name for f in fields(ResourceOptions))),
 )

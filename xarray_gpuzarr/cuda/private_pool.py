@@ -19,7 +19,7 @@ from cuda.bindings import driver, runtime
 
 from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.failures import FAILURES
-from xarray_gpuzarr.process.settings import given_numbers
+from xarray_gpuzarr.process.settings import numbers_from_environment
 
 _KEPT = 4
 """An idle pool keeps up to that part of the device's memory, beside what is in use."""
@@ -56,7 +56,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._process = os.getpid()
         self._waiting = threading.Lock()
         self._kept_nbytes = 0
-        switches = given_numbers(_SWITCHES, os.environ)
+        switches = numbers_from_environment(_SWITCHES, os.environ)
         self._waits = bool(switches.get("pool_waits"))
         self._fixed_nbytes = switches.get("pool_kept_nbytes")
 

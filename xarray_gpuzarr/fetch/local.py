@@ -276,7 +276,7 @@ class LocalSource:
             while done < len(into):
                 part, at = into[done:], offset + done
                 # What the page cache holds; if that is nothing, another thread may compute while this one waits.
-                n = read_cached(fd, part, at) or crew.lend(partial(os.preadv, fd, [part], at))
+                n = read_cached(fd, part, at) or crew.run_without_turn(partial(os.preadv, fd, [part], at))
                 if not n:
                     break
                 done += n

@@ -1,4 +1,7 @@
-"""Warnings that say what to do, given once in a process for each subject, at the user's line from any thread."""
+"""`advise`: warnings that say what to do, once in a process for each subject.
+
+They name the user's line also where dask runs this package on another thread.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,23 @@ from types import FrameType
 
 from xarray_gpuzarr.errors import GpuZarrWarning, visible
 
-said: set[str] = set()
-"""Subjects that this process was warned of."""
+warned: set[str] = set()
+"""Subjects that this process has warned of."""
 
 
 def advise(subject: str, headline: str, *, found: str, do: str) -> None:
-    """Warn of something that works but costs, once in a process for each subject; texts as in `GpuZarrError`."""
-    if subject in said:
+    """Emit a `GpuZarrWarning` about something that works but is slow or incomplete.
+
+    Parameters
+    ----------
+    subject : str
+        Only the first warning of a process about a subject is emitted.
+    headline, found, do : str
+        The problem, its cause, and what the user can do; see `GpuZarrError`.
+    """
+    if subject in warned:
         return
-    said.add(subject)
+    warned.add(subject)
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
     if frame is None:
@@ -34,26 +45,32 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
 
 
 def _users_frame() -> FrameType | None:
-    """Return the innermost frame that is the user's: of this thread, or of the main one, which waits for dask's."""
+    """Return the innermost frame of the user's code, or None if there is none.
+
+    It is looked for on this thread and, if this is a thread of dask, on the main thread, which waits for dask.
+    """
     folders = _library_folders()
-    for start in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
-        frame = start
+    main_frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    for innermost in (sys._getframe(1), main_frame):  # noqa: SLF001
+        frame = innermost
         while frame is not None:
-            name = frame.f_code.co_filename
-            is_pythons = name.startswith(_PYTHON) and not _INSTALLED.intersection(Path(name).parts)
-            if not is_pythons and not name.startswith((*folders, "<frozen ")):
+            path = frame.f_code.co_filename
+            is_standard_library = path.startswith(_STANDARD_LIBRARY) and not _INSTALLED.intersection(Path(path).parts)
+            if not is_standard_library and not path.startswith((*folders, "<frozen ")):
                 return frame
             frame = frame.f_back
     return None
 
 
-_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
-_BETWEEN = ("xarray_gpuzarr", "xarray", "dask", "distributed", "zarr", "tornado", "IPython", "ipykernel", "traitlets")
+"""Folders of installed packages, which lie in that of the standard library."""
+_LIBRARIES = ("xarray_gpuzarr", "xarray", "dask", "distributed", "zarr", "tornado", "IPython", "ipykernel", "traitlets")
+"""Packages that may call this one, or that run the user's code."""
 
 
 @cache
 def _library_folders() -> tuple[str, ...]:
-    """Return where frames lie that are not the user's."""
-    specs = map(find_spec, _BETWEEN)
+    """Return the folders of `_LIBRARIES`, each with a separator at its end."""
+    specs = map(find_spec, _LIBRARIES)
     return tuple(f"{Path(spec.origin).parent}{os.sep}" for spec in specs if spec is not None and spec.origin)

@@ -1,15 +1,15 @@
-"""Threads that decode: a read runs on its caller's thread and on cores that would otherwise idle.
+"""`Crew`: the threads of this process that decode. A read uses the thread that calls it, and idle cores as helpers.
 
-One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
-however many dask threads call: a helper leaves as soon as callers alone fill the budget. When a read or write ends, its
-cores help writes that go on.
+All reads and writes share one pool of helpers. However many dask threads call, the number of threads that decode at
+once stays within a budget: a helper leaves a read as soon as the callers alone use up the budget. When a read or write
+ends, helpers that it had join writes that are still under way.
 
-Where chunks are short, callers take turns, as many at once as there are cores: more of them take Python's lock from
-each other again and again. 32 threads on two cores needed 276 ms for the 64 shards that two threads read in 154 (32^3
-uint16 chunks, November 2026). Who waits for a disk lends its turn.
+Callers that read short chunks take turns, as many at a time as there are cores, because more threads would keep taking
+the GIL from each other. On two cores, 32 threads needed 276 ms for 64 shards that two threads read in 154 ms (32^3
+uint16 chunks, November 2026). A caller that waits for a disk gives its turn away until it has waited.
 
-The pool is no `concurrent.futures` one: a signal that interrupts ``submit`` leaves its locks held forever. Here callers
-touch C locks and C queues only (see `waiting`), and no signal reaches the threads of the pool.
+The pool is not one of `concurrent.futures`, because a signal that interrupts ``submit`` leaves the locks of such a pool
+held forever. Callers use only C locks and C queues here (see `waiting`), and signals do not reach the pool's threads.
 """
 
 from __future__ import annotations
@@ -24,46 +24,50 @@ from threading import Lock, get_ident
 
 from xarray_gpuzarr.process.counters import Stage, counters
 from xarray_gpuzarr.process.threads import thread_budget, thread_setting
-from xarray_gpuzarr.process.waiting import Bell, apart
+from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
 
 Work = Callable[[Callable[[], bool]], None]
-"""Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks, whether this
-thread should go on."""
+"""Carries out tasks from a queue of its own until the queue is empty. The argument is called between two tasks, and
+returns whether this thread should continue."""
 
 
 class _Run:
-    """One call of `Crew.run`, and who works on it."""
+    """One call of `Crew.run`, and the threads that work on it."""
 
     __slots__ = ("_at_work", "_lock", "budget", "errors", "most", "n_wanted", "own", "stage", "work")
 
     def __init__(self, work: Work, most: int, budget: int, own: c_int64 | None) -> None:
         self._lock = Lock()
         self._at_work: dict[object, Lock] = {}
-        """Helpers that have begun, each with a lock that comes free when it leaves."""
+        """Helper that has begun -> lock that it releases when it leaves."""
         self.work: Work | None = work
-        """None once no helper is to begin or to go on."""
+        """None once no helper may begin or continue."""
         self.most = most
-        """Threads that could be busy at once."""
+        """Largest number of threads that have something to do at once."""
         self.budget = budget
+        """Largest number of threads of this process that decode at once."""
         self.own = own
-        """Threads that the caller has started by itself; None if it starts none."""
+        """Number of threads that `work` itself starts; None if it starts none."""
         self.n_wanted = 0
-        """Helpers that were asked for and have not begun."""
-        self.stage: Stage | None = counters.of_thread.account.stage
+        """Number of helpers that were asked for and have not begun."""
+        self.stage: Stage | None = counters.local.account.stage
         self.errors: list[BaseException] = []
 
     @property
     def n_threads(self) -> int:
-        """Threads that work on it, or soon will, its caller's among them."""
+        """Number of threads that work on it or soon will, including the caller's."""
         return 1 + self.n_helpers + (0 if self.own is None else self.own.value)
 
     @property
     def n_helpers(self) -> int:
-        """Threads of the pool that work on it, or soon will."""
+        """Number of threads of the pool that work on it or soon will."""
         return self.n_wanted + len(self._at_work)
 
     def ask(self, n_active: int) -> int:
-        """Ask for as many helpers as cores are free for, and return their number."""
+        """Return the number of helpers to get, for which cores are free while `n_active` threads decode.
+
+        They count as wanted from now on.
+        """
         with self._lock:
             if self.work is None:
                 return 0
@@ -72,26 +76,27 @@ class _Run:
         return n
 
     def help(self, n_active: Callable[[], int]) -> None:
-        """Work on a thread of the pool, unless it has been called off."""
-        me, has_left = object(), Lock()
+        """Work on this thread of the pool, unless `end` was called."""
+        helper = object()
+        has_left = Lock()
         with self._lock:
             work = self.work
             if work is None:
                 return
             has_left.acquire()
-            self._at_work[me] = has_left
+            self._at_work[helper] = has_left
             self.n_wanted -= 1
         try:
             with counters.stage(self.stage):
                 work(lambda: self.work is not None and n_active() <= self.budget)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller's thread raises it
+        except BaseException as error:  # noqa: BLE001  # the caller's thread raises it
             self.errors.append(error)
         finally:
-            del self._at_work[me]
+            del self._at_work[helper]
             has_left.release()
 
     def end(self) -> None:
-        """Call off helpers that have not begun, and wait until the others have left."""
+        """Let no more helpers begin, and wait until those that have begun have left."""
         with self._lock:
             self.work = None
             self.n_wanted = 0
@@ -100,98 +105,127 @@ class _Run:
                 pass
 
 
-_ALONE: AbstractContextManager[int] = nullcontext(1)
+_ONE_THREAD: AbstractContextManager[int] = nullcontext(1)
 
 
 class Crew:
-    """The decoding threads of this process, and who is at work."""
+    """The pool of helpers of this process, and a record of all threads that decode."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with nobody at work; for a process that was forked off, where there are no other threads."""
+        """Forget all threads. Called in a process that was forked off, which has only one."""
         self._lock = Lock()
         self._runs: set[_Run] = set()
-        self.alone: set[object] = set()
-        """One for each thread that no helper works with."""
-        self._asked: SimpleQueue[_Run] = SimpleQueue()
-        self._hiring = Lock()
+        """Calls of `run` that may have helpers."""
+        self.lone_threads: set[object] = set()
+        """An object for each other thread that decodes, which no helper joins."""
+        self._requests: SimpleQueue[_Run] = SimpleQueue()
+        """A run for each helper that is wanted."""
+        self._starting = Lock()
+        """Held while threads are added to the pool."""
         self.threads: list[threading.Thread] = []
+        """Threads of the pool."""
         self.turns: dict[int, Callable[[], int]] = {}
-        """Callers whose turn it is, and what says how many may have one at once."""
-        self.over = Bell()
+        """Id of a thread that has its turn -> function that returns how many threads may have theirs at once."""
+        self.turn_ended = Bell()
         """Rings when a turn has ended."""
 
     @property
     def n_active(self) -> int:
-        """Threads that decode, or soon will."""
-        return sum([run.n_threads for run in list(self._runs)]) + len(self.alone)
+        """Number of threads that decode or soon will."""
+        return sum([run.n_threads for run in list(self._runs)]) + len(self.lone_threads)
 
     def begin_turn(self, most: Callable[[], int]) -> None:
-        """Wait until fewer than ``most()`` callers, at least 1, have their turn.
+        """Let the calling thread have its turn. Wait until fewer than ``most()`` threads have theirs.
 
-        Called in the ``try`` whose ``finally`` takes the thread out of `turns` and rings `over`.
+        Call this in a ``try`` whose ``finally`` removes the thread from `turns` and rings `turn_ended`. One thread may
+        always have its turn, whatever ``most()`` returns.
         """
-        me = get_ident()
-        if not self._took(me, most):
-            self.over.wait_until(lambda: self._took(me, most))
+        thread = get_ident()
+        if not self._take_turn(thread, most):
+            self.turn_ended.wait_until(lambda: self._take_turn(thread, most))
 
-    def lend[Result](self, wait: Callable[[], Result]) -> Result:
-        """Return what `wait` does; another caller may have the turn of the calling thread meanwhile, if it has one."""
-        me = get_ident()
-        most = self.turns.get(me)
+    def run_without_turn[Result](self, wait: Callable[[], Result]) -> Result:
+        """Return the result of `wait`. If the calling thread has its turn, another thread may have it meanwhile.
+
+        If a signal interrupts the wait for the next turn, the thread is left without one, which its ``finally`` allows.
+        """
+        thread = get_ident()
+        most = self.turns.get(thread)
         if most is None:
             return wait()
         try:
-            self.turns.pop(me, None)
-            self.over.ring()
+            self.turns.pop(thread, None)
+            self.turn_ended.ring()
             return wait()
-        finally:  # who is interrupted while it waits for the turn that it had lent has none: its end minds neither
-            self.over.wait_until(lambda: self._took(me, most))
+        finally:
+            self.turn_ended.wait_until(lambda: self._take_turn(thread, most))
 
-    def _took(self, me: int, most: Callable[[], int]) -> bool:
+    def _take_turn(self, thread: int, most: Callable[[], int]) -> bool:
+        """Let a thread have its turn, unless as many as may already have theirs; return whether it has."""
         with self._lock:
             if self.turns and len(self.turns) >= most():
                 return False
-            self.turns[me] = most
+            self.turns[thread] = most
             return True
 
-    def taking(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
-        """Count threads that the calling one starts by itself as at work, while a block runs.
+    def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
+        """Return a context manager that counts threads which the caller starts by other means, such as in C.
 
-        `n_wanted` threads could be used, the calling one among them, which `run` counts; `budget` is as for `run`.
-        Yields as many as cores are free for, at least 1.
+        Parameters
+        ----------
+        n_wanted : int
+            Number of threads that have something to do, including the calling one, which `run` counts.
+        budget : int, optional
+            As for `run`.
+
+        Returns
+        -------
+        context manager
+            Yields the number of threads, including the calling one, for which cores are free; at least 1.
         """
-        return self._taking(n_wanted, budget or thread_budget()) if n_wanted > 1 else _ALONE
+        return self._reserve(n_wanted, budget or thread_budget()) if n_wanted > 1 else _ONE_THREAD
 
     @contextmanager
-    def _taking(self, n_wanted: int, budget: int) -> Iterator[int]:
-        more = [object() for _ in range(min(n_wanted - 1, budget - self.n_active))]
+    def _reserve(self, n_wanted: int, budget: int) -> Iterator[int]:
+        additional = [object() for _ in range(min(n_wanted - 1, budget - self.n_active))]
         try:
-            self.alone.update(more)
-            yield 1 + len(more)
+            self.lone_threads.update(additional)
+            yield 1 + len(additional)
         finally:
-            self.alone.difference_update(more)
+            self.lone_threads.difference_update(additional)
 
     def run(self, work: Work, most: int, budget: int | None = None, own: c_int64 | None = None) -> None:
-        """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
+        """Run `work` on this thread and, while cores are free, on helpers. All of them have ended when this returns.
 
-        `budget` is what `thread_budget` has said lately; None asks it. `own` is set to the threads that `work` is to
-        start by itself on the calling thread, and is what is left of them later. Helpers then come only when other runs
-        end.
+        Parameters
+        ----------
+        work : callable
+            Called once on each thread; see `Work`.
+        most : int
+            Largest number of threads that have something to do at once, including this one.
+        budget : int, optional
+            A recent result of `thread_budget`, which is called if this is left out.
+        own : ctypes.c_int64, optional
+            Set to the number of threads that `work` may start by itself, for which cores are free. `work` decreases it
+            as these threads end. Helpers then come only when other runs end.
 
-        Raises the first error that `work` raised on any thread; all threads have stopped by then.
+        Raises
+        ------
+        BaseException
+            The first error that `work` raised on any thread.
         """
         if most == 1:
             if budget is None:
-                thread_setting()  # one that is unusable fails short reads, too
-            me = object()  # whom nobody could help; it counts all the same
+                thread_setting()  # raises if the setting is unusable, as longer reads do
+            lone_thread = object()
             try:
-                self.alone.add(me)
+                self.lone_threads.add(lone_thread)
                 work(lambda: True)
             finally:
-                self.alone.discard(me)
+                self.lone_threads.discard(lone_thread)
             return
         run = _Run(work, most, budget or thread_budget(), own)
         try:
@@ -204,7 +238,7 @@ class Crew:
             work(lambda: True)
             run.end()
         except BaseException:
-            run.work = None  # whatever may interrupt what follows, helpers do not go on
+            run.work = None  # stops helpers even if a signal interrupts `end`
             run.end()
             raise
         finally:
@@ -214,25 +248,26 @@ class Crew:
         if run.errors:
             try:
                 raise run.errors.pop(0)
-            finally:  # no local variable refers to an error: the cycle would keep results alive
+            finally:  # a reference from here to an error and its traceback is a cycle, which keeps results alive
                 run.errors.clear()
 
     def _ask_for_help(self, run: _Run) -> None:
+        """Get helpers for a run, as many as cores are free for."""
         with self._lock:
             n = run.ask(self.n_active)
         if not n:
             return
         n_helping = sum([other.n_helpers for other in list(self._runs)])
         if n_helping > len(self.threads):
-            self._hire(n_helping)
+            self._start_threads(n_helping)
         for _ in range(n):
-            self._asked.put(run)
+            self._requests.put(run)
 
-    def _hire(self, n_threads: int) -> None:
-        """Let the pool have so many threads; fewer if the system starts no more, which do the work as well."""
+    def _start_threads(self, n_threads: int) -> None:
+        """Add threads to the pool until it has `n_threads`, or until the system starts no more."""
 
         def start() -> None:
-            with self._hiring:
+            with self._starting:
                 while len(self.threads) < n_threads:
                     name = f"gpuzarr_{len(self.threads)}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -240,11 +275,11 @@ class Crew:
                     self.threads.append(thread)
 
         with suppress(RuntimeError):
-            apart(start)
+            run_uninterrupted(start)
 
     def _serve(self) -> None:
         while True:
-            self._asked.get().help(lambda: self.n_active)
+            self._requests.get().help(lambda: self.n_active)
 
 
 crew = Crew()

@@ -1,4 +1,4 @@
-"""The cluster with which dask computes, asked for without importing what is not imported yet."""
+"""`client_of_dask`: the cluster that dask computes with, found without importing distributed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def client_of_dask() -> Any:
-    """Return the `distributed.Client` with which dask computes; None if it computes in this process."""
-    if "distributed" not in sys.modules:  # dask would import it to look for a client
+    """Return the `distributed.Client` that dask computes with, or None if it computes in this process."""
+    if "distributed" not in sys.modules:  # so there is no client, and `get_scheduler` would import it
         return None
-    from dask.base import get_scheduler  # noqa: PLC0415  # takes long
+    from dask.base import get_scheduler  # noqa: PLC0415  # slow to import
 
     client = getattr(get_scheduler(), "__self__", None)
     return client if hasattr(client, "scheduler_info") else None

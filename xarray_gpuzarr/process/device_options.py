@@ -1,6 +1,7 @@
-"""How much memory reads on a GPU may use, from where, and who decodes: one small record, checked when it is made.
+"""`ResourceOptions`: how much memory reads on a GPU may use, where it comes from, and where chunks are decoded.
 
-Nothing is allocated here. Lanes, batches and the device read the record in force.
+A record is checked when it is made. Nothing is allocated here: the CUDA decoder asks `resource_options` for the record
+that is in force.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from xarray_gpuzarr.process.settings import InForce, check_number, given_numbers, unusable, variable
+from xarray_gpuzarr.process.settings import ActiveSettings, check_number, numbers_from_environment, unusable, variable
 
 MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
@@ -25,19 +26,20 @@ Little = Literal["auto", "device"]
 """Where short reads are decoded; see `ResourceOptions.little`."""
 
 N_AT_ONCE = 528
-"""Chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
+"""Number of chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
 
 PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "checks": "strict", "verify": "all"}
-"""The most cautious value of each: what ``engine="plain"`` stands for."""
+"""The most cautious value of each of these options, which ``engine="plain"`` selects."""
 
 _MIB = 1024**2
-_AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2}
-_AT_LEAST |= dict.fromkeys(("batch_nbytes", "batch_chunks", "n_batches", "n_reads", "scratch_nbytes"), 1)
+_MINIMA = {"slot_nbytes": 64 * 1024, "n_slots": 2}
+_MINIMA |= dict.fromkeys(("batch_nbytes", "batch_chunks", "n_batches", "n_reads", "scratch_nbytes"), 1)
+"""Option -> its smallest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceOptions:
-    """Memory that reads on one device may use, and what decides where chunks are decoded.
+    """Options of reads on a GPU: the memory that they may use, and where chunks are decoded.
 
     Raises
     ------
@@ -46,45 +48,45 @@ class ResourceOptions:
     """
 
     slot_nbytes: int = 40 * _MIB
-    """Size of a pinned staging slot in bytes, at least 64 KiB; short reads use smaller ones. A longer chunk is copied
-    in pieces."""
+    """Size of a pinned staging slot in bytes, at least 64 KiB. Short reads use smaller slots. A chunk that is longer
+    than a slot is copied in pieces."""
     n_slots: int = 3
-    """Pinned staging slots of each read, at least 2: one is filled while the device reads another."""
+    """Number of pinned staging slots of a read, at least 2: one is filled while another is copied to the device."""
     batch_nbytes: int = 128 * _MIB
-    """Decoded bytes in a batch of short chunks. Large enough that the host's work for a batch does not matter."""
+    """Decoded bytes in a batch of short chunks, so many that the host's work for each batch does not matter."""
     batch_chunks: int = N_AT_ONCE
-    """Chunks in a batch of long chunks, if memory suffices; batches of short chunks have a multiple of it. As many as
-    the device decodes at once."""
+    """Number of chunks in a batch of long chunks, if memory suffices: as many as the device decodes at once. Batches of
+    short chunks have a multiple of it."""
     n_batches: int = 2
-    """Batches of one read that may be decoded while the next one is staged, each on a stream of its own. 1: fetching,
-    copying and decoding still overlap, decoding of two batches does not."""
+    """Number of batches of a read that may be decoded at once while the next one is staged, each on its own stream.
+    With 1, fetching, copying and decoding still overlap, but no two batches are decoded at once."""
     n_reads: int = 3
-    """Reads of a device that run at once, each with pinned slots and streams of its own; others wait."""
+    """Number of reads that run on a device at once, each with its own pinned slots and streams. Other reads wait."""
     scratch_nbytes: int | None = None
-    """Device memory in bytes for the batches of one read, besides its result. None: three quarters of the device's
-    memory, divided by `n_reads`. Allocations may be a sixteenth larger."""
+    """Device memory in bytes for the batches of one read, not counting its result. None: three quarters of the memory
+    of the device, divided by `n_reads`. Allocations may exceed it by a sixteenth."""
     memory: MemoryChoice = "auto"
-    """RMM resource for device memory. ``auto``: the caller's current one, unless that is a plain `CudaMemoryResource`,
-    which stalls the device at each allocation; then like ``async``. ``async``: a private pool of the driver's, or like
-    ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
-    always the caller's current one."""
+    """RMM memory resource for device memory. ``auto``: the caller's current resource, unless that is a plain
+    `CudaMemoryResource`, which stalls the device at each allocation; then as ``async``. ``async``: a private pool of
+    the CUDA driver, or as ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows.
+    ``current``: always the caller's current resource."""
     little: Little = "auto"
-    """Where reads of a few chunks are decoded. ``auto``: up to 30 on the host, which is assumed to be sooner than the
-    device, unless they are not compressed. ``device``: on the device."""
+    """Where reads of a few chunks are decoded. ``auto``: up to 30 compressed chunks on the host, which is assumed to be
+    faster than the device there. ``device``: always on the device."""
     checks: Checks = "warn"
-    """Consequence of a wrong answer that the device has given to one of the self-checks that a read rests on. ``warn``:
-    the host decodes. ``strict``: reads raise `CudaError`, which names the check. ``off``: nothing is checked."""
+    """Consequence of a wrong result of the device in one of the self-checks that a read depends on. ``warn``: the host
+    decodes. ``strict``: reads raise a `CudaError` that names the check. ``off``: there are no self-checks."""
     verify: Verify | None = None
-    """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of
-    each array in each process. ``all`` or ``off``. If the two differ, the read is repeated on the host, which then
-    decodes this array. None: ``first``, on a real GPU."""
+    """Which chunks the host decodes as well, from the same bytes, to compare the results. ``first``: one chunk of each
+    array in each process. ``all``: all chunks. ``off``: none. If results differ, the host repeats the read and decodes
+    this array from then on. None: ``first`` on a real GPU."""
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is None and name == "scratch_nbytes":
                 continue
-            check_number(name, value, least)
+            check_number(name, value, minimum)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is None and name == "verify":
@@ -94,7 +96,7 @@ class ResourceOptions:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ResourceOptions:
-        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables ask for; defaults where there is none.
+        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables set, with defaults for all others.
 
         Parameters
         ----------
@@ -104,17 +106,20 @@ class ResourceOptions:
         Raises
         ------
         OptionError
-            A variable holds something unusable.
+            The value of a variable is invalid.
         """
-        chosen: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
+        chosen: dict[str, Any] = dict(numbers_from_environment(_MINIMA, environ))
         chosen |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
         return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **chosen}))
 
 
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with what ``engine`` among them stands for; others among them come first.
+    """Return options with ``engine`` replaced by the options that it stands for; given options take precedence.
 
-    Raises `OptionError` if it is neither ``"usual"`` nor ``"plain"``.
+    Raises
+    ------
+    OptionError
+        ``engine`` is neither ``"usual"`` nor ``"plain"``.
     """
     others = dict(options)
     engine = others.pop("engine", "usual")
@@ -130,7 +135,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "verify": get_args(Verify),
 }
 
-in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
+in_force: ActiveSettings[ResourceOptions] = ActiveSettings(ResourceOptions)
 
 
 def resource_options() -> ResourceOptions:

@@ -1,8 +1,10 @@
-"""Threads that the interpreter joins at exit: one inside the driver while CUDA is torn down may crash the process.
+"""`start_thread`: threads that the process waits for when it exits, but not forever.
 
-Python does not wait for daemon threads, and would wait for others without end. ``atexit`` calls first what was
-registered last, so each thread that starts puts the wait in front of what libraries have registered by then, CuPy and
-RMM among them. Helpers of `crew.Crew` need none: they work only while their caller does.
+A thread that is inside the CUDA driver while CUDA is torn down may crash the process, so such threads have to end
+first. Python does not wait for daemon threads, and waits for other threads without a limit. Here an ``atexit`` function
+waits for daemon threads. ``atexit`` calls the function that was registered last first, so each new thread registers it
+again, to have it called before those that libraries such as CuPy and RMM have registered by then. The threads of
+`crew.Crew` need no wait, because they work only while their caller does.
 """
 
 from __future__ import annotations
@@ -16,16 +18,28 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 PATIENCE_S = 10.0
-"""The process ends after this time even if threads have not."""
+"""Longest time that the exit of the process waits for all threads together."""
 
 _threads: dict[threading.Thread, Callable[[], None]] = {}
-"""Threads that may be alive, and what makes each end soon."""
+"""Thread that may be alive -> function that lets it end soon."""
 
 
 def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] = lambda: None) -> None:
-    """Start a daemon thread that the end of the process waits for, after calling `stop`, which lets `run` end soon.
+    """Start a daemon thread that the exit of the process waits for.
 
-    Raises `RuntimeError` if the system starts no more threads.
+    Parameters
+    ----------
+    run : callable
+        Called on the thread.
+    name : str
+        Name of the thread.
+    stop : callable
+        Called at exit, on another thread. Lets `run` end soon.
+
+    Raises
+    ------
+    RuntimeError
+        The system starts no more threads.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
@@ -37,12 +51,12 @@ def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] 
     atexit.register(_end)
 
 
-def has_begun() -> bool:
-    """Return whether the interpreter ends: it waits for all threads of pools, and then pools take no more work."""
+def exit_has_begun() -> bool:
+    """Whether the interpreter is exiting: from then on, thread pools refuse work."""
     try:
         _pool().submit(int)
     except RuntimeError as err:
-        return "shutdown" in str(err)  # else the system starts no more threads
+        return "shutdown" in str(err)  # the other reason is that the system starts no more threads
     return False
 
 
@@ -55,9 +69,9 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _end() -> None:
-    """Let all threads end, and wait for them: until what is local to each is gone, too."""
-    last = time.monotonic() + PATIENCE_S
+    """Let all threads end, and wait for them. `Thread.join` also waits until their thread-local data are released."""
+    deadline = time.monotonic() + PATIENCE_S
     for stop in list(_threads.values()):
         stop()
     for thread in list(_threads):
-        thread.join(max(0.0, last - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,7 @@
-"""How bytes are asked for, and what is kept: one small record per process, set by `configure` or by the environment."""
+"""`FetchOptions`: how bytes are requested from stores, and how much of what was read is kept.
+
+The record in force is set by `configure` or by the environment, and `fetch_options` returns it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from xarray_gpuzarr.process.settings import InForce, check_number, given_numbers
+from xarray_gpuzarr.process.settings import ActiveSettings, check_number, numbers_from_environment
 
 _MIB = 1024**2
 
@@ -18,31 +21,34 @@ class FetchOptions:
     Raises
     ------
     OptionError
-        A value is of the wrong type or too small.
+        A value has the wrong type or is too small.
     """
 
     max_gap_nbytes: int | None = None
-    """Largest gap in bytes between two chunks of a shard that is read rather than skipped. None: 64 KiB in local files;
-    elsewhere 32 KiB, or up to 1 MiB where requests would be many."""
+    """Largest gap in bytes between two chunks of a shard that is read rather than skipped. None: 64 KiB in local files.
+    In other stores 32 KiB, or up to 1 MiB if there would be many requests."""
     max_request_nbytes: int | None = None
-    """Longest request in bytes that covers several chunks. A shard of at most four times this size, decoded, is
-    requested whole with its index, unless it is a local file. None: 1 MiB, or 4 MiB for long raw chunks, for bytes
-    bound for a GPU, and where it decides about whole shards; in local files 2 MiB, or 8 MiB for raw bytes that are read
-    straight into the result and for bytes bound for a GPU."""
+    """Longest request in bytes that covers several chunks. A shard whose decoded size is at most four times as much is
+    requested whole, together with its index, unless it is a local file. None: 1 MiB, but 4 MiB for long raw chunks, for
+    bytes that go to a GPU, and for the decision about whole shards. In local files 2 MiB, but 8 MiB for raw bytes that
+    are read directly into the result and for bytes that go to a GPU."""
     max_requests: int = 64
-    """Concurrent requests of this process to one server, or to one store that names none; not to local files."""
+    """Number of concurrent requests of this process to a server, or to a store whose server is unknown. Does not apply
+    to local files."""
     index_cache_nbytes: int = 64 * _MIB
-    """Memory in bytes for cached shard indexes. 0: none are cached."""
+    """Host memory in bytes for cached shard indexes. 0: none are cached."""
     cache_nbytes: int = 256 * _MIB
-    """Memory in bytes for decoded chunks of which reads took a part, in host memory. 0: none are kept."""
+    """Host memory in bytes for decoded chunks that reads used only a part of. 0: none are kept."""
     ahead_nbytes: int = 64 * _MIB
-    """Encoded bytes of whole shards, or chunks that are objects, that this process asks for before the dask task that
-    decodes them runs; not of local files. 0: each task asks for its own, and keeps its thread while it waits."""
+    """Encoded bytes of whole shards, and of chunks that are objects, that this process requests before the dask task
+    that decodes them runs. Does not apply to local files. 0: each task requests its own bytes, and occupies its thread
+    while it waits."""
 
     def __post_init__(self) -> None:
-        for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), least)
+        if self.max_gap_nbytes is not None:
+            check_number("max_gap_nbytes", self.max_gap_nbytes, 0)
+        if self.max_request_nbytes is not None:
+            check_number("max_request_nbytes", self.max_request_nbytes, 1)
         check_number("max_requests", self.max_requests, 1)
         check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
         check_number("cache_nbytes", self.cache_nbytes, 0)
@@ -50,7 +56,7 @@ class FetchOptions:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:
-        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables ask for; defaults where there is none.
+        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables set, with defaults for all others.
 
         Parameters
         ----------
@@ -60,12 +66,12 @@ class FetchOptions:
         Raises
         ------
         OptionError
-            A variable holds something unusable.
+            The value of a variable is invalid.
         """
-        return cls(**given_numbers((f.name for f in fields(cls)), environ))
+        return cls(**numbers_from_environment((f.name for f in fields(cls)), environ))
 
 
-in_force: InForce[FetchOptions] = InForce(FetchOptions)
+in_force: ActiveSettings[FetchOptions] = ActiveSettings(FetchOptions)
 
 
 def fetch_options() -> FetchOptions:

@@ -1,7 +1,7 @@
-"""`LimitedCache`: entries in memory of bounded size; the one that was used longest ago makes room.
+"""`LimitedCache`: a least-recently-used cache whose entries take a limited amount of memory.
 
-An `OrderedDict` keeps the order. What is added to it, no library of caches has all of: a lock, a limit that may change
-from entry to entry, and a cache that is sound after Ctrl-C has interrupted a change halfway.
+It adds to an `OrderedDict` three things that no cache library offers together: a lock, a limit that may differ from
+call to call, and a consistent state after Ctrl-C has interrupted a change.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import Protocol
 
 
 class Sized(Protocol):
-    """Something that is kept."""
+    """An entry of a cache."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Memory that it takes, in bytes."""
 
 
 class LimitedCache[Key: Hashable, Entry: Sized]:
-    """Entries by key. Safe to use from several threads."""
+    """A least-recently-used cache that threads may share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self.nbytes = 0
-        """Memory that all entries take."""
-        self._is_torn = False
-        """Whether a change has begun and not ended: a signal interrupted it, unless it is under way."""
+        """Memory that all entries take, in bytes."""
+        self._is_changing = False
+        """Whether a change has begun and not ended. If so when the lock is free, a signal has interrupted it."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: Key) -> Entry | None:
-        """Return an entry, None if it is not there."""
+        """Return an entry, or None if there is none."""
         with self._lock:
-            if self._is_torn:
-                self._forget_all()
+            if self._is_changing:
+                self._drop_all()
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
             return entry
 
     def get_all(self, keys: Sequence[Key]) -> list[Entry | None]:
-        """Return entries, None for each that is not there."""
+        """Return the entry of each key, or None for each key that has none."""
         with self._lock:
-            if self._is_torn:
-                self._forget_all()
+            if self._is_changing:
+                self._drop_all()
             entries = [*map(self._entries.get, keys)]
             for key, entry in zip(keys, entries, strict=True):
                 if entry is not None:
@@ -56,7 +56,10 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
             return entries
 
     def put(self, key: Key, entry: Entry, most_nbytes: int) -> None:
-        """Keep an entry, unless it alone is too large; drop others until all take `most_nbytes` at most."""
+        """Add an entry, and drop the least recently used until all take at most `most_nbytes`.
+
+        An entry that alone takes more is not added.
+        """
         with self._lock:
             self._begin()
             self._drop(key)
@@ -64,38 +67,37 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
                 self._entries[key] = entry
                 self.nbytes += entry.nbytes
             self._shrink(most_nbytes)
-            self._is_torn = False
+            self._is_changing = False
 
     def shrink(self, most_nbytes: int) -> None:
-        """Drop entries until all take `most_nbytes` at most."""
+        """Drop the least recently used entries until all take at most `most_nbytes`."""
         with self._lock:
             self._begin()
             self._shrink(most_nbytes)
-            self._is_torn = False
+            self._is_changing = False
 
     def drop(self, key: Key) -> None:
-        """Forget an entry."""
+        """Drop an entry, if there is one."""
         with self._lock:
             self._begin()
             self._drop(key)
-            self._is_torn = False
+            self._is_changing = False
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         with self._lock:
-            self._forget_all()
+            self._drop_all()
 
-    def _forget_all(self) -> None:
-        """Forget everything; a change that was interrupted halfway has left no order."""
-        self._is_torn = True
+    def _drop_all(self) -> None:
+        self._is_changing = True
         self._begin()
-        self._is_torn = False
+        self._is_changing = False
 
     def _begin(self) -> None:
-        """Begin a change; forget everything if an earlier one was interrupted halfway."""
-        if self._is_torn:
+        """Begin a change. If an earlier one was interrupted, drop all entries, whose sizes may not add up."""
+        if self._is_changing:
             self._entries, self.nbytes = OrderedDict(), 0
-        self._is_torn = True
+        self._is_changing = True
 
     def _shrink(self, most_nbytes: int) -> None:
         while self.nbytes > most_nbytes:

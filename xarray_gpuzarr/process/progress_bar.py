@@ -1,12 +1,12 @@
-"""Progress of long reads in a terminal or a notebook: ``with xarray_gpuzarr.progress(): ...``.
+"""Progress bars of long reads in a terminal or a notebook: ``with xarray_gpuzarr.progress(): ...``.
 
-`read` passes its plans through `watch`, which hands them on as they are while no bar is shown. A bar moves plan by
-plan: once a shard, or once in 1024 chunks that are objects of their own. It knows the reads of this process only; the
-workers of a cluster have dask's own bars.
+Reads report their progress through `read_progress.ReadProgress` after each chunk table: that is once for each shard, or
+once for 1024 chunks that are objects of their own. The bars show the reads of this process only. For the workers of a
+cluster, dask has bars of its own.
 
-A thread of its own draws, so that no signal interrupts a drawing, no read waits for the terminal, and a process is
-never forked off in the middle of one. Reads and tasks only add up numbers (`read_progress`), so that a process that
-shows no bar imports neither this module nor rich.
+A separate thread draws. So signals never interrupt it, no read waits for the terminal, and no process is forked off
+while something is drawn. Reads and dask tasks only add to numbers. A process that shows no bar imports neither this
+module nor rich.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xarray_gpuzarr.process.read_progress import ShownBars, shown_bars
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a bar would be seen as one, and not as the lines of a log."""
+    """Whether a console can redraw a bar in place. A log file cannot, nor can a notebook without ipywidgets."""
     if not console.is_jupyter:
         return console.is_terminal
     has_widgets = importlib.util.find_spec("ipywidgets") is not None
@@ -47,9 +47,9 @@ def can_draw(console: Console) -> bool:
 
 
 def advise_of_workers() -> None:
-    """Say so if dask computes with workers that are other processes: what they read moves no bar here."""
+    """Warn if dask computes with workers in other processes, whose reads the bars do not show."""
     client = client_of_dask()
-    with suppress(RuntimeError):  # of a client that is asynchronous, with which nothing here computes
+    with suppress(RuntimeError):  # raised by an asynchronous client, with which this process does not compute
         if client is not None and not client.scheduler_info()["address"].startswith("inproc:"):
             advise(
                 "progress of workers",
@@ -60,24 +60,24 @@ def advise_of_workers() -> None:
 
 
 DELAY_S = 0.5
-"""Nothing is drawn for what takes less."""
+"""Nothing is drawn before this time has passed."""
 PERIOD_S = 0.1
-"""Time between two drawings."""
+"""Time between two updates of the bars."""
 
 
 @contextmanager
 def progress(*, console: Console | None = None) -> Iterator[None]:
-    """Show how far the reads inside a ``with`` block have come.
+    """Show the progress of the reads inside a ``with`` block.
 
-    Quiet unless standard error is a terminal or this is a notebook, and quiet for the first half second. A notebook
-    needs ipywidgets; a warning says so where it lacks them. While one of dask's local schedulers computes, a second bar
-    counts its tasks. What the workers of a cluster read is not shown; a warning names dask's own bar, which shows it. A
-    block inside a block adds nothing.
+    Nothing is shown during the first half second, nor if standard error is neither a terminal nor a notebook. A
+    notebook needs ipywidgets; if they are missing, a warning says so. While one of dask's local schedulers computes, a
+    second bar counts its tasks. Reads of the workers of a cluster are not shown; a warning names the bar of dask that
+    shows them. A block inside another one has no effect.
 
     Parameters
     ----------
     console : rich.console.Console, optional
-        Where to draw; standard error if left out.
+        Where to draw. Standard error by default.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     >>> with xarray_gpuzarr.progress():
     ...     temperature = dataset.t2m.load()
     """
-    from dask.callbacks import Callback  # noqa: PLC0415  # some programs have no use for dask
+    from dask.callbacks import Callback  # noqa: PLC0415  # not all programs need dask
 
     console = console or Console(stderr=True)
     if shown_bars or not can_draw(console):
@@ -101,22 +101,22 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     def posttask(*_: object) -> None:
         bars.add_tasks(done=1)
 
-    # What dask's local schedulers are to call, for start, start_state, pretask, posttask and finish.
-    tasks = (None, start_state, None, posttask, None)
+    # The functions that dask's local schedulers call: start, start_state, pretask, posttask and finish.
+    callbacks = (None, start_state, None, posttask, None)
     try:
         shown_bars.append(bars)
-        Callback.active.add(tasks)
+        Callback.active.add(callbacks)
         bars.begin()
         yield
     finally:
-        if bars in shown_bars:  # not in a process that was forked off
+        if bars in shown_bars:  # a process that was forked off has no bars
             shown_bars.remove(bars)
-        Callback.active.discard(tasks)
+        Callback.active.discard(callbacks)
         bars.close()
 
 
 class Bars:
-    """Two bars that appear once there is something to wait for: bytes that are read, and tasks of dask."""
+    """A bar for the bytes that are read and one for the tasks of dask. Each appears once it has something to count."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
@@ -124,33 +124,39 @@ class Bars:
         self._start = time.monotonic()
         self._bytes = self._progress.add_task("read", amount="", visible=False)
         self._tasks = self._progress.add_task("dask tasks", amount="", visible=False)
-        self._n: dict[TaskID, tuple[int, int]] = {self._bytes: (0, 0), self._tasks: (0, 0)}
-        self._touched: set[TaskID] = set()
+        self._counts: dict[TaskID, tuple[int, int]] = {self._bytes: (0, 0), self._tasks: (0, 0)}
+        """Done and expected, of each bar."""
+        self._counted: set[TaskID] = set()
+        """Bars that have counted something."""
         self._lock = Lock()
+        """Held while counts change."""
         self._drawing = Lock()
         """Held by the thread that draws, and while a process is forked off."""
-        self._end, self._ended = Lock(), Lock()
-        """Come free when drawing is to end, and when it has."""
+        self._end = Lock()
+        """Released to end the thread that draws."""
+        self._ended = Lock()
+        """Released by that thread when it ends."""
         self._is_drawing = False
+        """Whether that thread was started."""
 
     def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
-        """Add to the bytes that are read, and to those that begun reads will give."""
+        """Add to the number of bytes read, and to the number of bytes that all reads so far have to read."""
         self._add(self._bytes, done, expected)
 
     def add_tasks(self, *, done: int = 0, expected: int = 0) -> None:
-        """Add to the tasks that dask has done, and to those that it was given."""
+        """Add to the number of tasks that dask has finished, and to the number that it was given."""
         self._add(self._tasks, done, expected)
 
     def begin(self) -> None:
-        """Draw from now on, on a thread of its own; nothing if the system starts no more threads."""
+        """Start the thread that draws. Nothing is drawn if the system starts no more threads."""
         self._end.acquire()
         self._ended.acquire()
         with suppress(RuntimeError):
-            _thread.start_new_thread(copy_context().run, (self._draw_on,))  # a notebook's context says which cell
+            _thread.start_new_thread(copy_context().run, (self._draw_on,))  # in a notebook, the context names the cell
             self._is_drawing = True
 
     def close(self) -> None:
-        """Leave the bars as they are; reads that are still under way draw no more."""
+        """End the thread that draws and wait for it. The bars stay visible, and reads no longer change them."""
         if self._end.locked():
             self._end.release()
         if self._is_drawing:
@@ -158,16 +164,18 @@ class Bars:
                 pass
 
     def pause(self) -> bool:
-        """Draw nothing while a process is forked off; return whether that could be had."""
+        """Stop drawing before a fork. Return whether drawing has stopped; `go_on` must follow only if so."""
         return self._drawing.acquire(timeout=1)
 
     def go_on(self) -> None:
-        """Draw again."""
+        """Continue drawing after a fork, in the parent process."""
         self._drawing.release()
 
     def after_fork(self) -> None:
-        """Let go of the terminal, in a process that was forked off: what drew there is not here."""
-        self._lock, self._end, self._is_drawing = Lock(), Lock(), False
+        """Release the terminal, in a process that was forked off. The thread that drew does not exist there."""
+        self._lock = Lock()
+        self._end = Lock()
+        self._is_drawing = False
         live, console = self._progress.live, self._progress.console
         vars(live).update(_lock=RLock())
         vars(console).update(_lock=RLock(), _record_buffer_lock=RLock())
@@ -180,14 +188,14 @@ class Bars:
                 console.clear_live()
                 console.pop_render_hook()
 
-    def _add(self, row: TaskID, done: int, expected: int) -> None:
+    def _add(self, bar: TaskID, done: int, expected: int) -> None:
         with self._lock:
-            before = self._n[row]
-            self._n[row] = before[0] + done, before[1] + expected
-            self._touched.add(row)
+            previous_done, previous_expected = self._counts[bar]
+            self._counts[bar] = previous_done + done, previous_expected + expected
+            self._counted.add(bar)
 
     def _draw_on(self) -> None:
-        """Draw until the block ends, or is found to have ended: a signal may have interrupted its end."""
+        """Draw until `close` is called, or until the bars are no longer shown because a signal interrupted `close`."""
         try:
             period_s = max(0.0, DELAY_S)
             while not self._end.acquire(timeout=period_s) and self in shown_bars:
@@ -206,26 +214,27 @@ class Bars:
 
     def _draw(self) -> None:
         elapsed_s = time.monotonic() - self._start
-        if elapsed_s <= DELAY_S or not self._touched:
+        if elapsed_s <= DELAY_S or not self._counted:
             return
         with self._drawing:
-            (done, expected), (tasks_done, tasks_wanted) = self._n[self._bytes], self._n[self._tasks]
-            amount, total = f"{decimal(done)} of {decimal(expected)}", expected if not tasks_wanted else None
-            if tasks_wanted:  # the tasks that dask has not begun will want more
-                amount = decimal(done)
-            amount += f", {decimal(round(done / max(1e-3, elapsed_s)))}/s"
-            self._update(self._bytes, amount, done, total)
-            self._update(self._tasks, f"{tasks_done} of {tasks_wanted}", tasks_done, tasks_wanted)
+            done, expected = self._counts[self._bytes]
+            tasks_done, tasks_expected = self._counts[self._tasks]
+            rate = f"{decimal(round(done / max(1e-3, elapsed_s)))}/s"
+            if tasks_expected:  # tasks that have not begun will read an unknown number of bytes
+                self._update(self._bytes, f"{decimal(done)}, {rate}", done, None)
+            else:
+                self._update(self._bytes, f"{decimal(done)} of {decimal(expected)}, {rate}", done, expected)
+            self._update(self._tasks, f"{tasks_done} of {tasks_expected}", tasks_done, tasks_expected)
             self._progress.start()
             self._progress.refresh()
 
-    def _update(self, row: TaskID, amount: str, done: int, expected: int | None) -> None:
-        shown = row in self._touched
-        self._progress.update(row, completed=done, total=expected, amount=amount, visible=shown)
+    def _update(self, bar: TaskID, amount: str, done: int, expected: int | None) -> None:
+        is_visible = bar in self._counted
+        self._progress.update(bar, completed=done, total=expected, amount=amount, visible=is_visible)
 
 
 _paused: list[ShownBars] = []
-"""Those that draw nothing while a process is forked off."""
+"""Bars that were paused because a process is being forked off."""
 
 
 def _after_fork_in_parent() -> None:
@@ -240,8 +249,12 @@ def _after_fork_in_child() -> None:
     shown_bars.clear()
 
 
+def _before_fork() -> None:
+    _paused.extend([bars for bars in tuple(shown_bars) if bars.pause()])
+
+
 os.register_at_fork(
-    before=lambda: _paused.extend(bars for bars in tuple(shown_bars) if bars.pause()),
+    before=_before_fork,
     after_in_parent=_after_fork_in_parent,
     after_in_child=_after_fork_in_child,
 )

@@ -1,4 +1,7 @@
-"""How far reads have come, told to the bars that are shown, if any. `progress_bar`, which imports rich, draws them."""
+"""`ReadProgress`: reports how far a read has come to the bars that are shown, if any.
+
+`progress_bar` draws the bars. It is a module of its own because it imports rich.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +9,59 @@ from typing import Protocol
 
 
 class ShownBars(Protocol):
-    """Bar that shows the progress of reads, and outlives a fork."""
+    """The part of `progress_bar.Bars` that reads and forks need."""
 
     def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
-        """Add to the bytes that are read, and to those that begun reads will give."""
+        """Add to the number of bytes read, and to the number of bytes that all reads so far have to read."""
 
     def pause(self) -> bool:
-        """Draw nothing while a process is forked off; return whether that could be had."""
+        """Stop drawing before a fork. Return whether drawing has stopped; `go_on` must follow only if so."""
 
     def go_on(self) -> None:
-        """Draw again."""
+        """Continue drawing after a fork, in the parent process."""
 
     def after_fork(self) -> None:
-        """Let go of the terminal, in a process that was forked off."""
+        """Release the terminal, in a process that was forked off and draws nothing."""
 
 
 shown_bars: list[ShownBars] = []
-"""The bars of this process, one pair at most."""
+"""The bars that this process shows: none, or one `progress_bar.Bars`."""
 
 
 class ReadProgress:
-    """How much of one read is done, told to a bar.
+    """Reports how much of one read is done.
 
-    The read has `n_chunks` chunks in all its tables, and a result of `nbytes`. A table counts as done when the next one
-    is drawn, the last one at `end`.
+    A chunk table counts as done when the decoder takes the next one, and the last one when `end` is called.
+
+    Parameters
+    ----------
+    bars : ShownBars
+        Bars to report to.
+    n_chunks : int
+        Number of chunks in all tables of the read.
+    nbytes : int
+        Size of its result in bytes.
     """
 
     def __init__(self, bars: ShownBars, n_chunks: int, nbytes: int) -> None:
-        self._bars, self._n_chunks, self._nbytes = bars, n_chunks, nbytes
-        self._told = self._drawn = 0
+        self._bars = bars
+        self._n_chunks = n_chunks
+        self._nbytes = nbytes
+        self._reported_nbytes = 0
+        self._table_nbytes = 0
+        """Share of the latest table in the result."""
         bars.add_bytes(expected=nbytes)
 
-    def draw(self, n_chunks: int) -> None:
-        """Note that the next table, of so many chunks, is drawn."""
-        self._bars.add_bytes(done=self._drawn)
-        self._told += self._drawn
-        self._drawn = self._nbytes * n_chunks // max(1, self._n_chunks)
+    def begin_table(self, n_chunks: int) -> None:
+        """Report the latest table as done, and begin the next one, which has `n_chunks` chunks."""
+        self._bars.add_bytes(done=self._table_nbytes)
+        self._reported_nbytes += self._table_nbytes
+        self._table_nbytes = self._nbytes * n_chunks // max(1, self._n_chunks)
 
     def end(self) -> None:
-        """Note that the read has ended well."""
-        self._bars.add_bytes(done=self._nbytes - self._told)
+        """Report the whole read as done."""
+        self._bars.add_bytes(done=self._nbytes - self._reported_nbytes)
 
-    def take_back(self) -> None:
-        """Count the read for nothing: it has failed, and perhaps is tried once more."""
-        self._bars.add_bytes(done=-self._told, expected=-self._nbytes)
+    def withdraw(self) -> None:
+        """Withdraw all that was reported of the read, because it has failed. It may be tried again."""
+        self._bars.add_bytes(done=-self._reported_nbytes, expected=-self._nbytes)

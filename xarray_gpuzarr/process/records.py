@@ -1,7 +1,7 @@
-"""Records, one for each shard, and columns, which hold a number of each chunk.
+"""`record`: the decorator of dataclasses that exist once for each shard; `Column`: an array with a number per chunk.
 
-Records are frozen for readers and type checkers only: a frozen dataclass takes three times as long to make, 0.1 us a
-field.
+Only type checkers treat records as frozen. Making an instance of a dataclass that is really frozen takes three times
+as long, 0.1 us more for each field.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
-"""One number of each of many things, such as chunks; shape (n,), host memory."""
+"""One number for each of many things, such as chunks. Usually of shape (n,); in host memory."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
 def record[Record](cls: type[Record]) -> type[Record]:
-    """Make a dataclass with slots and keywords only, compared by identity; type checkers take its fields for frozen."""
+    """Return a class as a dataclass with slots, keyword-only fields and comparison by identity.
+
+    Type checkers treat its fields as frozen.
+    """
     return dataclass(slots=True, kw_only=True, eq=False)(cls)

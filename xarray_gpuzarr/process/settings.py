@@ -1,6 +1,6 @@
-"""Settings of a process: how the environment writes them, how unusable ones are refused, and which are in force.
+"""Settings of a process: how they are parsed from the environment, how invalid ones are reported, and which apply.
 
-Knows no setting. `device_options` and `fetch_options` are records of settings that are read and kept through it.
+The settings themselves are the fields of the records in `device_options` and `fetch_options`, which use this module.
 """
 
 from __future__ import annotations
@@ -22,10 +22,20 @@ _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", sta
 
 
 def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
-    """Return a size such as ``"64 MiB"`` in bytes, rounded down; raises `OptionError` for any other text.
+    """Return the number of bytes, rounded down, that a text such as ``"64 MiB"`` stands for.
 
-    It is a decimal number and, in any case, nothing, B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of
-    1024). `headline`, `tried` and `do` are what the error says of where the text comes from.
+    Parameters
+    ----------
+    text : str
+        A decimal number, followed by nothing or by one of the units B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB
+        and TiB (powers of 1024), in upper or lower case.
+    headline, tried, do : str
+        For the message of the error, which depends on where the text comes from.
+
+    Raises
+    ------
+    OptionError
+        The text is not such a size.
     """
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
@@ -37,10 +47,25 @@ def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
 _PREFIX = "XARRAY_GPUZARR_"
 
 
-def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the numbers that ``XARRAY_GPUZARR_<NAME>`` variables give; what is not set is left out.
+def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the values of ``XARRAY_GPUZARR_<NAME>`` environment variables that are numbers.
 
-    Names that end in ``nbytes`` may carry a unit. Raises `OptionError` if a variable holds no number.
+    Parameters
+    ----------
+    names : iterable of str
+        Names of settings. Values may have a unit if the name ends in ``nbytes``.
+    environ : mapping of str to str
+        The environment.
+
+    Returns
+    -------
+    dict of str to int
+        Name -> value, without names whose variables are not set.
+
+    Raises
+    ------
+    OptionError
+        The value of a variable is not a number.
     """
     numbers = {}
     for name in names:
@@ -57,19 +82,19 @@ def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str,
     return numbers
 
 
-def check_number(name: str, value: object, least: int) -> None:
-    """Raise `OptionError` unless a setting is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise unusable(name, f"{name}={value!r}", f"not a whole number of at least {least}")
+def check_number(name: str, value: object, minimum: int) -> None:
+    """Raise an `OptionError` unless the value of a setting is a whole number of at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise unusable(name, f"{name}={value!r}", f"not a whole number of at least {minimum}")
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return the name of the environment variable of a setting."""
     return _PREFIX + name.upper()
 
 
 def unusable(name: str, tried: str, found: str) -> OptionError:
-    """Return the error of a setting that cannot be used."""
+    """Return the error that reports an invalid value of a setting."""
     return OptionError(_headline(name), tried=tried, found=found, do=_do(name))
 
 
@@ -85,20 +110,24 @@ def _do(name: str) -> str:
     return f"give {name} another value, or leave it out and unset {variable(name)} to get the default"
 
 
-class InForce[Options]:
-    """The settings in force in this process: those that were chosen, else what the environment says.
+class ActiveSettings[Options]:
+    """The record of settings that applies in this process: the one that was chosen, or else that of the environment.
 
-    `kind` is a frozen dataclass with a classmethod `from_environment`.
+    Parameters
+    ----------
+    kind : type
+        Class of the record: a frozen dataclass with a classmethod `from_environment`.
     """
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._lock = threading.Lock()
         self.options: Options | None = None
+        """The record; None until it is first needed."""
         os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self) -> Options:
-        """Return the record."""
+        """Return the record. Read it from the environment if there is none yet."""
         options = self.options
         if options is None:
             with self._lock:
@@ -106,19 +135,27 @@ class InForce[Options]:
         return options
 
     def chosen(self, options: Mapping[str, object]) -> Options:
-        """Return the record that the environment asks for, changed by `options`; sizes may be texts with a unit.
+        """Return the record of the environment with some options changed.
 
-        Raises `OptionError` for an unusable value.
+        Parameters
+        ----------
+        options : mapping of str to object
+            Names and values of the options that are changed. Sizes may be texts with a unit.
+
+        Raises
+        ------
+        OptionError
+            A value is invalid.
         """
-        usual, in_bytes = self._kind.from_environment(), dict(options)
+        parsed = dict(options)
         for name, value in options.items():
             if _is_size(name) and isinstance(value, str):
-                in_bytes[name] = parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
-        changed: Options = replace(usual, **in_bytes)
+                parsed[name] = parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
+        changed: Options = replace(self._kind.from_environment(), **parsed)
         return changed
 
     def choose(self, options: Mapping[str, object]) -> None:
-        """Put `chosen` in force, from the next read on."""
+        """Let the record that `chosen` returns apply from the next read on."""
         changed = self.chosen(options)
         with self._lock:
             self.options = changed

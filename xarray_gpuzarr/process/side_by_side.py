@@ -1,4 +1,8 @@
-"""Blocking calls to a slow store, run on several threads. A signal that interrupts the caller is handled at once."""
+"""`side_by_side`: makes several blocking calls to slow stores at the same time, each on a thread.
+
+A signal that interrupts the caller is handled at once; it does not wait for the calls. `threads_for` returns pools for
+reads of asynchronous programs.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +17,49 @@ from threading import Lock
 from weakref import WeakValueDictionary
 
 from xarray_gpuzarr.process.exit_threads import start_thread
-from xarray_gpuzarr.process.waiting import apart
+from xarray_gpuzarr.process.waiting import run_uninterrupted
 
 _pools: WeakValueDictionary[tuple[Hashable, int], ThreadPoolExecutor] = WeakValueDictionary()
 os.register_at_fork(after_in_child=_pools.clear)
 
 
 def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
-    """Return a pool for `n_threads` reads at once from a server, which ends once nobody holds it.
+    """Return the pool of `n_threads` threads that read from a server.
 
-    `server` is as `xarray_gpuzarr.fetch.remote.clients.server_of` returns it; None for local files and memory.
+    It is shared, and its threads end once nothing refers to it any more.
+
+    Parameters
+    ----------
+    server : hashable
+        What `xarray_gpuzarr.fetch.remote.clients.server_of` returns; None for local files and memory.
+    n_threads : int
+        Number of reads at once.
     """
     pool = _pools.get((server, n_threads))
     return pool or _pools.setdefault((server, n_threads), ThreadPoolExecutor(n_threads, "gpuzarr_read"))
 
 
 MOST_THREADS = 32
-"""That wait for a store at once."""
+"""Largest number of threads that wait for a store at once."""
 
 
 def side_by_side[Result](
     calls: Sequence[Callable[[], Result]], as_caller: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> list[Result]:
-    """Return what each of several calls returns, in their order.
+    """Make several calls at the same time, at most `MOST_THREADS` at once, and return their results in order.
 
-    `as_caller` makes a thread one that reads where the calling thread would; it is entered once on each thread.
+    Parameters
+    ----------
+    calls : sequence of callables
+        Called without arguments, on other threads, in copies of the present context.
+    as_caller : callable
+        Called once on each thread. Returns the context manager that the thread makes calls in.
 
-    Raises the first error that a call raises. Calls that have begun are waited for, unless a signal interrupts; others
-    are not made.
+    Raises
+    ------
+    BaseException
+        The first error that a call raised. Calls that had begun by then have ended, and others are not made. If a
+        signal interrupts, those that have begun end later.
     """
     waiting = deque(range(len(calls)))
     results: dict[int, Result] = {}
@@ -50,15 +69,15 @@ def side_by_side[Result](
     def work(ended: Lock) -> None:
         try:
             with as_caller():
-                while (number := _next(waiting)) is not None:
+                while (number := _take(waiting)) is not None:
                     results[number] = calls[number]()
-        except BaseException as err:  # noqa: BLE001  # it is raised below
+        except BaseException as err:  # noqa: BLE001  # raised below, on the calling thread
             errors.append(err)
             waiting.clear()
         finally:
             ended.release()
 
-    contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]  # which have NumPy's errstate
+    contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]  # they include NumPy's errstate
 
     def start() -> None:
         for context in contexts:
@@ -69,12 +88,12 @@ def side_by_side[Result](
 
     try:
         try:
-            apart(start)
-        except RuntimeError:  # the system starts no more threads: fewer do as well
+            run_uninterrupted(start)
+        except RuntimeError:  # the system starts no more threads, and fewer can make all calls
             if not threads:
                 raise
         _wait_for(threads)
-    except BaseException:  # reads that have begun end by themselves
+    except BaseException:  # calls that have begun end by themselves
         waiting.clear()
         raise
     if errors:
@@ -82,8 +101,9 @@ def side_by_side[Result](
     return [results[number] for number in range(len(calls))]
 
 
-def _next(waiting: deque[int]) -> int | None:
-    with suppress(IndexError):  # another thread has taken the last one
+def _take(waiting: deque[int]) -> int | None:
+    """Take the number of the next call, or return None if no calls are left."""
+    with suppress(IndexError):
         return waiting.popleft()
     return None
 

@@ -1,4 +1,7 @@
-"""Numbers of threads that this process may use, from the environment, dask's workers and the cores."""
+"""`thread_budget`: the number of threads that may decode at once in this process.
+
+It follows from the environment, the dask workers of the process, and the cores that it may use.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,26 @@ from collections.abc import Callable
 from xarray_gpuzarr.errors import OptionError
 
 _ENV = "XARRAY_GPUZARR_NUM_THREADS"
-_ENDLESS = sys.maxsize
+_NO_LIMIT = sys.maxsize
 
 
 def thread_budget() -> int:
-    """Return how many threads of this process may decode at once.
+    """Return the number of threads of this process that may decode at once.
 
-    ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
-    that this process may use, or fewer within `at_most`.
+    This is ``XARRAY_GPUZARR_NUM_THREADS`` if it is set, otherwise the number of threads of the dask workers in this
+    process, if there are any, otherwise the number of cores that the process may use, or fewer within `limit_threads`.
     """
-    return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
+    return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _NO_LIMIT)
 
 
 def thread_setting() -> int | None:
-    """Return ``XARRAY_GPUZARR_NUM_THREADS``; None if it is not set."""
+    """Return the value of ``XARRAY_GPUZARR_NUM_THREADS``, or None if it is not set.
+
+    Raises
+    ------
+    OptionError
+        The value is not a whole number of at least 1.
+    """
     setting = os.environ.get(_ENV)
     if setting is None:
         return None
@@ -38,43 +47,49 @@ def thread_setting() -> int | None:
 
 
 class _Limit(threading.local):
+    """Largest number of threads that reads of the calling thread use; None if there is no limit."""
+
     n_threads: int | None = None
 
 
 _limit = _Limit()
 
 
-def at_most[Result](n_threads: int | None, read: Callable[[], Result]) -> Result:
-    """Call `read`, and let reads of the calling thread use at most `n_threads` meanwhile; None changes nothing.
+def limit_threads[Result](n_threads: int | None, read: Callable[[], Result]) -> Result:
+    """Return the result of `read`, which uses at most `n_threads` threads; None for no limit.
 
-    The environment, and the workers of a cluster in this process, come first: they say what this process was given.
+    The environment and dask workers in this process take precedence, because they say what the process was given.
     """
-    before = _limit.n_threads
+    previous = _limit.n_threads
     try:
         _limit.n_threads = n_threads
         return read()
     finally:
-        _limit.n_threads = before
+        _limit.n_threads = previous
 
 
 def n_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def dask_worker_threads() -> int:
-    """Return the threads of the distributed workers of this process, 0 if it hosts none.
+    """Return the number of threads of the distributed workers in this process; 0 if there are none.
 
-    Another thread may be importing distributed, or making a worker, just now: what is not there yet does not count.
+    Another thread may be importing distributed or starting a worker at this moment. Such a worker does not count yet.
     """
     module = sys.modules.get("distributed.worker")
-    instances = getattr(getattr(module, "Worker", None), "_instances", None)  # distributed has no public list
+    instances = getattr(getattr(module, "Worker", None), "_instances", None)  # there is no public list
     if not instances:
         return 0
     running = getattr(module, "WORKER_ANY_RUNNING", ())
-    # `list` of a set holds its lock, see `waiting`; a WeakSet has its references in `data`.
+    # `data` of a WeakSet is a set of weak references, and `list` of a set is atomic (see `waiting`).
     references = list(getattr(instances, "data", ()))
-    workers = [worker for worker in (reference() for reference in references) if worker is not None]
-    return sum(w.state.nthreads for w in workers if hasattr(w, "state") and w.status in running)
+    n_threads = 0
+    for reference in references:
+        worker = reference()
+        if worker is not None and hasattr(worker, "state") and worker.status in running:
+            n_threads += worker.state.nthreads
+    return n_threads

@@ -1,20 +1,21 @@
-"""Waiting for a condition, in threads that signals may interrupt at any point.
+"""Waiting for a condition in code that a signal may interrupt at any point: `Bell` and `run_uninterrupted`.
 
-A handler of a signal that raises, as that of Ctrl-C does, runs on the main thread between two of its bytecodes: after a
-call of a C function has returned, at the start of a Python function, at the end of a turn of a loop. What is taken has
-to come back nevertheless. all that counts threads (`crew`, `cuda.resources`) therefore
+A signal handler that raises, such as that of Ctrl-C, runs on the main thread between two bytecodes: after a C function
+has returned, at the start of a Python function, or at the end of an iteration of a loop. Whatever a thread has acquired
+must be released nevertheless. So all code that counts threads (`crew`, `cuda.resources`) follows these rules:
 
-- notes down who holds something, under a name that is known before, and never counts up and down;
-- takes it inside the ``try`` whose ``finally`` begins with the one C call, or the assignment, that gives it back;
-- runs what is to be done as a function: a context manager that is written in Python may be interrupted before the first
-  line of its ``__exit__``, and `threading.Condition` before it has let go of its own lock;
-- wakes others by a hint that may get lost: who waits looks again after a while.
+- It records who holds something, under a key that is known beforehand. It never increments and decrements a number.
+- It acquires inside the ``try`` whose ``finally`` begins with the one C call, or assignment, that releases.
+- It takes the work to do as a function and is no context manager. A context manager written in Python may be
+  interrupted before the first line of its ``__exit__``, and `threading.Condition` before it has released its own lock.
+- It wakes other threads by a hint that may get lost. A thread that waits checks its condition again after a while.
 
-Other threads may change a set or a dict while it is looked at. `list` of a set, of a dict, or of a dict's ``values()``
-is one step without the global lock, too (CPython 3.13, under stress); `tuple`, `set`, `in` and loops over them are not,
-and raise `RuntimeError`. A deque is looked at with a lock held.
+Other threads may change a set or a dict while it is read. `list` of a set, of a dict, or of the ``values()`` of a dict
+is atomic, also without the GIL (CPython 3.13, under stress). `tuple`, `set`, `in` and loops over them are not, and
+raise `RuntimeError`. A deque is only read with a lock held.
 
-A C lock in a ``with`` statement is safe: between taking it and entering the block, CPython looks for no signals.
+A C lock in a ``with`` statement is safe, because CPython checks for no signals between acquiring it and entering the
+block.
 """
 
 from __future__ import annotations
@@ -25,46 +26,54 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, get_ident, main_thread
 
-_PATIENCE_S = 0.05
-"""After this time who waits looks again, if a signal interrupted the one that should have said so."""
+_RECHECK_S = 0.05
+"""A thread that waits checks its condition again after this time, because a signal may have prevented the wake-up."""
 
 
 class Bell:
-    """Rings for threads that wait until something is so."""
+    """Wakes threads that wait until a condition holds, as `threading.Condition` does, but sound after signals."""
 
     def __init__(self) -> None:
         self.waiting: deque[Lock] = deque()
+        """A lock for each waiting thread, longest wait first. Releasing it wakes the thread."""
 
-    def wait_until(self, is_so: Callable[[], bool], look_s: float = _PATIENCE_S) -> None:
-        """Return once `is_so` does; it is asked again whenever the bell rings, and so many seconds later."""
-        while not is_so():
+    def wait_until(self, condition: Callable[[], bool], recheck_s: float = _RECHECK_S) -> None:
+        """Return once `condition` returns True. It is called again whenever the bell rings and after `recheck_s`."""
+        while not condition():
             rung = Lock()
             rung.acquire()
             try:
                 self.waiting.append(rung)
-                if is_so():  # it has become so since it was asked, and nobody knew that this thread waits
+                if condition():  # it may have changed before other threads could see that this one waits
                     return
-                rung.acquire(timeout=look_s)
+                rung.acquire(timeout=recheck_s)
             finally:
                 with suppress(ValueError):
                     self.waiting.remove(rung)
 
     def ring(self) -> None:
-        """Wake the thread that has waited longest; others find nothing that they could have."""
+        """Wake the thread that has waited longest. Enough where only one thread can go on."""
         if self.waiting:
-            with suppress(IndexError):  # others ring, too
+            with suppress(IndexError):  # another thread may have rung for the last one
                 self.waiting.popleft().release()
 
     def ring_for_all(self) -> None:
-        """Wake all that wait."""
+        """Wake all threads that wait."""
         for _ in range(len(self.waiting)):
             self.ring()
 
 
-def apart[Result](call: Callable[[], Result]) -> Result:
-    """Return what `call` does where no signal interrupts it: on a thread of its own if this is the main one.
+def run_uninterrupted[Result](call: Callable[[], Result]) -> Result:
+    """Return the result of `call`, which no signal interrupts.
 
-    Raises `RuntimeError` if the system starts no more threads.
+    If this is the main thread, `call` runs on a thread of its own, because signal handlers run on the main thread.
+
+    Raises
+    ------
+    RuntimeError
+        The system starts no more threads.
+    BaseException
+        Whatever `call` raised.
     """
     if get_ident() != main_thread().ident:
         return call()
@@ -76,17 +85,17 @@ def apart[Result](call: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # noqa: BLE001  # raised by the caller
+        except BaseException as error:  # noqa: BLE001  # raised below, on the calling thread
             errors.append(error)
         finally:
             done.release()
 
-    _thread.start_new_thread(run, ())  # `Thread.start`, interrupted, would leave its own locks held
+    _thread.start_new_thread(run, ())  # `Thread.start` leaves its own locks held if a signal interrupts it
     try:
         with done:
             pass
     except BaseException:
-        with done:  # what `call` works on must not be given up before it has ended
+        with done:  # the caller may release what `call` works on, so wait for it also after a signal
             pass
         raise
     if errors:

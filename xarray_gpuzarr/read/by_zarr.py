@@ -34,7 +34,7 @@ def read_by_zarr(
     """
     assert stored.zarr_array is not None
     array = checked_array(stored.zarr_array)
-    account = counters.of_thread.account
+    account = counters.local.account
     before = account.stage
     try:
         account.switch("zarr")

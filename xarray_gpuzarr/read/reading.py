@@ -114,7 +114,7 @@ def _read_target(
     """Read until an attempt ends well, or another one is not worth it."""
     source = stored.source
     assert source is not None
-    account = counters.of_thread.account
+    account = counters.local.account
     before = account.stage
     try:
         account.switch("decode")
@@ -162,7 +162,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         snapshot.check_all_there()
     except BaseException:
         if progress is not None:
-            progress.take_back()
+            progress.withdraw()
         raise
     finally:
         snapshot.end()
@@ -278,7 +278,7 @@ class Attempts:
                 raise changed.within(self._source.name) from err
         elif isinstance(err, MemoryError) and not isinstance(err, GpuZarrError) and MemoryError not in self._retried:
             self._retried.add(MemoryError)
-            host_memory.let_go()
+            host_memory.release_kept()
             return True
         elif type(err) not in self._retried and self.decoder.may_retry(err):
             self._retried.add(type(err))

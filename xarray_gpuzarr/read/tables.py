@@ -41,7 +41,7 @@ class ChunkTables:
         """Return the next plan; its seconds count as ``index``."""
         if self._block is None and self._left is None and not self._asked:
             raise StopIteration
-        account = counters.of_thread.account
+        account = counters.local.account
         before = account.stage
         try:
             account.switch("index")
@@ -52,7 +52,7 @@ class ChunkTables:
             finally:  # whatever interrupts this
                 account.stage = before
         if self._progress is not None:
-            self._progress.draw(plan.n_chunks)
+            self._progress.begin_table(plan.n_chunks)
         self.n_shards += len(plan.keys)
         self.decoded_nbytes += plan.decoded_nbytes
         return plan

@@ -1,8 +1,9 @@
-"""Carries out reads ahead of their consumer: on threads, in order, within a bound.
+"""`Ahead`: reads that threads carry out before their results are asked for, in order, and a limited number at once.
 
-The consumer may be interrupted by a signal at any point (see `process.waiting`). So it holds no lock: all it says is
-how many reads it has done with, a number that only grows; threads look at that. Threads know nothing of the consumer
-but a `_Shared`, so that one that is forgotten ends them.
+A signal may interrupt the consumer of the results at any point (see `process.waiting`), so it holds no lock. It only
+publishes how many reads it has finished with, a number that never decreases, and the threads compare with that. The
+threads refer to the state in `_Shared` and not to `Ahead` itself. So an `Ahead` that nobody refers to any more is
+collected, and that ends its threads.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from weakref import finalize
 
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.process.exit_threads import start_thread
-from xarray_gpuzarr.process.waiting import Bell, apart
+from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
 from xarray_gpuzarr.read.stopping import Stop
 
 Read = Callable[[int, Stop], Any]
-"""Carries out the read of a number; ends early, by raising, once told to stop."""
+"""Carries out the read with the given number. Raises, and so ends early, once the `Stop` is set."""
 AsCaller = Callable[[], AbstractContextManager[object]]
-"""Makes a thread one that reads where the consumer would."""
+"""Returns a context manager in which a thread reads to the same GPU and stream as the consumer."""
 
 
 class _Shared:
@@ -33,20 +34,23 @@ class _Shared:
     def __init__(self, first: int, n_reads: int, n_ahead: int) -> None:
         self.bell = Bell()
         self.numbers = count(first)
+        """Numbers of the reads that no thread has taken yet."""
         self.n_reads = n_reads
         self.n_ahead = n_ahead
-        self.n_done = first
-        """Reads before this number are done with."""
-        self.found: dict[int, Any] = {}
-        self.failed: dict[int, BaseException] = {}
+        self.n_consumed = first
+        """The consumer has finished with all reads before this number."""
+        self.results: dict[int, Any] = {}
+        """Read number -> result, until the consumer has finished with it."""
+        self.errors: dict[int, BaseException] = {}
+        """Read number -> the error that it raised."""
         self.stopped = False
         self.under_way: dict[int, Stop] = {}
-        self.left: list[Lock] = []
-        """One for each thread, free once it has ended."""
+        self.running: list[Lock] = []
+        """One lock for each thread. It is released when the thread ends."""
         self.process = os.getpid()
 
     def stop(self) -> None:
-        """Let threads end: reads that are under way stop at their next request."""
+        """Let all threads end. Reads that are under way stop at their next request."""
         if self.process != os.getpid():
             return
         self.stopped = True
@@ -54,58 +58,76 @@ class _Shared:
             stop.set()
         self.bell.ring_for_all()
 
-    def serve(self, read: Read, as_caller: AsCaller, has_ended: Lock) -> None:
-        """Carry out reads until there are none left."""
+    def serve(self, read: Read, as_caller: AsCaller, running: Lock) -> None:
+        """Carry out reads on this thread until there are none left, then release `running`."""
         try:
             with as_caller():
-                while (number := self._next()) is not None:
+                while (number := self._next_number()) is not None:
                     self._carry_out(number, read)
         except BaseException as error:  # noqa: BLE001  # the consumer raises it
-            self.failed[self.n_done] = error
+            self.errors[self.n_consumed] = error
         finally:
-            has_ended.release()
+            running.release()
             self.bell.ring_for_all()
 
-    def _next(self) -> int | None:
+    def _next_number(self) -> int | None:
+        """Take the next read and wait until it may begin. Return None if there is none, or all have been stopped."""
         number = next(self.numbers)
-        self.bell.wait_until(lambda: self.stopped or number >= self.n_reads or number < self.n_done + self.n_ahead)
+        self.bell.wait_until(lambda: self.stopped or number >= self.n_reads or number < self.n_consumed + self.n_ahead)
         return None if self.stopped or number >= self.n_reads else number
 
     def _carry_out(self, number: int, read: Read) -> None:
-        stop = self.under_way[number] = Stop()
-        if self.stopped:
+        stop = Stop()
+        self.under_way[number] = stop
+        if self.stopped:  # after `stop` has looked at `under_way`
             stop.set()
         try:
-            self.found[number] = read(number, stop)
-        except BaseException as error:  # noqa: BLE001  # likewise
-            self.failed[number] = error
+            self.results[number] = read(number, stop)
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
+            self.errors[number] = error
         finally:
             del self.under_way[number]
             self.bell.ring_for_all()
 
 
 class Ahead:
-    """Results of reads in order; those of the next ones are read meanwhile.
+    """Results of numbered reads, in order. Threads carry out the next reads while the consumer uses a result.
 
-    `first` and `n_reads` are the numbers of the first read and of the one after the last. At most `n_ahead` reads are
-    under way, or have results that wait or are being consumed. `as_caller` is called once on each thread.
+    Parameters
+    ----------
+    read : callable
+        Called with the number of a read and a `Stop`.
+    first : int
+        Number of the first read.
+    n_reads : int
+        Number after that of the last read.
+    n_ahead : int
+        Largest number of reads that are under way or have results that the consumer has not finished with.
+    as_caller : callable
+        Called once on each thread. Returns the context manager that the thread reads in.
+
+    Raises
+    ------
+    RuntimeError
+        The system cannot start a single thread.
     """
 
     def __init__(self, read: Read, first: int, n_reads: int, n_ahead: int, as_caller: AsCaller) -> None:
-        self._shared = shared = _Shared(first, n_reads, n_ahead)
+        shared = _Shared(first, n_reads, n_ahead)
+        self._shared = shared
         n_threads = min(n_ahead, n_reads - first)
 
         def start() -> None:
             for number in range(n_threads):
-                has_ended = Lock()
-                has_ended.acquire()
-                start_thread(partial(shared.serve, read, as_caller, has_ended), f"gpuzarr_ahead_{number}", shared.stop)
-                shared.left.append(has_ended)
+                running = Lock()
+                running.acquire()
+                start_thread(partial(shared.serve, read, as_caller, running), f"gpuzarr_ahead_{number}", shared.stop)
+                shared.running.append(running)
 
         self._finalizer = finalize(self, shared.stop)
-        with suppress(RuntimeError):  # fewer do as well
-            apart(start)
-        if n_threads and not shared.left:
+        with suppress(RuntimeError):  # with fewer threads, all reads are carried out as well
+            run_uninterrupted(start)
+        if n_threads and not shared.running:
             raise RuntimeError("the system starts no more threads")
 
     @property
@@ -114,9 +136,14 @@ class Ahead:
         return self._shared.stopped
 
     def result(self, number: int) -> Any:
-        """Wait for the result of a read, or raise what it raised; None if it is closed meanwhile.
+        """Wait for a read and return its result, or None if the reads are stopped meanwhile.
 
-        In another process than the one that has begun, raises a `GpuZarrError`.
+        Raises
+        ------
+        GpuZarrError
+            This process is not the one that started the reads.
+        BaseException
+            Whatever the read raised.
         """
         shared = self._shared
         if shared.process != os.getpid():
@@ -126,27 +153,27 @@ class Ahead:
                 found="threads do not survive a fork, so nothing reads ahead in this process",
                 do="call iter() in the process that wants batches",
             )
-        shared.bell.wait_until(lambda: number in shared.found or number in shared.failed or shared.stopped)
+        shared.bell.wait_until(lambda: number in shared.results or number in shared.errors or shared.stopped)
         if shared.stopped:
             return None
-        if number in shared.failed:
-            raise shared.failed.pop(number)
-        return shared.found[number]
+        if number in shared.errors:
+            raise shared.errors.pop(number)
+        return shared.results[number]
 
-    def done_with(self, number: int) -> None:
-        """Forget the result of a read, and let another begin."""
-        self._shared.n_done = number + 1
-        self._shared.found.pop(number, None)
+    def finish_with(self, number: int) -> None:
+        """Drop the result of a read, the last one that was asked for, so that another read may begin."""
+        self._shared.n_consumed = number + 1
+        self._shared.results.pop(number, None)
         self._shared.bell.ring_for_all()
 
     def close(self) -> None:
-        """Stop, and wait until all threads have ended."""
+        """Stop all reads and wait until all threads have ended."""
         shared = self._shared
         shared.stop()
-        shared.found.clear()
+        shared.results.clear()
         if shared.process == os.getpid():
-            for has_ended in tuple(shared.left):
-                with has_ended:
+            for running in tuple(shared.running):
+                with running:
                     pass
-            shared.found.clear()
-            shared.failed.clear()
+            shared.results.clear()
+            shared.errors.clear()

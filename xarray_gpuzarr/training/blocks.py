@@ -1,7 +1,9 @@
-"""Finds the stored arrays that dask's blocks are made of, in the graph, without running any task.
+"""`find_parts`: finds in dask's graph the stored arrays that a variable is made of. Runs no task, and does no I/O.
 
-A block that only slices, takes and joins what this engine opened is a selection of a stored array. So several stores
-that were opened as one along time are one part for each store, whatever was selected since.
+A block of dask that only slices, indexes and joins arrays of this engine is a selection of stored arrays. So several
+stores that were opened as one variable along time become one `Part` each, whatever was selected of the variable since.
+`_GraphTracer` follows the tasks of a block, and `_SELECTING` has, for each function of dask that only selects, one that
+does the same to a `BlockRow`.
 """
 
 from __future__ import annotations
@@ -20,135 +22,187 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.chunking import BlockReader
 from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
-from xarray_gpuzarr.training.rows import IN_TURNS, BlockRow, cut_rows, join_rows
+from xarray_gpuzarr.training.rows import INTERLEAVED, BlockRow, cut_rows, join_rows
 
 
 def find_parts(variable: Variable) -> Parts:
     """Return the selections of stored arrays that a variable is made of. No I/O.
 
-    An `UnresolvedError` says that it is in memory, is computed, or was not opened by this engine.
+    Raises
+    ------
+    UnresolvedError
+        The variable is in memory, is computed, or was not opened by this engine.
     """
     data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     if not isinstance(data, da.Array):
-        return Parts.of(Part.of(data))
-    graph, original = data.dask, f"original-{data.name}"  # as `dask.array.from_array` names it
-    if graph.dependencies.get(data.name) == {original}:  # it was only chunked: its tasks need not be made for that
-        reader = dict(graph.layers[original]).get(original)
-        reader = getattr(reader, "value", reader)
-        if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (data.shape, data.dtype):
-            return Parts.of(Part.of(reader.array))
-    grid = np.empty(data.numblocks, object)
-    traced = _Traced(ensure_dict(data.dask))
-    for block in product(*map(range, grid.shape)):
-        row = grid[block] = traced.row((data.name, *block))
-        if row.shape != tuple(axis[i] for axis, i in zip(data.chunks, block, strict=True)):
-            raise UnresolvedError("dask does not know the lengths of its chunks")
-        for part in row.parts:
-            if part.lazy.dtype != data.dtype or part.lazy.device != grid.flat[0].parts[0].lazy.device:
-                raise UnresolvedError("its blocks have several dtypes, or live on several devices")
-    parts = cut_rows(grid, data.chunks).merged()
-    if len({id(part.lazy) for part in parts.grid.flat}) < parts.grid.size:  # a chunk could be read for several parts
-        raise UnresolvedError(IN_TURNS)
+        return Parts.single(Part.from_indexed(data))
+    whole_array = _find_whole_array(data)
+    if whole_array is not None:
+        return Parts.single(Part.from_indexed(whole_array))
+    parts = _trace_blocks(data)
+    n_arrays = len({id(part.lazy) for part in parts.grid.flat})
+    if n_arrays < parts.grid.size:  # a chunk of an array that has several parts could be read for each of them
+        raise UnresolvedError(INTERLEAVED)
     return parts
 
 
-class _Traced:
-    """Follows blocks of a graph down to what this engine opened; runs none of its tasks."""
+def _find_whole_array(data: da.Array) -> Any:
+    """Return the array that dask has only chunked, so that its tasks need not be made. None if dask did more."""
+    original = f"original-{data.name}"  # the name that `dask.array.from_array` gives it
+    graph = data.dask
+    if graph.dependencies.get(data.name) != {original}:
+        return None
+    reader = dict(graph.layers[original]).get(original)
+    reader = getattr(reader, "value", reader)
+    if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (data.shape, data.dtype):
+        return reader.array
+    return None
+
+
+def _trace_blocks(data: da.Array) -> Parts:
+    """Return the parts of all blocks of a dask array."""
+    rows = np.empty(data.numblocks, object)
+    tracer = _GraphTracer(ensure_dict(data.dask))
+    for block in product(*map(range, rows.shape)):
+        row = tracer.row((data.name, *block))
+        rows[block] = row
+        if row.shape != tuple(lengths[number] for lengths, number in zip(data.chunks, block, strict=True)):
+            raise UnresolvedError("dask does not know the lengths of its chunks")
+        first = rows.flat[0].parts[0]
+        for part in row.parts:
+            if part.lazy.dtype != data.dtype or part.lazy.device != first.lazy.device:
+                raise UnresolvedError("its blocks have several dtypes, or live on several devices")
+    return cut_rows(rows, data.chunks).merged()
+
+
+class _GraphTracer:
+    """Follows the tasks of a graph to the arrays that this engine opened, and runs none of them.
+
+    The value of a task is a `BlockRow` if the task returns a selection of stored arrays. Tasks that return anything
+    else have no value. The arguments of tasks, such as indexes, are values as they are.
+    """
 
     def __init__(self, graph: Mapping[Any, Any]) -> None:
         self._graph = graph
         self._values: dict[Any, Any] = {}
 
     def row(self, key: Any) -> BlockRow:
-        """Return what the task of a key gives; raises `UnresolvedError`."""
+        """Return the parts that the block of a key consists of.
+
+        Raises
+        ------
+        UnresolvedError
+            The block is not made of selections alone.
+        """
         try:
-            return _as_row(self._of_key(key))
+            return _as_row(self._value_of_key(key))
         except RecursionError:
             raise UnresolvedError("its graph is too deep") from None
 
-    def _of_key(self, key: Any) -> Any:
+    def _value_of_key(self, key: Any) -> Any:
         if key not in self._values:
-            self._values[key] = self._of_old(self._graph[key])
+            self._values[key] = self._value_of_tuple(self._graph[key])
         return self._values[key]
 
-    def _value(self, node: Any) -> Any:
-        """Return the value of what a `dask.task_spec.Task` holds."""
-        if isinstance(node, TaskRef | Alias):
-            return self._of_key(node.key if isinstance(node, TaskRef) else node.target)
+    def _value_of_node(self, node: Any) -> Any:
+        """Return the value of a node of `dask.task_spec`, or of an argument of one."""
+        if isinstance(node, TaskRef):
+            return self._value_of_key(node.key)
+        if isinstance(node, Alias):
+            return self._value_of_key(node.target)
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
         if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
-            return [self._value(arg) for arg in node.args] if node.dependencies else node({})
+            return [self._value_of_node(arg) for arg in node.args] if node.dependencies else node({})
         if isinstance(node, Task):
-            return _result(node.func, node.args, node.kwargs, self._value)
+            return _select(node.func, node.args, node.kwargs, self._value_of_node)
         return node
 
-    def _of_old(self, node: Any) -> Any:
-        """Return the value of a node of the older form, from before `dask.task_spec`: tuples for tasks."""
+    def _value_of_tuple(self, node: Any) -> Any:
+        """Return the value of a node of the form that precedes `dask.task_spec`: a task is a tuple."""
         if isinstance(node, GraphNode | TaskRef):
-            return self._value(node)
+            return self._value_of_node(node)
         if isinstance(node, BlockReader):
             return _as_row(node)
         if isinstance(node, list):
-            return [self._of_old(each) for each in node]
+            return [self._value_of_tuple(element) for element in node]
         if isinstance(node, tuple) and node and callable(node[0]):
-            return _result(node[0], node[1:], {}, self._of_old)
+            return _select(node[0], node[1:], {}, self._value_of_tuple)
         try:
             is_key = isinstance(node, str | tuple) and node in self._graph
-        except TypeError:  # some of it has no hash
+        except TypeError:  # a tuple with an element that cannot be hashed
             is_key = False
-        return self._of_key(node) if is_key else node
+        return self._value_of_key(node) if is_key else node
 
 
-def _result(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: Callable[[Any], Any]) -> Any:
-    module, name = getattr(func, "__module__", ""), getattr(func, "__name__", type(func).__name__)
-    carry_out = _KNOWN.get((str(module).partition(".")[0].lstrip("_"), name))
-    if carry_out is None or keywords.get("lock"):
+def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: Callable[[Any], Any]) -> BlockRow:
+    """Return the row that a call of one of dask's functions selects; `value` returns the value of an argument."""
+    module = str(getattr(func, "__module__", ""))
+    name = getattr(func, "__name__", type(func).__name__)
+    select = _SELECTING.get((module.partition(".")[0].lstrip("_"), name))
+    if select is None or keywords.get("lock"):
         raise UnresolvedError(f"dask computes it, with {name}")
-    return carry_out(*map(value, args))
+    return select(*map(value, args))
 
 
 def _as_row(value: Any) -> BlockRow:
     if isinstance(value, BlockReader):
-        return BlockRow(parts=(Part.of(value.array),))
+        return BlockRow(parts=(Part.from_indexed(value.array),))
     if not isinstance(value, BlockRow):
         raise UnresolvedError("some of it is in memory, or was not opened by this engine")
     return value
 
 
-def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
-    """Do what NumPy does for integers, slices and one array."""
+def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
+    """Index a row as NumPy does an array, by integers, slices and at most one array.
+
+    The parameters are those of dask's ``getter``.
+    """
     row = _as_row(array)
     key = tuple(index) if isinstance(index, tuple) else (index,)
-    if lock or any(i is None for i in key):
-        raise UnresolvedError("dask adds an axis to it" if not lock else "dask reads it under a lock")
-    full = indexing.expanded_indexer(key, len(row.shape))
-    n_arrays = sum(isinstance(k, list | np.ndarray) for k in full)
-    if n_arrays > 1 or (n_arrays and any(isinstance(k, int | np.integer) for k in full)):
+    if lock:
+        raise UnresolvedError("dask reads it under a lock")
+    if any(element is None for element in key):
+        raise UnresolvedError("dask adds an axis to it")
+    full_key = indexing.expanded_indexer(key, len(row.shape))
+    n_arrays = sum(isinstance(element, list | np.ndarray) for element in full_key)
+    has_integers = any(isinstance(element, int | np.integer) for element in full_key)
+    if n_arrays > 1 or (n_arrays and has_integers):
         raise UnresolvedError("dask takes points of it")
-    for axis in reversed(range(len(full))):  # integers drop axes
-        row = row.taking(axis, full[axis])
+    for axis in reversed(range(len(full_key))):  # from the last axis on, because integers drop axes
+        row = row.select(axis, full_key[axis])
     return row
 
 
-def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> BlockRow:
-    """Do what `dask.array.core.concatenate_shaped` does."""
+def _getitem_of_pair(array: Any, pair: Sequence[Any]) -> BlockRow:
+    """Do what dask's ``_getitem`` of its shuffle does: its second argument ends with the index."""
+    return _getitem(array, pair[1])
+
+
+def _concatenate_sorted(arrays: Sequence[Any], sorter: Sequence[Any], axis: int) -> BlockRow:
+    """Do what dask's ``concatenate_arrays`` of its shuffle does: join, then put elements into another order."""
+    return join_rows(list(map(_as_row, arrays)), axis).select(axis, np.argsort(sorter[1]))
+
+
+def _concatenate_shaped(arrays: Sequence[Any], shape: Sequence[int]) -> BlockRow:
+    """Do what `dask.array.core.concatenate_shaped` does: join arrays that are listed in C order of a grid."""
     rows = list(map(_as_row, arrays))
     for axis in reversed(range(len(shape))):
         n = shape[axis]
-        rows = [join_rows(rows[i : i + n], axis) for i in range(0, len(rows), n)]
+        rows = [join_rows(rows[start : start + n], axis) for start in range(0, len(rows), n)]
     return rows[0]
 
 
-_KNOWN: Mapping[tuple[str, str], Callable[..., BlockRow]] = {
-    **{("dask", name): _sliced for name in ("getter", "getter_inline", "getter_nofancy", "getitem")},
-    ("operator", "getitem"): _sliced,
-    ("dask", "_getitem"): lambda array, index: _sliced(array, index[1]),
-    ("dask", "concatenate_arrays"): lambda arrays, sorter, axis: join_rows(list(map(_as_row, arrays)), axis).taking(
-        axis, np.argsort(sorter[1])
-    ),
-    ("dask", "concatenate_shaped"): _rechunked,
+_SELECTING: Mapping[tuple[str, str], Callable[..., BlockRow]] = {
+    ("dask", "getter"): _getitem,
+    ("dask", "getter_inline"): _getitem,
+    ("dask", "getter_nofancy"): _getitem,
+    ("dask", "getitem"): _getitem,
+    ("operator", "getitem"): _getitem,
+    ("dask", "_getitem"): _getitem_of_pair,
+    ("dask", "concatenate_arrays"): _concatenate_sorted,
+    ("dask", "concatenate_shaped"): _concatenate_shaped,
 }
-"""Package and name of functions whose results are selections -> what does the same to rows of parts."""
+"""Package and name of a function of dask that only selects -> the function that does the same to rows."""

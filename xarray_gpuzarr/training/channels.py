@@ -1,4 +1,4 @@
-"""`Channels`: the data variables of a batch as one array, with an axis for the variables."""
+"""`Channels`: the data variables of a batch as one array, with one more axis for the variables (``stack=``)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,39 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.sources import ByXarray, Computed, InMemory, Source, Stored
 
 SAMPLE = "sample"
-"""The dimension that batches have before all others."""
+"""Name of the first dimension of every batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """Which variables are stacked, and along which new dimension."""
+    """The variables that are stacked, and the new dimension."""
 
     dim: Hashable
+    """Name of the new dimension."""
     names: tuple[Hashable, ...]
     """Names of the variables, in their order along `dim`."""
     dims: tuple[Hashable, ...]
-    """Dimensions of each of them."""
+    """Dimensions that each of the variables has."""
     dtype: np.dtype[Any]
+    """Dtype that samples of each of the variables have."""
 
     @classmethod
-    def of(cls, ds: Dataset, dim: Hashable, dtypes: Mapping[Hashable, np.dtype[Any]]) -> Self:
-        """Return all data variables of a dataset as channels, given the dtypes of those that samples have pieces of.
+    def from_dataset(cls, ds: Dataset, dim: Hashable, dtypes: Mapping[Hashable, np.dtype[Any]]) -> Self:
+        """Return all data variables of a dataset as channels.
+
+        Parameters
+        ----------
+        ds : xarray.Dataset
+            At least one data variable has one of the dimensions that are cut.
+        dim : hashable
+            Name of the new dimension.
+        dtypes : mapping of hashable to numpy.dtype
+            Dtypes of samples, for each variable that has a dimension that is cut.
 
         Raises
         ------
         OptionError
-            They differ in dimensions or dtype, or the dataset has a dimension or variable of the name `dim`.
+            The data variables differ in dimensions or dtype, or the dataset has a dimension or variable named `dim`.
         """
         is_taken = dim in ds.dims or dim in ds.variables or dim == SAMPLE
         if is_taken:
@@ -49,20 +60,23 @@ class Channels:
         dims = ds.variables[names[0]].dims
         for name in names:
             if ds.variables[name].dims != dims or name not in dtypes:
-                raise _not_alike(dim, f"dimensions {ds.variables[name].dims} of {name!r}, {dims} of {names[0]!r}")
+                raise _mismatch(dim, f"dimensions {ds.variables[name].dims} of {name!r}, {dims} of {names[0]!r}")
             if dtypes[name] != dtypes[names[0]]:
-                raise _not_alike(dim, f"dtype {dtypes[name]} of {name!r}, {dtypes[names[0]]} of {names[0]!r}")
+                raise _mismatch(dim, f"dtype {dtypes[name]} of {name!r}, {dtypes[names[0]]} of {names[0]!r}")
         return cls(dim=dim, names=names, dims=dims, dtype=dtypes[names[0]])
 
     def require_one_device(self, sources: Mapping[Hashable, Source]) -> None:
-        """Raise an `OptionError` if the variables are read to different devices, as far as that is known beforehand."""
+        """Raise an `OptionError` if the variables are read to different devices.
+
+        Variables that dask computes are not checked, because their device is not known beforehand.
+        """
         devices = {name: _device_of(sources[name]) for name in self.names}
         known = {device: name for name, device in devices.items() if device is not None}
         if len(known) > 1:
-            raise _not_alike(self.dim, ", ".join(f"{name!r} on {device}" for device, name in known.items()))
+            raise _mismatch(self.dim, ", ".join(f"{name!r} on {device}" for device, name in known.items()))
 
     def allocate(self, sources: Mapping[Hashable, Source], shape: tuple[int, ...]) -> Any:
-        """Return an empty array of a shape where the samples of the first variable will be, in C order."""
+        """Return an uninitialised array in C order, on the device that samples of the first variable are read to."""
         source = sources[self.names[0]]
         if isinstance(source, Stored):
             return source.parts.lazy.by_decoder(lambda decoder: decoder.empty(shape, self.dtype))
@@ -73,7 +87,7 @@ class Channels:
 
 
 def _device_of(source: Source) -> str | None:
-    """Return where the samples of a variable are; None if dask computes them."""
+    """Return the device that samples of a variable are read to, or None if dask computes them."""
     if isinstance(source, Stored):
         return source.parts.lazy.device
     if isinstance(source, Computed):
@@ -82,7 +96,7 @@ def _device_of(source: Source) -> str | None:
     return "cuda" if is_on_device else "host"
 
 
-def _not_alike(dim: Hashable, found: str) -> OptionError:
+def _mismatch(dim: Hashable, found: str) -> OptionError:
     return OptionError(
         "variables that do not fit into one array",
         tried=f"stack={dim!r}",

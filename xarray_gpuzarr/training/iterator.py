@@ -1,4 +1,4 @@
-"""The batches of one epoch, one after another."""
+"""`BatchIterator`: the batches of one epoch, one after another; and `Budget`: how far it reads ahead."""
 
 from __future__ import annotations
 
@@ -21,21 +21,35 @@ from xarray_gpuzarr.training.template import Arrays, Template
 
 @dataclass(slots=True)
 class Progress:
-    """How far an epoch has come."""
+    """How many batches of an epoch were handed over."""
 
     order: Order
     epoch: int
+    """Number of the epoch."""
     batch: int
-    """Batches that were handed over."""
+    """Number of batches that were handed over, and so the number of the next batch."""
     begun: bool = False
-    """Whether an iterator goes through it."""
+    """Whether an iterator hands over the batches of this epoch."""
 
 
 class BatchIterator:
-    """An epoch that has begun. Closes itself at its end, at an error, and when it is forgotten.
+    """The batches of an epoch. Closes itself at the end of the epoch and after an error.
 
-    At most `n_ahead` reads are under way or have results that are not handed over yet; 0 reads when a batch is asked
-    for. `progress` says where to begin, and is kept up to date.
+    Parameters
+    ----------
+    epoch : Epoch
+        Samples and their order.
+    template : Template
+        Reads samples and makes batches of them.
+    n_ahead : int
+        Largest number of reads that are under way or have results that are not handed over yet. If 0, samples are read
+        when a batch is asked for.
+    progress : Progress
+        Where to begin. Updated after each batch.
+    n_batches : int
+        Number of batches of the epoch that this process hands over.
+    as_caller : callable
+        Returns the context manager in which threads read ahead; see `Ahead`.
     """
 
     def __init__(
@@ -44,21 +58,26 @@ class BatchIterator:
         self._template = template
         self._progress = progress
         self._n_batches = n_batches
-        self._batch = epoch.order.batch
-        self._per_read = epoch.order.per_read // self._batch
+        self._batch_size = epoch.order.batch
+        self._batches_per_read = epoch.order.samples_per_read // self._batch_size
 
         def read(number: int, stop: Stop) -> Arrays:
-            return template.read(epoch.of_read(number), stop)
+            return template.read(epoch.starts_of_read(number), stop)
 
-        first, n_reads = progress.batch // self._per_read, -(-n_batches // self._per_read)
-        self._reads = Ahead(read, first, n_reads, n_ahead, as_caller) if n_ahead else AtOnce(read, as_caller)
+        self._reads: Ahead | OnDemand
+        if n_ahead:
+            first_read = progress.batch // self._batches_per_read
+            n_reads = -(-n_batches // self._batches_per_read)
+            self._reads = Ahead(read, first_read, n_reads, n_ahead, as_caller)
+        else:
+            self._reads = OnDemand(read, as_caller)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Dataset | DataArray:
         try:
-            batch = self._next()
+            batch = self._next_batch()
         except BaseException:
             self.close()
             raise
@@ -68,21 +87,23 @@ class BatchIterator:
         self._progress.batch += 1
         return batch
 
-    def _next(self) -> Dataset | DataArray | None:
-        """Wait for the next batch; None if there is none any more."""
-        number, at = divmod(self._progress.batch, self._per_read)
+    def _next_batch(self) -> Dataset | DataArray | None:
+        """Wait for the next batch and return it, or None if there are no more."""
         if self._progress.batch >= self._n_batches or self._reads.closed:
             return None
-        arrays = self._reads.result(number)
+        read_number, batch_of_read = divmod(self._progress.batch, self._batches_per_read)
+        arrays = self._reads.result(read_number)
         if arrays is None:
             return None
-        batch = self._template.batch(arrays, slice(at * self._batch, (at + 1) * self._batch))
-        if at + 1 == self._per_read or self._progress.batch + 1 == self._n_batches:
-            self._reads.done_with(number)
+        first_sample = batch_of_read * self._batch_size
+        batch = self._template.batch(arrays, slice(first_sample, first_sample + self._batch_size))
+        is_last_of_read = batch_of_read + 1 == self._batches_per_read
+        if is_last_of_read or self._progress.batch + 1 == self._n_batches:
+            self._reads.finish_with(read_number)
         return batch
 
     def close(self) -> None:
-        """Stop reads that are under way, and wait until they have ended; there are no more batches."""
+        """Stop reads that are under way and wait until they have ended. There are no more batches afterwards."""
         self._reads.close()
 
     def __enter__(self) -> Self:
@@ -92,62 +113,75 @@ class BatchIterator:
         self.close()
 
 
-class AtOnce:
-    """Results of reads that begin when they are asked for, on the caller's thread; as `Ahead`."""
+class OnDemand:
+    """Results of reads that the consumer's thread carries out when it asks for them; has the methods of `Ahead`."""
 
     def __init__(self, read: Callable[[int, Stop], Arrays], as_caller: AsCaller) -> None:
         self._read = read
         self._as_caller = as_caller
-        self._found: tuple[int, Arrays] | None = None
+        self._latest: tuple[int, Arrays] | None = None
+        """Number and result of the latest read."""
         self.closed = False
 
     def result(self, number: int) -> Arrays | None:
-        """Read, or return what was read already."""
-        if self._found is None or self._found[0] != number:
+        """Return the result of a read; carries it out unless it is the latest one."""
+        if self._latest is None or self._latest[0] != number:
             with self._as_caller():
-                self._found = number, self._read(number, Stop())
-        return self._found[1]
+                self._latest = number, self._read(number, Stop())
+        return self._latest[1]
 
-    def done_with(self, number: int) -> None:  # noqa: ARG002
-        """Forget what was read."""
-        self._found = None
+    def finish_with(self, number: int) -> None:  # noqa: ARG002
+        """Drop the latest result."""
+        self._latest = None
 
     def close(self) -> None:
-        """Forget what was read; there is no more."""
-        self._found = None
+        """Drop the latest result; there are no more."""
+        self._latest = None
         self.closed = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits on reading ahead that the caller has given."""
+    """The limits on reading ahead that `batches` was given."""
 
     prefetch: int
-    """Batches, or windows, that are read ahead."""
+    """Number of batches, or windows, that are read ahead."""
     memory: int | None
-    """Bytes of results in all processes of a rank; None for a part of what is free."""
+    """Bytes of results in all processes of a rank; None for a quarter of the memory that is free."""
 
     def n_ahead(self, template: Template, order: Order, samples: Samples) -> int:
-        """Return how many results may be there at once in one process of a rank; 0 if nothing is read ahead.
+        """Return the largest number of results that one process of a rank may hold, or 0 if nothing is read ahead.
 
-        If not even one fits, that is an `OptionError`.
+        Raises
+        ------
+        OptionError
+            A single result takes more than `memory`.
         """
-        nbytes = max(1, template.nbytes * min(order.per_read, order.n_of_rank(samples.n_samples)))
-        is_consumed_slowly = order.per_read > order.batch
+        n_samples = min(order.samples_per_read, order.n_samples_of_rank(samples.n_samples))
+        nbytes = max(1, template.nbytes * n_samples)
+        reads_windows = order.samples_per_read > order.batch
         if self.memory is not None:
             limit = self.memory // order.n_parts // nbytes
         elif all(lazy.device == "host" for lazy in template.lazies):
-            local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says; without it, this is the only one
-            n_local_ranks = max(1, int(local_ranks)) if local_ranks.isdecimal() else 1
-            n_sharing = order.n_parts * min(order.world_size, n_local_ranks)
-            limit = max(1, (available_nbytes() or sys.maxsize) // 4 // n_sharing // nbytes)
+            limit = max(1, (available_nbytes() or sys.maxsize) // 4 // _n_processes(order) // nbytes)
         else:
             limit = self.prefetch + 1
         if not limit:
+            processes = f" in {order.n_parts} processes" if order.n_parts > 1 else ""
             raise OptionError(
                 "the memory that batches may take does not suffice",
-                tried=f"memory={self.memory}" + f" in {order.n_parts} processes" * (order.n_parts > 1),
-                found=f"one {'window' if is_consumed_slowly else 'batch'} takes {nbytes} bytes",
+                tried=f"memory={self.memory}{processes}",
+                found=f"one {'window' if reads_windows else 'batch'} takes {nbytes} bytes",
                 do="give more memory=, a smaller window=, batch= or sizes=, or fewer processes",
             )
-        return min(self.prefetch + is_consumed_slowly, limit) if self.prefetch else 0
+        if not self.prefetch:
+            return 0
+        # The batches of a window are handed over one by one, and the window is kept until the last of them.
+        return min(self.prefetch + 1 if reads_windows else self.prefetch, limit)
+
+
+def _n_processes(order: Order) -> int:
+    """Return the number of processes on this machine that read batches, as far as torchrun says."""
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun; without it, this rank counts alone
+    n_local_ranks = max(1, int(local_ranks)) if local_ranks.isdecimal() else 1
+    return order.n_parts * min(order.world_size, n_local_ranks)

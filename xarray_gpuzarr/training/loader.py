@@ -1,4 +1,8 @@
-"""`Batches`: the batches of a dataset, epoch after epoch."""
+"""`Batches`: the batches of a dataset, epoch after epoch.
+
+It holds how far the latest epoch has come, and the state that `Batches.state_dict` returns. `BatchIterator` hands over
+the batches of one epoch.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,21 @@ _TITLES = ("variable", "read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesRow:
-    """How the samples of one variable are read."""
+    """How the samples of one variable are read, a row of `BatchesExplanation`."""
 
     variable: str
     way: Way
     """``"one plan"``, the fast way, ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
     why: str
-    """Why not with one plan; empty where that says itself."""
+    """Why they are not read with one plan. Empty if they are, or are in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BatchesExplanation(TableText):
-    """A row for each variable, rendered as a table by `str`, `repr`, rich and Jupyter."""
+    """How the samples of each variable are read. `str`, `repr`, rich and Jupyter show it as a table."""
 
     rows: tuple[BatchesRow, ...]
+    """One row for each variable that is cut."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
@@ -57,13 +62,15 @@ class BatchesExplanation(TableText):
 
 
 def _cells(row: BatchesRow) -> list[list[str]]:
+    """Return the lines of each cell of a row."""
     return [[row.variable], [f"{row.way}: {row.why}" if row.why else row.way]]
 
 
 class Batches:
     """Batches of samples of a dataset, made by `xarray_gpuzarr.batches`.
 
-    Each ``iter()`` starts the next epoch. It holds no threads or open files, and can be pickled if the dataset can.
+    Each ``iter()`` starts the next epoch. Instances hold no threads or open files, and can be pickled if the dataset
+    can.
     """
 
     def __init__(
@@ -75,57 +82,76 @@ class Batches:
         self._budget = budget
         self._follows_ranks = follows_ranks
         self._progress = Progress(order, 0, 0)
-        self._drawn: tuple[int, Epoch] | None = None
+        self._latest_epoch: tuple[int, Epoch] | None = None
+        """Number and samples of the epoch that was drawn last."""
 
     def __getstate__(self) -> dict[str, Any]:
-        self.order  # noqa: B018  # a worker of a DataLoader has no process group to ask
-        return vars(self) | {"_drawn": None, "_progress": replace(self._progress)}
+        # Updates the rank, because a worker of a DataLoader has no process group that could be asked for it.
+        self.order  # noqa: B018
+        return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""
         return self.order.n_batches(self._samples.n_samples)
 
     def __iter__(self) -> BatchIterator:
-        """Begin the next epoch, or go on where a state says."""
+        """Begin the next epoch, or continue where the state that was loaded says."""
         return self.begin(self.next_epoch, self.next_batch)
 
     def begin(self, epoch: int, batch: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
-        """Begin an epoch, or go on in it, after `batch` of its batches.
+        """Begin an epoch, or continue in one.
 
-        Given a GPU's number, `stream_of` returns the handle of the stream on which batches are used there; CuPy's
-        current one if left out. An `OptionError` says that a state was loaded, and that this process has become another
-        rank since; or that its rank has no batch.
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch.
+        batch : int
+            Number of batches that are left out, because they were handed over earlier.
+        stream_of : callable, optional
+            Returns the handle of the stream on which batches are used, given the number of a GPU. By default it is
+            CuPy's current stream.
+
+        Raises
+        ------
+        OptionError
+            A state was loaded and this process has become another rank since, or its rank has no batch.
         """
-        order, before = self.order, self._progress.order
-        if batch and order != before:
+        order = self.order
+        earlier_order = self._progress.order
+        if batch and order != earlier_order:
             raise OptionError(
                 "batches go on in an epoch of another rank",
                 tried=f"batch {batch} of epoch {epoch} on rank {order.rank} of {order.world_size}",
-                found=f"this was rank {before.rank} of {before.world_size} when the state was loaded",
+                found=f"this was rank {earlier_order.rank} of {earlier_order.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
         as_caller = as_caller_of(self._template.lazies, stream_of)
-        with as_caller():  # what is not cut is read now
-            whole = self._template.whole.copy().load()
-            for variable in whole.variables.values():
-                if not isinstance(variable, IndexVariable):
-                    variable.data = in_c_order(variable.data)
-            self._template = replace(self._template, whole=whole)
+        with as_caller():
+            self._load_uncut()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
         progress = Progress(order, epoch, batch)
-        drawn, n_batches = self._epoch(epoch, order), len(self)
-        iterator = BatchIterator(drawn, self._template, n_ahead, progress, n_batches=n_batches, as_caller=as_caller)
+        iterator = BatchIterator(
+            self._epoch(epoch, order), self._template, n_ahead, progress, n_batches=len(self), as_caller=as_caller
+        )
         progress.begun = True
         self._progress = progress
         return iterator
+
+    def _load_uncut(self) -> None:
+        """Load the variables that come along unchanged, in C order."""
+        uncut = self._template.uncut.copy().load()
+        for variable in uncut.variables.values():
+            if not isinstance(variable, IndexVariable):
+                variable.data = in_c_order(variable.data)
+        self._template = replace(self._template, uncut=uncut)
 
     def __repr__(self) -> str:
         return f"<xarray_gpuzarr.Batches: {len(self)} of {self._order.batch} samples>\n{self.explain()}"
 
     @property
     def order(self) -> Order:
-        """Order of the samples. If no rank was given, it is that which this process has now."""
-        distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
+        """Order of the samples, with the present rank of this process if no rank was given."""
+        distributed: Any = sys.modules.get("torch.distributed")  # imported by the program that initialises it
         if self._follows_ranks and distributed and distributed.is_available() and distributed.is_initialized():
             order = replace(self._order, rank=distributed.get_rank(), world_size=distributed.get_world_size())
             if order != self._order:
@@ -135,113 +161,138 @@ class Batches:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a full batch."""
+        """Size of a full batch in bytes, without variables that come along unchanged."""
         return self._template.nbytes * self._order.batch
 
     def explain(self) -> BatchesExplanation:
-        """Return how each variable is read, and why if not with one plan for all samples of a read."""
-        cuts = self._template.cuts.items()
-        rows = (BatchesRow(variable=str(name), way=cut.source.way, why=cut.source.why) for name, cut in cuts)
+        """Return how samples of each variable are read, and why they are not all read with one plan if they are not."""
+        rows = []
+        for name, cut in self._template.cuts.items():
+            rows.append(BatchesRow(variable=str(name), way=cut.source.way, why=cut.source.why))
         return BatchesExplanation(rows=tuple(rows))
 
     def part(self, number: int, n_parts: int) -> Self:
-        """Return the batches that one of several processes of this rank is to read, from the first epoch on.
+        """Return the batches that one of `n_parts` processes of this rank reads, from the first epoch on.
 
-        Those are of every `n_parts`-th read, from `number` on: a batch or, with a window, the batches of one.
+        They are those of every `n_parts`-th read, beginning with read `number`. A read is one batch or, with a window,
+        all batches of the window.
         """
         order = replace(self.order, part=number, n_parts=n_parts)
         return type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
 
     @property
     def next_epoch(self) -> int:
-        """Number of the epoch of the next ``iter()``."""
-        return self._progress.epoch + self._progress.begun
+        """Number of the epoch that the next ``iter()`` starts."""
+        if self._progress.begun:
+            return self._progress.epoch + 1
+        return self._progress.epoch
 
     @property
     def next_batch(self) -> int:
-        """How many batches of it the next ``iter()`` leaves out, because a state was loaded."""
+        """Number of batches of that epoch that the next ``iter()`` leaves out, because a state was loaded."""
         return 0 if self._progress.begun else self._progress.batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next ``iter()`` starts; by default it is the one after the last.
+        """Choose the epoch that the next ``iter()`` starts. By default it is the one after the latest.
 
         Raises
         ------
         OptionError
-            `epoch` is no whole number.
+            `epoch` is not a whole number of at least 0.
         """
         self._progress = Progress(self.order, require_whole("epoch", epoch, 0), 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest iterator, for `load_state_dict` here or in another process.
+        """Return the position of the latest iterator, for `load_state_dict` in this process or another one.
 
         Returns
         -------
         dict
-            Numbers and text, as JSON has them: the epoch, how many of its batches were handed over, and what the order
-            of samples depends on.
+            The number of the epoch, how many of its batches were handed over, and everything that the order of samples
+            depends on. It can be stored as JSON.
         """
-        at = self._progress
-        if at.begun and at.batch == at.order.n_batches(self._samples.n_samples):
-            return self.state_at(at.epoch + 1, 0)
-        return self.state_at(at.epoch, at.batch, at.order if at.batch else None)
+        progress = self._progress
+        if progress.begun and progress.batch == progress.order.n_batches(self._samples.n_samples):
+            return self.state_at(progress.epoch + 1, 0)
+        return self.state_at(progress.epoch, progress.batch, progress.order if progress.batch else None)
 
     def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:
-        """Return the state of an epoch of which so many batches were handed over; that may be all.
+        """Return the state at a position.
 
-        `order` is that of the epoch, if it is not what an epoch that begins now has.
+        Parameters
+        ----------
+        epoch : int
+            Number of the epoch.
+        batch : int
+            Number of its batches that were handed over, possibly all of them.
+        order : Order, optional
+            Order of the epoch, if it differs from that of an epoch that would begin now.
         """
         return {"epoch": epoch, "batch": batch, "of": self._fingerprint(epoch, order or self.order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` go on where a state was taken: with the batch after the last that was handed over.
+        """Let the next ``iter()`` continue where a state was taken, with the batch after the last one handed over.
 
         Parameters
         ----------
         state : mapping
-            From `state_dict`, of batches of the same samples in the same order.
+            What `state_dict` returned for batches of the same samples in the same order.
 
         Raises
         ------
         OptionError
-            `state` is invalid, or of different batches; the message lists the differences.
+            `state` is invalid, or belongs to different batches; then the message lists the differences.
         """
-        try:
-            epoch, batch, saved = state["epoch"], state["batch"], dict(state["of"])
-            is_valid = type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0
-        except (KeyError, TypeError, ValueError):
-            is_valid = False
-        if not is_valid:
-            raise OptionError(
-                "not a state of batches",
-                tried=f"{state!r}"[:200],
-                found='not a mapping with "epoch", "batch" and "of"',
-                do="give what state_dict() has returned",
-            )
+        epoch, batch, saved = _parse_state(state)
         own = self._fingerprint(epoch, self.order)
-        different = [name for name in own | saved if own.get(name) != saved.get(name)]
-        if different or batch > len(self):
-            said = ((name, *(self._said(name, of.get(name)) for of in (own, saved))) for name in different)
-            differences = "; ".join(f"{name} is {is_now} and was {was}" for name, is_now, was in said)
+        differences = []
+        for name in own | saved:
+            if own.get(name) != saved.get(name):
+                is_now = self._format_setting(name, own.get(name))
+                was = self._format_setting(name, saved.get(name))
+                differences.append(f"{name} is {is_now} and was {was}")
+        if differences or batch > len(self):
             raise OptionError(
                 "the state is of other batches",
                 tried=f"going on at batch {batch} of epoch {epoch}",
-                found=differences or f"an epoch has {len(self)} batches",
+                found="; ".join(differences) or f"an epoch has {len(self)} batches",
                 do="make the batches as they were when the state was taken, or begin without it",
             )
         self._progress = Progress(self.order, epoch, batch)
 
     def _fingerprint(self, epoch: int, order: Order) -> dict[str, Any]:
-        """Return what the order of samples depends on, and a checksum of that order."""
+        """Return everything that the order of samples depends on, and a checksum of that order."""
         return asdict(order) | {"samples": self._samples.describe(), "checksum": self._epoch(epoch, order).checksum}
 
-    def _said(self, name: str, value: object) -> str:
-        """Return how a message shows what the order of samples depends on: a window as bytes, which it is given in."""
+    def _format_setting(self, name: str, value: object) -> str:
+        """Return the text of an item of the fingerprint in a message. A window is shown in bytes as well."""
         if name == "window" and type(value) is int:
             return f"{value} samples ({format_nbytes(value * self._template.nbytes)})"
         return repr(value)
 
     def _epoch(self, number: int, order: Order) -> Epoch:
-        if self._drawn is None or self._drawn[0] != number or self._drawn[1].order != order:
-            self._drawn = number, draw_epoch(self._samples, order, number, self._template.shards)
-        return self._drawn[1]
+        """Draw an epoch, or return the one that was drawn last if it is the same."""
+        if self._latest_epoch is not None:
+            latest_number, latest = self._latest_epoch
+            if latest_number == number and latest.order == order:
+                return latest
+        epoch = draw_epoch(self._samples, order, number, self._template.shard_numbers)
+        self._latest_epoch = number, epoch
+        return epoch
+
+
+def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
+    """Return the epoch, the batch and the fingerprint of a state, or raise an `OptionError` if it is invalid."""
+    try:
+        epoch, batch, fingerprint = state["epoch"], state["batch"], dict(state["of"])
+        is_valid = type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0
+    except (KeyError, TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise OptionError(
+            "not a state of batches",
+            tried=f"{state!r}"[:200],
+            found='not a mapping with "epoch", "batch" and "of"',
+            do="give what state_dict() has returned",
+        )
+    return epoch, batch, fingerprint

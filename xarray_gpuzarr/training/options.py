@@ -1,4 +1,4 @@
-"""`batches`: checks its arguments, and makes `Batches` of them."""
+"""`batches`: checks the arguments of a caller and returns `Batches`."""
 
 from __future__ import annotations
 
@@ -114,54 +114,76 @@ def batches(  # noqa: PLR0913
     lengths_of_sample = {dim: int(n) for dim, n in sizes.items()}
     samples = choose_samples(lengths, lengths_of_sample, stride=stride, random=random, positions=positions)
     require_float32(dtype, "dtype")
-    template = Template.of(ds, lengths_of_sample, rounds=dtype is not None, stack=stack)
+    template = Template.from_dataset(ds, lengths_of_sample, to_float32=dtype is not None, stack=stack)
     batch = require_whole("batch", batch, 1)
-    follows_ranks = rank is None and world_size is None
-    if (rank is None or world_size is None) and not follows_ranks:
+    own_rank, n_ranks = _require_rank(rank, world_size)
+    order = Order(
+        batch=batch,
+        shuffle=_require_bool("shuffle", shuffle),
+        window=None if window is None else _samples_in_window(window, batch, template),
+        seed=require_whole("seed", seed, 0),
+        drop_last=_require_bool("drop_last", drop_last),
+        rank=own_rank,
+        world_size=n_ranks,
+    )
+    require_batches(order, samples)
+    budget = Budget(
+        prefetch=require_whole("prefetch", prefetch, 0),
+        memory=None if memory is None else _require_nbytes("memory", memory),
+    )
+    loader = Batches(template, samples, order, budget, follows_ranks=rank is None)
+    budget.n_ahead(template, loader.order, samples)  # raises if `memory` is too little for one result
+    return loader
+
+
+def _require_rank(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks; 0 and 1 if neither was given."""
+    if rank is None and world_size is None:
+        return 0, 1
+    if rank is None or world_size is None:
         raise OptionError(
             "rank= and world_size= belong together",
             tried=f"rank={rank!r}, world_size={world_size!r}"[:200],
             found="only one of them",
             do="give both, or neither: torch.distributed is asked then",
         )
-    of_ranks = 1 if follows_ranks else require_whole("world_size", world_size, 1)
-    own_rank = 0 if follows_ranks else require_whole("rank", rank, 0)
-    if own_rank >= of_ranks:
+    n_ranks = require_whole("world_size", world_size, 1)
+    own_rank = require_whole("rank", rank, 0)
+    if own_rank >= n_ranks:
         raise OptionError(
-            "unusable rank=", tried=f"rank={own_rank}", found=f"world_size={of_ranks}", do="count ranks from 0"
+            "unusable rank=", tried=f"rank={own_rank}", found=f"world_size={n_ranks}", do="count ranks from 0"
         )
-    order = Order(
-        batch=batch,
-        shuffle=_require_bool("shuffle", shuffle),
-        window=None if window is None else batch * max(1, _nbytes("window", window) // max(1, batch * template.nbytes)),
-        seed=require_whole("seed", seed, 0),
-        drop_last=_require_bool("drop_last", drop_last),
-        rank=own_rank,
-        world_size=of_ranks,
+    return own_rank, n_ranks
+
+
+def _samples_in_window(window: Any, batch: int, template: Template) -> int:
+    """Return the number of samples that a window of so many bytes has: whole batches, at least one."""
+    nbytes_of_batch = max(1, batch * template.nbytes)
+    return batch * max(1, _require_nbytes("window", window) // nbytes_of_batch)
+
+
+def _require_dataset(ds: Any) -> None:
+    """Raise an `ArrayTypeError` if `ds` is not a dataset; it says how to make one of what it is."""
+    if isinstance(ds, Dataset):
+        return
+    if isinstance(ds, DataArray):
+        do = "make one: array.to_dataset(name=...)"
+    elif isinstance(ds, DataTree):
+        do = "choose a group: tree[path].to_dataset()"
+    else:
+        store = repr(os.fspath(ds)) if isinstance(ds, str | os.PathLike) else "store"
+        do = f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
+    raise ArrayTypeError(
+        "batches takes an xarray.Dataset",
+        tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
+        found="not an xarray.Dataset",
+        do=do,
     )
-    require_batches(order, samples)
-    budget = Budget(
-        prefetch=require_whole("prefetch", prefetch, 0), memory=None if memory is None else _nbytes("memory", memory)
-    )
-    loader = Batches(template, samples, order, budget, follows_ranks=follows_ranks)
-    budget.n_ahead(template, loader.order, samples)
-    return loader
 
 
 def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
-    """Return the lengths of the dimensions that are cut."""
-    if not isinstance(ds, Dataset):
-        store = repr(os.fspath(ds)) if isinstance(ds, str | os.PathLike) else "store"
-        do = f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
-        if isinstance(ds, DataArray | DataTree):
-            is_array = isinstance(ds, DataArray)
-            do = "make one: array.to_dataset(name=...)" if is_array else "choose a group: tree[path].to_dataset()"
-        raise ArrayTypeError(
-            "batches takes an xarray.Dataset",
-            tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
-            found="not an xarray.Dataset",
-            do=do,
-        )
+    """Return the length in `ds` of each dimension that is cut, after checking the dataset and the sizes of samples."""
+    _require_dataset(ds)
     require_mapping("sizes", sizes, ds.sizes)
     lengths = {dim: ds.sizes[dim] for dim in sizes}
     for dim, n in sizes.items():
@@ -191,6 +213,7 @@ def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
 
 
 def _require_bool(name: str, value: Any) -> bool:
+    """Return the value of an option as a bool, or raise an `OptionError` if it is something else."""
     if not isinstance(value, bool | np.bool_):
         raise OptionError(
             f"unusable {name}=", tried=f"{name}={value!r}"[:200], found="neither True nor False", do="give one"
@@ -198,7 +221,8 @@ def _require_bool(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _nbytes(name: str, value: Any) -> int:
+def _require_nbytes(name: str, value: Any) -> int:
+    """Return the value of an option in bytes, given as a number or as text such as ``"2 GiB"``."""
     if isinstance(value, str):
         value = parse_nbytes(value, f"unusable {name}=", tried=f"{name}={value!r}", do=f"give {name}= such a size")
     return require_whole(name, value, 1)

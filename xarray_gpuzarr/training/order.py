@@ -1,6 +1,7 @@
-"""The order in which the samples of an epoch are read, and by which process. Pure; the same in every process.
+"""`Order` and `draw_epoch`: the order in which the samples of an epoch are read, and the process that reads each. Pure.
 
-An epoch is cut into reads. A read is one batch or, with a window, several batches whose samples are read at once.
+All processes come to the same order without talking to each other. The samples of a rank are cut into reads. A read is
+one batch or, with a window, several batches whose samples are read together.
 """
 
 from __future__ import annotations
@@ -16,48 +17,49 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.training.samples import Samples, Starts
 
-Shards = Callable[[Column], Column]
-"""From starts of samples, shape (n, n_dims), to numbers of the shards that they begin in, shape (n,)."""
-_BOXES, _ORDER, _WITHIN = range(3)
-"""Streams of random numbers: boxes, the order of samples, and their places within boxes are drawn from one each."""
-AT_ONCE = 2**20
-"""Samples whose shards are looked up at once: their starts take memory for each dimension."""
+ShardNumbers = Callable[[Column], Column]
+"""Returns the numbers of the shards, shape (n,), that samples begin in, given their starts of shape (n, n_dims)."""
+_BOX_STREAM, _ORDER_STREAM, _WINDOW_STREAM = range(3)
+"""Separate streams of random numbers: for random boxes, for the order of samples, and for the order in a window."""
+LOOK_UP_SIZE = 2**20
+"""Number of samples whose shards are looked up at once, which limits the memory that their starts take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Everything but the samples themselves that determines their order."""
+    """Everything except the samples themselves that determines their order."""
 
     batch: int
-    """Samples of a batch."""
+    """Number of samples in a batch."""
     shuffle: bool
     window: int | None
-    """Samples that are read at once, a multiple of `batch`; None for one batch."""
+    """Number of samples that are read together, a multiple of `batch`. None for one batch."""
     seed: int
     drop_last: bool
     """Whether batches that are not full are left out."""
     rank: int
     world_size: int
     part: int = 0
+    """Number of this process among those that share the reads of a rank. It carries out every `n_parts`-th read."""
     n_parts: int = 1
-    """Number of processes that share the reads of a rank; this one carries out every `n_parts`-th, from `part` on."""
+    """Number of processes that share the reads of a rank."""
 
     @property
-    def per_read(self) -> int:
-        """Samples of a read."""
+    def samples_per_read(self) -> int:
+        """Number of samples in a read."""
         return self.window or self.batch
 
-    def n_of_rank(self, n_samples: int) -> int:
-        """Return how many samples this rank has in an epoch."""
+    def n_samples_of_rank(self, n_samples: int) -> int:
+        """Return the number of samples of an epoch that this rank has, of `n_samples` in all."""
         if not self.drop_last:
             return len(range(self.rank, n_samples, self.world_size))
         return n_samples // self.world_size // self.batch * self.batch
 
     def n_batches(self, n_samples: int) -> int:
-        """Return how many batches of an epoch this rank, or its part, has."""
-        n_own = self.n_of_rank(n_samples)
-        firsts = range(self.part * self.per_read, n_own, self.n_parts * self.per_read)
-        return sum(-(-min(self.per_read, n_own - first) // self.batch) for first in firsts)
+        """Return the number of batches of an epoch that this process has, given the `n_samples` of all ranks."""
+        n_own = self.n_samples_of_rank(n_samples)
+        first_samples = range(self.part * self.samples_per_read, n_own, self.n_parts * self.samples_per_read)
+        return sum(-(-min(self.samples_per_read, n_own - first) // self.batch) for first in first_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +67,28 @@ class Epoch:
     """The samples of one rank in one epoch, in the order of its batches."""
 
     starts: Starts
+    """Positions of the samples of all ranks."""
     sample: Column
-    """shape (n,): numbers of samples."""
+    """Numbers of the samples of this rank, shape (n,)."""
     order: Order
 
-    def of_read(self, number: int) -> Column:
-        """Return where the samples of a read of this part begin, shape (n, n_dims)."""
-        first = (self.order.part + number * self.order.n_parts) * self.order.per_read
-        return self.starts.of(self.sample[first : first + self.order.per_read])
+    def starts_of_read(self, number: int) -> Column:
+        """Return the first elements of the samples of a read of this process, shape (n, n_dims)."""
+        number_in_rank = self.order.part + number * self.order.n_parts
+        first = number_in_rank * self.order.samples_per_read
+        return self.starts.first_elements(self.sample[first : first + self.order.samples_per_read])
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of the samples and their order."""
-        first = self.starts.of(self.sample[: self.order.per_read])
-        return f"{zlib.crc32(first.tobytes(), zlib.crc32(self.sample.tobytes())):08x}"
+        """CRC-32 of the samples and their order, in hexadecimal."""
+        starts = self.starts.first_elements(self.sample[: self.order.samples_per_read])
+        return f"{zlib.crc32(starts.tobytes(), zlib.crc32(self.sample.tobytes())):08x}"
 
 
 def require_batches(order: Order, samples: Samples) -> None:
-    """Raise `OptionError` if an epoch would be empty on some rank."""
-    least = samples.n_samples // order.world_size
-    if least < (order.batch if order.drop_last else 1):
+    """Raise an `OptionError` if some rank has no batch in an epoch."""
+    fewest = samples.n_samples // order.world_size
+    if fewest < (order.batch if order.drop_last else 1):
         raise OptionError(
             "too few samples for a batch on each rank",
             tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",
@@ -93,26 +97,54 @@ def require_batches(order: Order, samples: Samples) -> None:
         )
 
 
-def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> Epoch:
-    """Return the epoch of a number, for one rank; `shards` is only asked if samples are shuffled in windows."""
+def draw_epoch(samples: Samples, order: Order, number: int, shard_numbers: ShardNumbers) -> Epoch:
+    """Return an epoch of one rank.
 
-    def rng(what: int) -> np.random.Generator:
-        return np.random.default_rng([order.seed, number, what])
-
-    n_samples, n_own = samples.n_samples, order.n_of_rank(samples.n_samples)
-    starts = samples.starts(rng(_BOXES))
+    Parameters
+    ----------
+    samples : Samples
+        Samples of all ranks.
+    order : Order
+        Determines the order together with `number`.
+    number : int
+        Number of the epoch.
+    shard_numbers : callable
+        Called only if samples are shuffled in windows.
+    """
+    starts = samples.starts(_generator(order, number, _BOX_STREAM))
+    n_samples = samples.n_samples
     if order.shuffle and order.window is not None:
-        runs = (np.arange(i, min(i + AT_ONCE, n_samples)) for i in range(0, n_samples, AT_ONCE))
-        # Those of a shard side by side, shards in random order.
-        names, which = np.unique(np.concatenate([shards(starts.of(run)) for run in runs]), return_inverse=True)
-        by_shard = np.argsort(rng(_ORDER).permutation(len(names))[which], kind="stable")
-        # A rank has a run of them, which meets few shards of other ranks.
-        per_rank, rest = divmod(n_samples, order.world_size)
-        first = order.rank * per_rank + min(order.rank, 0 if order.drop_last else rest)
-        sample, within = by_shard[first : first + n_own].copy(), rng(_WITHIN)
-        for start in range(0, n_own, order.per_read):
-            sample[start : start + order.per_read] = within.permutation(sample[start : start + order.per_read])
+        own_samples = _shuffle_in_windows(starts, n_samples, order, number, shard_numbers)
     else:
-        all_samples = rng(_ORDER).permutation(n_samples) if order.shuffle else np.arange(n_samples)
-        sample = all_samples[order.rank :: order.world_size][:n_own]
-    return Epoch(starts=starts, sample=np.ascontiguousarray(sample, np.int64), order=order)
+        all_samples = np.arange(n_samples)
+        if order.shuffle:
+            all_samples = _generator(order, number, _ORDER_STREAM).permutation(n_samples)
+        own_samples = all_samples[order.rank :: order.world_size][: order.n_samples_of_rank(n_samples)]
+    return Epoch(starts=starts, sample=np.ascontiguousarray(own_samples, np.int64), order=order)
+
+
+def _generator(order: Order, epoch: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng([order.seed, epoch, stream])
+
+
+def _shuffle_in_windows(
+    starts: Starts, n_samples: int, order: Order, epoch: int, shard_numbers: ShardNumbers
+) -> Column:
+    """Return the numbers of the samples of a rank, shape (n,), shuffled so that a window meets few shards."""
+    runs = [np.arange(i, min(i + LOOK_UP_SIZE, n_samples)) for i in range(0, n_samples, LOOK_UP_SIZE)]
+    shards = np.concatenate([shard_numbers(starts.first_elements(run)) for run in runs])
+    # Put the shards into random order, and the samples of each side by side.
+    distinct_shards, shard_of_sample = np.unique(shards, return_inverse=True)
+    shard_ranks = _generator(order, epoch, _ORDER_STREAM).permutation(len(distinct_shards))
+    by_shard = np.argsort(shard_ranks[shard_of_sample], kind="stable")
+    # Each rank takes consecutive samples, so that few shards are read by several ranks.
+    samples_per_rank, n_left = divmod(n_samples, order.world_size)
+    n_left_before = 0 if order.drop_last else min(order.rank, n_left)
+    first = order.rank * samples_per_rank + n_left_before
+    own_samples = by_shard[first : first + order.n_samples_of_rank(n_samples)].copy()
+    # Shuffle each window.
+    generator = _generator(order, epoch, _WINDOW_STREAM)
+    for start in range(0, len(own_samples), order.samples_per_read):
+        window = slice(start, start + order.samples_per_read)
+        own_samples[window] = generator.permutation(own_samples[window])
+    return own_samples

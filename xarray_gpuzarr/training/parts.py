@@ -1,4 +1,8 @@
-"""Selections of stored arrays that together, side by side, are a variable. Pure."""
+"""`Part` and `Parts`: the selections of stored arrays that a variable is made of. No I/O.
+
+A variable that was opened from one store is a single `Part`. One that was joined from several stores, as by
+`xarray.open_mfdataset`, is a grid of parts, which `Parts` holds.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.process.records import Column
 
-Along = int | range | Column
-"""Selection along a stored axis: one element, which drops the axis, or several, in any order."""
+AxisSelection = int | range | Column
+"""Elements selected along a stored axis: one, which drops the axis, or several in any order. None is negative."""
 
 
 class UnresolvedError(Exception):
-    """A variable is not made of selections alone; the message says of what else."""
+    """A variable is not made of selections of stored arrays. The message completes the sentence "because ..."."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,59 +31,72 @@ class Part:
     """A selection of a stored array."""
 
     lazy: LazyArray
-    key: tuple[Along, ...]
-    """One for each stored axis; nothing is negative."""
+    key: tuple[AxisSelection, ...]
+    """One selection for each stored axis."""
 
     @classmethod
-    def of(cls, array: Any) -> Self:
-        """Return what xarray has indexed lazily; raises `UnresolvedError`."""
+    def from_indexed(cls, array: Any) -> Self:
+        """Return the selection that one of xarray's lazily indexed arrays stands for.
+
+        Raises
+        ------
+        UnresolvedError
+            xarray decodes the array, or it was indexed pointwise or transposed.
+        """
         lazy = find_lazy_array(array)
         if lazy is None:
             raise UnresolvedError("it is read by xarray")
         if not isinstance(array, indexing.LazilyIndexedArray):
             raise UnresolvedError("it was indexed pointwise or transposed before it was read")
-        return cls(lazy=lazy, key=tuple(map(elements, array.key.tuple, lazy.shape)))
+        return cls(lazy=lazy, key=tuple(map(selected_elements, array.key.tuple, lazy.shape)))
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Stored axes that are kept."""
-        return tuple(n for n, along in enumerate(self.key) if not isinstance(along, int))
+        """The stored axis of each axis of the selection."""
+        return tuple(axis for axis, selection in enumerate(self.key) if not isinstance(selection, int))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the selection."""
-        return tuple(len(along) for along in self.key if not isinstance(along, int))
+        return tuple(len(selection) for selection in self.key if not isinstance(selection, int))
 
-    def along(self, axis: int) -> range | Column:
-        """Return what is taken along an axis that is kept."""
-        selected = self.key[self.axes[axis]]
-        assert not isinstance(selected, int)
-        return selected
+    def selection(self, axis: int) -> range | Column:
+        """Return the stored elements that an axis of the selection consists of."""
+        selection = self.key[self.axes[axis]]
+        assert not isinstance(selection, int)
+        return selection
 
-    def taking(self, axis: int, along: Along) -> Self:
-        """Return a part that takes something else along an axis that is kept."""
-        at = self.axes[axis]
-        return type(self)(lazy=self.lazy, key=(*self.key[:at], along, *self.key[at + 1 :]))
+    def with_selection(self, axis: int, selection: AxisSelection) -> Self:
+        """Return a part with other stored elements along an axis of the selection."""
+        stored_axis = self.axes[axis]
+        key = (*self.key[:stored_axis], selection, *self.key[stored_axis + 1 :])
+        return type(self)(lazy=self.lazy, key=key)
 
-    def joins(self, other: Self, axis: int) -> bool:
-        """Whether two parts differ in nothing but what they take along an axis that is kept."""
+    def can_join(self, other: Self, axis: int) -> bool:
+        """Whether two parts differ in nothing but what they select along an axis."""
         if self.lazy is not other.lazy or self.axes != other.axes:
             return False
-        at = self.axes[axis]
+        joined_axis = self.axes[axis]
         return all(
-            n == at or (np.array_equal(a, b) if np.ndarray in (type(a), type(b)) else a == b)
-            for n, (a, b) in enumerate(zip(self.key, other.key, strict=True))
+            stored_axis == joined_axis or _is_equal(selection, other_selection)
+            for stored_axis, (selection, other_selection) in enumerate(zip(self.key, other.key, strict=True))
         )
+
+
+def _is_equal(selection: AxisSelection, other: AxisSelection) -> bool:
+    if isinstance(selection, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(selection, other)
+    return selection == other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Selections side by side."""
+    """A grid of parts that are side by side in a variable."""
 
     bounds: tuple[Column, ...]
-    """Per axis the first element of each part, and the length of the axis."""
+    """For each axis of the variable, the first element of each part, followed by the length of the axis."""
     grid: npt.NDArray[Any]
-    """The parts: objects, one axis for each of the variable."""
+    """The parts, as objects. The grid has the axes of the variable."""
 
     @property
     def lazy(self) -> LazyArray:
@@ -88,48 +105,77 @@ class Parts:
         return first.lazy
 
     def in_float32(self) -> Self:
-        """Return the same selections with values in float32 where they are float64."""
+        """Return the same selections, with results in float32 where they are float64."""
         grid = np.empty_like(self.grid)
         for number, part in enumerate(self.grid.flat):
             grid.flat[number] = Part(lazy=part.lazy.in_float32(), key=part.key)
         return type(self)(bounds=self.bounds, grid=grid)
 
     @classmethod
-    def of(cls, part: Part) -> Self:
-        """Return a single part as `Parts`."""
+    def single(cls, part: Part) -> Self:
+        """Return a grid that consists of one part."""
         grid = np.empty((1,) * len(part.shape), object)
         grid.flat[0] = part
         return cls(bounds=tuple(np.array([0, n]) for n in part.shape), grid=grid)
 
     def merged(self) -> Self:
-        """Join neighbours that are of one stored array."""
-        grid, bounds = self.grid, list(self.bounds)
+        """Return the grid with neighbours joined that select from the same stored array."""
+        grid = self.grid
+        bounds = list(self.bounds)
         for axis in range(grid.ndim):
-            planes = [np.take(grid, [i], axis) for i in range(grid.shape[axis])]
-            borders = [
-                n
-                for n, (p, q) in enumerate(pairwise(planes), start=1)
-                if not all(a.joins(b, axis) for a, b in zip(p.flat, q.flat, strict=True))
-            ]
-            cuts = [0, *borders, len(planes)]
-            wider = []
-            for lo, hi in pairwise(cuts):
-                wider.append(np.empty_like(planes[lo]))
-                for number, parts in enumerate(zip(*(plane.flat for plane in planes[lo:hi]), strict=True)):
-                    wider[-1].flat[number] = joined(parts, axis) if len(parts) > 1 else parts[0]
-            grid = np.concatenate(wider, axis)
-            bounds[axis] = bounds[axis][cuts]
+            grid, starts = _merge_planes(grid, axis)
+            bounds[axis] = bounds[axis][starts]
         return type(self)(bounds=tuple(bounds), grid=grid)
 
 
-def joined(parts: Sequence[Part], axis: int) -> Part:
-    """Return one part for several side by side that `join` each other."""
-    along = np.concatenate([np.asarray(part.along(axis), np.int64) for part in parts])
-    return parts[0].taking(axis, as_range(along))
+def _merge_planes(grid: npt.NDArray[Any], axis: int) -> tuple[npt.NDArray[Any], list[int]]:
+    """Join planes of a grid that follow each other along an axis, if all their parts can be joined.
+
+    Returns
+    -------
+    grid : numpy.ndarray of objects
+        The grid of joined parts.
+    starts : list of int
+        Number of the first plane that was joined into each new one, followed by the number of all planes.
+    """
+    planes = [np.take(grid, [number], axis) for number in range(grid.shape[axis])]
+    starts = [0]
+    for number, (plane, next_plane) in enumerate(pairwise(planes), start=1):
+        if not all(part.can_join(other, axis) for part, other in zip(plane.flat, next_plane.flat, strict=True)):
+            starts.append(number)
+    starts.append(len(planes))
+    merged = []
+    for start, stop in pairwise(starts):
+        merged_plane = np.empty_like(planes[start])
+        for number, parts in enumerate(zip(*(plane.flat for plane in planes[start:stop]), strict=True)):
+            merged_plane.flat[number] = join_parts(parts, axis)
+        merged.append(merged_plane)
+    return np.concatenate(merged, axis), starts
 
 
-def elements(key: Any, length: int) -> Along:
-    """Return what a slice, an integer, or an array of integers or booleans takes along an axis; raises `IndexError`."""
+def join_parts(parts: Sequence[Part], axis: int) -> Part:
+    """Return one part for several that follow each other along an axis, each of which `can_join` the next."""
+    if len(parts) == 1:
+        return parts[0]
+    selections = [np.asarray(part.selection(axis), np.int64) for part in parts]
+    return parts[0].with_selection(axis, as_range(np.concatenate(selections)))
+
+
+def selected_elements(key: Any, length: int) -> AxisSelection:
+    """Return the elements that a key selects along an axis of the given length.
+
+    Parameters
+    ----------
+    key : int, slice, or array-like of int or bool
+        As NumPy takes it, so integers may be negative.
+    length : int
+        Number of elements along the axis.
+
+    Raises
+    ------
+    IndexError
+        An integer is out of bounds.
+    """
     if isinstance(key, slice):
         return range(*key.indices(length))
     index = np.asarray(key)
@@ -141,7 +187,7 @@ def elements(key: Any, length: int) -> Along:
 
 
 def as_range(index: Column) -> range | Column:
-    """Return elements that are equally spaced as a range, others as they are."""
+    """Return an array of elements as a range if they are equally spaced, otherwise as it is."""
     if not len(index):
         return range(0)
     step = int(index[1] - index[0]) if len(index) > 1 else 1

@@ -1,9 +1,12 @@
-"""The epoch that each pass over batches reads, agreed on by all processes that read for it. Knows nothing of batches.
+"""`Passes`: lets all processes that read for a pass over batches agree on the epoch that it reads.
 
-A pass is one ``iter()`` of a loader, carried out by the process that consumes the batches or by workers that it starts,
-which may begin long after one another, or never. Each writes down that it begins, at the end of a file that all have
-open, and reads what stands there. The system puts entries one behind another, so all see them in the same order and
-come to the same epochs. An entry is there or not: nobody waits, and who is killed leaves nothing locked.
+A pass is one ``iter()`` of a loader. The process that consumes the batches reads for it itself, or starts workers that
+do. Workers may begin long after one another, or never. Each process that begins a pass appends an entry to a file that
+all of them have open, and then reads the entries of all processes. The operating system appends entries one after
+another, so all processes see them in the same order and derive the same epochs (`_History`). An entry is written by one
+system call, so no process has to wait for another, and a process that is killed leaves no lock behind.
+
+This module does not know what batches are.
 """
 
 from __future__ import annotations
@@ -19,145 +22,184 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 Position = tuple[int, int]
-"""An epoch, and how many of its batches are left out."""
+"""Number of an epoch, and the number of its batches that are left out."""
 _ENTRY = struct.Struct("<8q")
-"""A `Pass`, the epoch if one is given, and the batches to leave out."""
+"""The fields of a `Pass`, the number of an epoch or `_NEXT_EPOCH`, and the number of batches that are left out."""
 _MOVE = -1
-"""In place of a pass's number: the consumer's next pass begins elsewhere."""
-_NEXT = -1
-"""In place of an epoch: whichever is next."""
+"""Number of the pass in an entry that says where the consumer's next pass begins."""
+_NEXT_EPOCH = -1
+"""Epoch in the entry of a pass that begins where the entries before it say."""
 
 
 class Pass(NamedTuple):
-    """A pass, as each process that reads for it knows it."""
+    """A pass, as one of the processes that read for it knows it."""
 
     consumer: int
-    """The process that consumes the batches. Several that share batches, as ranks may, have epochs of their own."""
+    """Id of the process that consumes the batches. Several consumers, such as ranks, have epochs of their own."""
     number: int
-    """How many passes the reading process itself has begun before."""
+    """Number of passes that the reading process has begun before."""
     n_workers: int = 0
-    """0 if the consumer reads itself."""
+    """Number of workers of the pass, or 0 if the consumer reads itself."""
     seed: int = 0
-    """Random number that the consumer has drawn for all workers that it started together. It may come again."""
+    """Random number that the consumer drew for all workers that it started together. It may draw it again later."""
     first_child: int = 0
-    """Number of the first of these among the consumer's child processes, as each of them reckons from its own number.
+    """Number of the first of these workers among the child processes of the consumer.
 
-    Workers of a later pass have larger numbers. Where other threads start processes at the same time, workers of a
-    pass come to different results.
+    Each worker computes it from its own number. Later workers have larger numbers. If other threads of the consumer
+    start processes at the same time, the workers of a pass come to different results.
     """
     pipe: int = 0
-    """Number that the system gives the pipe on which all workers of a pass, and no others, answer; 0 if not known."""
+    """Inode of the pipe through which the workers of this pass, and no others, answer. 0 if it is unknown."""
 
     def is_same(self, other: Pass) -> bool:
-        """Whether two processes of a consumer mean one pass: where no pipe is known, by how close their numbers are."""
+        """Whether two processes of a consumer read for the same pass.
+
+        If the pipe of either is unknown, this depends on how close the numbers of their first workers are.
+        """
         if self.pipe and other.pipe:
             return self.pipe == other.pipe
         return abs(self.first_child - other.first_child) < max(1, self.n_workers)
 
 
 class Passes:
-    """Passes that have begun. Child processes inherit them; a pickle for others goes on by itself.
+    """The passes that have begun, in a file that child processes inherit.
 
-    The first begins at `batch` of `epoch`; the pass before had `n_workers` workers.
+    A copy or an ordinary pickle gets a file of its own, and so knows nothing of later passes of the original.
+
+    Parameters
+    ----------
+    epoch, batch : int
+        Where the first pass begins.
+    n_workers : int
+        Number of workers of the pass before it.
     """
 
     def __init__(self, epoch: int, batch: int, n_workers: int = 0) -> None:
         with tempfile.TemporaryFile() as file:
             self._open(os.dup(file.fileno()))
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
-        self._write(Pass(os.getpid(), _MOVE, n_workers), epoch, batch)
+        self._append(Pass(os.getpid(), _MOVE, n_workers), epoch, batch)
 
     def _open(self, file: int) -> None:
+        """Use a file descriptor, and close it once nothing refers to this object any more."""
         self._file = file
         finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:
-            return _inherited, (DupFd(self._file),)
-        passes, here = self._told(), os.getpid()
-        return type(self), (*passes.next_of(here), passes.n_workers.get(here, 0))
+        if get_spawning_popen() is not None:  # pickled for a child process, which shares the file
+            return _from_child_handle, (DupFd(self._file),)
+        history = self._read_history()
+        process = os.getpid()
+        return type(self), (*history.next_position(process), history.n_workers.get(process, 0))
 
-    def begin(self, which: Pass, epoch: int | None = None) -> Position:
-        """Return where a pass begins: where the first of its processes did, else where the consumer's next one is to.
+    def begin(self, current: Pass, epoch: int | None = None) -> Position:
+        """Begin a pass in this process.
 
-        `epoch` is what it turned out to go on with, if that is another one. Workers cannot begin in the middle of an
-        epoch: to them a batch other than 0 says that nothing has begun.
+        Parameters
+        ----------
+        current : Pass
+            The pass, as this process knows it.
+        epoch : int, optional
+            The epoch that the pass reads after all, because it loaded a state after it had begun.
+
+        Returns
+        -------
+        epoch, batch : int
+            Where the first process that read for this pass began. If this is the first one, where the consumer's next
+            pass begins. Workers cannot begin in the middle of an epoch. So if `batch` is not 0, a pass with workers
+            has not begun, and the caller reports this.
         """
-        self._write(which, _NEXT if epoch is None else epoch, 0)
-        passes = self._told()
-        known, moves = passes.find(which), passes.moves(which.consumer)
-        return known or moves[_move_before(which, moves)]
+        self._append(current, _NEXT_EPOCH if epoch is None else epoch, 0)
+        history = self._read_history()
+        position = history.find(current)
+        if position is not None:
+            return position
+        moves = history.moves(current.consumer)
+        return moves[_move_before(current, moves)]
 
     def move(self, epoch: int, batch: int = 0) -> None:
-        """Let the next pass that this process starts, whoever carries it out, begin elsewhere."""
-        latest_child = Process()._identity[-1]  # noqa: SLF001  # counted even if it is not started
-        self._write(Pass(os.getpid(), _MOVE, first_child=latest_child), epoch, batch)
+        """Let the next pass that this process consumes begin after `batch` batches of an epoch."""
+        latest_child = Process()._identity[-1]  # noqa: SLF001  # making a Process takes a number, starting it does not
+        self._append(Pass(os.getpid(), _MOVE, first_child=latest_child), epoch, batch)
 
     def n_workers(self) -> int:
-        """Return how many workers the latest pass of this process has; 0 if it has moved since."""
-        return self._told().n_workers.get(os.getpid(), 0)
+        """Return the number of workers of the latest pass of this process, or 0 if `move` was called since."""
+        return self._read_history().n_workers.get(os.getpid(), 0)
 
-    def _write(self, which: Pass, epoch: int, batch: int) -> None:
-        os.write(self._file, _ENTRY.pack(*which, epoch, batch))
+    def _append(self, current: Pass, epoch: int, batch: int) -> None:
+        os.write(self._file, _ENTRY.pack(*current, epoch, batch))
 
-    def _told(self) -> _Told:
-        n_whole = os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size
-        passes = _Told()
-        for *which, epoch, batch in _ENTRY.iter_unpack(os.pread(self._file, n_whole, 0)):
-            passes.note(Pass(*which), epoch, batch)
-        return passes
+    def _read_history(self) -> _History:
+        nbytes = os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size
+        history = _History()
+        for *fields, epoch, batch in _ENTRY.iter_unpack(os.pread(self._file, nbytes, 0)):
+            history.add(Pass(*fields), epoch, batch)
+        return history
 
 
-class _Told:
-    """State that follows from the entries of the file; the same in every process that reads the same ones."""
+class _History:
+    """Where passes begin according to the entries of a file; the same in all processes that read the same entries."""
 
     def __init__(self) -> None:
         self._begun: dict[tuple[int, ...], list[tuple[Pass, Position]]] = {}
-        """By all that identifies a pass but the number of its first child."""
-        self._next: dict[int, dict[int, Position]] = {}
-        """Consumer -> its latest child at each move -> where the next of the passes after that move begins."""
+        """The first four fields of a pass -> the passes that have them in common, and where each has begun."""
+        self._moves: dict[int, dict[int, Position]] = {}
+        """Consumer -> number of its latest child process at each `move` -> where the next pass after it begins."""
         self.n_workers: dict[int, int] = {}
-        """Number of workers in the latest pass of each consumer."""
+        """Consumer -> number of workers of its latest pass."""
 
-    def note(self, which: Pass, epoch: int, batch: int) -> None:
-        """Take an entry into account."""
-        moves = self.moves(which.consumer)
-        if which.number == _MOVE:
-            moves[which.first_child] = epoch, batch
+    def add(self, current: Pass, epoch: int, batch: int) -> None:
+        """Take the next entry of the file into account."""
+        moves = self.moves(current.consumer)
+        if current.number == _MOVE:
+            moves[current.first_child] = epoch, batch
         else:
-            known, after = self.find(which), _move_before(which, moves)
-            begins = (epoch, 0) if epoch != _NEXT else known or moves[after]
-            if begins == known:
+            known = self.find(current)
+            move = _move_before(current, moves)
+            requested = None if epoch == _NEXT_EPOCH else (epoch, 0)
+            position = requested or known or moves[move]
+            if position == known:
                 return
-            others = [(other, at) for other, at in self._begun.get(which[:4], ()) if not other.is_same(which)]
-            self._begun[which[:4]] = [*others, (which, begins)]
-            if not (which.n_workers and begins[1]):
-                moves[after] = begins[0] + 1, 0
-        self.n_workers[which.consumer] = which.n_workers
+            others = [entry for entry in self._begun.get(current[:4], ()) if not entry[0].is_same(current)]
+            self._begun[current[:4]] = [*others, (current, position)]
+            is_refused = current.n_workers and position[1]  # workers cannot begin in the middle of an epoch
+            if not is_refused:
+                moves[move] = position[0] + 1, 0
+        self.n_workers[current.consumer] = current.n_workers
 
-    def find(self, which: Pass) -> Position | None:
-        """Return where a pass has begun, if one of its processes has."""
-        return next((at for other, at in self._begun.get(which[:4], ()) if other.is_same(which)), None)
+    def find(self, current: Pass) -> Position | None:
+        """Return where a pass has begun, or None if none of its processes has."""
+        for other, position in self._begun.get(current[:4], ()):
+            if other.is_same(current):
+                return position
+        return None
 
-    def next_of(self, consumer: int) -> Position:
+    def next_position(self, consumer: int) -> Position:
         """Return where the next pass of a consumer begins."""
-        return [*self.moves(consumer).values()][-1]
+        return list(self.moves(consumer).values())[-1]
 
     def moves(self, consumer: int) -> dict[int, Position]:
-        """Return the moves of a consumer: at first, to where the process stands that has made the batches."""
-        if consumer not in self._next:
-            maker = next(iter(self._next), None)
-            self._next[consumer] = {0: (0, 0) if maker is None else self.next_of(maker)}
-        return self._next[consumer]
+        """Return the moves of a consumer, in order.
+
+        A consumer that has no entries yet begins where the process that made the `Passes` would begin its next pass.
+        """
+        if consumer not in self._moves:
+            maker = next(iter(self._moves), None)
+            self._moves[consumer] = {0: (0, 0) if maker is None else self.next_position(maker)}
+        return self._moves[consumer]
 
 
-def _move_before(which: Pass, moves: dict[int, Position]) -> int:
-    """Return the latest move before a pass; before its workers were started, if it is their first."""
-    is_first = which.n_workers > 0 and which.number == 0
-    return [child for child in moves if not is_first or child < which.first_child][-1]
+def _move_before(current: Pass, moves: dict[int, Position]) -> int:
+    """Return the key of the latest move before a pass.
+
+    The first pass of a worker began when the consumer started the worker, so later moves do not apply to it.
+    """
+    is_first_of_worker = current.n_workers > 0 and current.number == 0
+    return [child for child in moves if not is_first_of_worker or child < current.first_child][-1]
 
 
-def _inherited(file: Any) -> Passes:
+def _from_child_handle(handle: Any) -> Passes:
+    """Return the passes of the parent process, in a child process that was spawned."""
     passes = Passes.__new__(Passes)
-    passes._open(file.detach())  # noqa: SLF001
+    passes._open(handle.detach())  # noqa: SLF001
     return passes

@@ -1,4 +1,8 @@
-"""Parts of several stored arrays, concatenated along an axis: what dask has joined or sorted into one block. Pure."""
+"""`BlockRow`: parts of stored arrays one after another along an axis, as dask joins or sorts them into a block. Pure.
+
+`join_rows` and `BlockRow.select` do to the selections what dask's tasks would do to the values. `cut_rows` turns the
+rows of all blocks of an array into one grid of parts.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,31 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.process.records import Column
-from xarray_gpuzarr.training.parts import Along, Part, Parts, UnresolvedError, as_range, elements, joined
+from xarray_gpuzarr.training.parts import (
+    AxisSelection,
+    Part,
+    Parts,
+    UnresolvedError,
+    as_range,
+    join_parts,
+    selected_elements,
+)
 
-IN_TURNS = "elements of several arrays take turns in it"
-"""Why parts would not do: chunks would be read for several of them."""
+INTERLEAVED = "elements of several arrays alternate in it"
+"""Why a variable is not read in parts: some chunks would be read for several parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """Parts that follow one another along an axis."""
+    """Parts that follow each other along one axis of a block."""
 
     parts: tuple[Part, ...]
     axis: int = 0
-    """Without meaning if there is but one part."""
+    """The axis along which parts follow each other. It has no meaning if there is only one part."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of all parts together."""
+        """Shape of the block."""
         shape = list(self.parts[0].shape)
         if len(self.parts) > 1:
             shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
@@ -35,82 +47,127 @@ class BlockRow:
 
     @property
     def ends(self) -> Column:
-        """Where parts end along their axis, shape (n_parts,)."""
+        """The element of the block after the last one of each part, along the axis; shape (n_parts,)."""
         return np.cumsum([part.shape[self.axis] for part in self.parts])
 
-    def taking(self, axis: int, key: Any) -> Self:
-        """Return what an integer, a slice or an array takes along an axis; parts that take turns are an error."""
-        if len(self.parts) == 1 or axis != self.axis:
-            taken = tuple(p.taking(axis, _taken(p.along(axis), key)) for p in self.parts)
-            return type(self)(parts=taken, axis=self.axis - (isinstance(key, int | np.integer) and axis < self.axis))
-        numbers = np.atleast_1d(np.asarray(elements(key, self.shape[axis]), np.int64))
-        which = np.searchsorted(self.ends, numbers, side="right")
-        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(numbers)]
-        if len(cuts) - 1 > max(1, len(np.unique(which))):
-            raise UnresolvedError(IN_TURNS)
-        starts = self.ends - np.diff(self.ends, prepend=0)
+    def select(self, axis: int, key: Any) -> Self:
+        """Return what an integer, a slice or an array selects along an axis. An integer drops the axis.
+
+        Raises
+        ------
+        UnresolvedError
+            Elements of several parts would alternate in the result.
+        """
+        if len(self.parts) > 1 and axis == self.axis:
+            return self._select_across_parts(key)
+        parts = tuple(part.with_selection(axis, _select(part.selection(axis), key)) for part in self.parts)
+        drops_earlier_axis = isinstance(key, int | np.integer) and axis < self.axis
+        return type(self)(parts=parts, axis=self.axis - 1 if drops_earlier_axis else self.axis)
+
+    def _select_across_parts(self, key: Any) -> Self:
+        """Return what a key selects along the axis on which parts follow each other."""
+        axis = self.axis
+        selected = np.atleast_1d(np.asarray(selected_elements(key, self.shape[axis]), np.int64))
+        part_numbers = np.searchsorted(self.ends, selected, side="right")
+        # Consecutive elements of the same part are a run.
+        run_bounds = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(selected)]
+        if len(run_bounds) - 1 > max(1, len(np.unique(part_numbers))):
+            raise UnresolvedError(INTERLEAVED)
+        part_starts = self.ends - np.diff(self.ends, prepend=0)
         parts = []
-        for lo, hi in pairwise(cuts):
-            part = self.parts[which[lo] if hi > lo else 0]
-            at = numbers[lo:hi] - starts[which[lo:hi]]
-            parts.append(
-                part.taking(axis, _taken(part.along(axis), at[0] if isinstance(key, int | np.integer) else at))
-            )
+        for start, stop in pairwise(run_bounds):
+            part = self.parts[part_numbers[start] if stop > start else 0]
+            index = selected[start:stop] - part_starts[part_numbers[start:stop]]
+            if isinstance(key, int | np.integer):
+                index = index[0]
+            parts.append(part.with_selection(axis, _select(part.selection(axis), index)))
         return type(self)(parts=tuple(parts), axis=axis)
 
 
-def _taken(along: range | Column, key: Any) -> Along:
+def _select(selection: range | Column, key: Any) -> AxisSelection:
+    """Return what a key selects of elements that are selected already."""
     if isinstance(key, slice):
-        return along[key]
-    index = elements(key, len(along))
+        return selection[key]
+    index = selected_elements(key, len(selection))
     if isinstance(index, int):
-        return int(along[index])
+        return int(selection[index])
     index = np.asarray(index)
-    return as_range(along.start + along.step * index if isinstance(along, range) else along[index])
+    if isinstance(selection, range):
+        return as_range(selection.start + selection.step * index)
+    return as_range(selection[index])
 
 
 def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
-    """Return several rows, one behind another along an axis, as one.
+    """Return the row of the block that several blocks, one after another along an axis, are joined to.
 
-    If they are of other arrays along another axis, that is an `UnresolvedError`.
+    Raises
+    ------
+    UnresolvedError
+        The blocks consist of several arrays along different axes, so that the result is a grid and not a row.
     """
     if all(len(row.parts) == 1 or row.axis == axis for row in rows):
-        return BlockRow(parts=_merged([part for row in rows for part in row.parts], axis), axis=axis)
+        return BlockRow(parts=_merge([part for row in rows for part in row.parts], axis), axis=axis)
+    # The rows run along another axis. They can be joined if their parts have the same lengths and arrays.
     first = rows[0]
-    if any(
-        (len(row.parts), row.axis, row.ends.tolist()) != (len(first.parts), first.axis, first.ends.tolist())
-        for row in rows
-    ):
+    layouts = [(row.axis, row.ends.tolist()) for row in rows]
+    if any(layout != layouts[0] for layout in layouts):
         raise UnresolvedError("dask joins blocks of several arrays")
-    merged = [_merged(parts, axis) for parts in zip(*(row.parts for row in rows), strict=True)]
+    merged = [_merge(parts, axis) for parts in zip(*(row.parts for row in rows), strict=True)]
     if any(len(parts) > 1 for parts in merged):
         raise UnresolvedError("dask joins blocks of several arrays")
     return BlockRow(parts=tuple(parts[0] for parts in merged), axis=first.axis)
 
 
-def _merged(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
-    """Join neighbours of one stored array."""
-    borders = [n for n, (a, b) in enumerate(pairwise(parts), start=1) if not a.joins(b, axis)]
-    runs = [parts[lo:hi] for lo, hi in pairwise([0, *borders, len(parts)])]
-    return tuple(joined(run, axis) if len(run) > 1 else run[0] for run in runs)
+def _merge(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
+    """Join neighbours that select from the same stored array."""
+    run_starts = [number for number, (a, b) in enumerate(pairwise(parts), start=1) if not a.can_join(b, axis)]
+    return tuple(join_parts(parts[start:stop], axis) for start, stop in pairwise([0, *run_starts, len(parts)]))
 
 
-def cut_rows(grid: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
-    """Return a grid of `BlockRow`, whose lengths along each axis are `chunks`, as a grid of their parts."""
-    cuts = [[{0, n} for n in lengths] for lengths in chunks]
-    for at in product(*map(range, grid.shape)):
-        row: BlockRow = grid[at]
+def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
+    """Return the parts of all blocks of an array as one grid.
+
+    Every block is cut wherever one of the blocks beside it has a border between two parts, so that the borders go
+    through the whole array.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray of BlockRow objects
+        One for each block, in a grid with the axes of the array.
+    chunks : sequence of sequence of int
+        For each axis, the lengths of the blocks in elements.
+    """
+    borders = [[{0, length} for length in lengths] for lengths in chunks]
+    for block in product(*map(range, rows.shape)):
+        row: BlockRow = rows[block]
         if len(row.parts) > 1:
-            cuts[row.axis][at[row.axis]].update(row.ends.tolist())
-    ranges = [[[slice(lo, hi) for lo, hi in pairwise(sorted(cut))] or [slice(0, 0)] for cut in axis] for axis in cuts]
-    parts = np.empty([sum(map(len, axis)) for axis in ranges], object)
-    fresh = [np.cumsum([0, *map(len, axis)]) for axis in ranges]
-    for at in product(*map(range, grid.shape)):
-        of_row = [axis[i] for axis, i in zip(ranges, at, strict=True)]
-        for within in product(*(range(len(pieces)) for pieces in of_row)):
-            row = grid[at]
-            for axis, (pieces, i) in enumerate(zip(of_row, within, strict=True)):
-                row = row if len(pieces) == 1 else row.taking(axis, pieces[i])
-            parts[tuple(f[i] + k for f, i, k in zip(fresh, at, within, strict=True))] = row.parts[0]
-    lengths = [[piece.stop - piece.start for pieces in axis for piece in pieces] for axis in ranges]
-    return Parts(bounds=tuple(np.cumsum([0, *axis]) for axis in lengths), grid=parts)
+            borders[row.axis][block[row.axis]].update(row.ends.tolist())
+    pieces = [[_split_axis(of_block) for of_block in of_axis] for of_axis in borders]
+    first_pieces = [np.cumsum([0, *map(len, of_axis)]) for of_axis in pieces]
+    parts = np.empty([firsts[-1] for firsts in first_pieces], object)
+    for block in product(*map(range, rows.shape)):
+        of_block = [of_axis[number] for of_axis, number in zip(pieces, block, strict=True)]
+        origin = [firsts[number] for firsts, number in zip(first_pieces, block, strict=True)]
+        _fill_grid(parts, origin, rows[block], of_block)
+    bounds = []
+    for of_axis in pieces:
+        lengths = [piece.stop - piece.start for of_block in of_axis for piece in of_block]
+        bounds.append(np.cumsum([0, *lengths]))
+    return Parts(bounds=tuple(bounds), grid=parts)
+
+
+def _split_axis(borders: set[int]) -> list[slice]:
+    """Return the pieces between borders along an axis of a block; one empty piece if the block has no elements."""
+    return [slice(start, stop) for start, stop in pairwise(sorted(borders))] or [slice(0, 0)]
+
+
+def _fill_grid(
+    parts: npt.NDArray[Any], origin: Sequence[int], row: BlockRow, pieces: Sequence[Sequence[slice]]
+) -> None:
+    """Write the parts of a block, cut into pieces along each axis, to `parts` from the index `origin` on."""
+    for position in product(*map(range, map(len, pieces))):
+        piece_row = row
+        for axis, number in enumerate(position):
+            if len(pieces[axis]) > 1:
+                piece_row = piece_row.select(axis, pieces[axis][number])
+        parts[tuple(start + number for start, number in zip(origin, position, strict=True))] = piece_row.parts[0]

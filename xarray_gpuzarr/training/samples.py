@@ -1,6 +1,7 @@
-"""The positions of samples: a lattice, random boxes, or positions that the caller gives. Pure.
+"""`choose_samples`: the positions of samples, which are a lattice, random boxes, or given by the caller. Pure.
 
-A sample is a box of one shape. It is known by a number; numbers of a lattice count in C order.
+Samples are boxes of the same shape, and are numbered from 0. Those of a lattice are numbered in C order. `Samples` is
+what all epochs have in common, and `Starts` has the positions of one epoch.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
-"""Largest number of samples in an epoch: an order of so many takes 2 GiB."""
+"""Largest number of samples in an epoch. The order of as many takes 2 GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
-    """Samples at even distances, as many as fit."""
+    """Samples at regular distances, as many as fit into the dataset."""
 
     counts: tuple[int, ...]
-    """Samples along each dimension."""
+    """Number of samples along each dimension."""
     strides: tuple[int, ...]
-    """Elements between starts along each dimension."""
+    """Distance between the starts of neighbours along each dimension, in elements."""
 
     @property
     def n_samples(self) -> int:
@@ -35,24 +36,24 @@ class Lattice:
         return math.prod(self.counts)
 
     def starts(self, rng: np.random.Generator) -> Starts:  # noqa: ARG002
-        """Return the lattice."""
+        """Return the lattice itself, which is the same in all epochs."""
         return self
 
-    def of(self, sample: Column) -> Column:
-        """Return the first elements of samples, shape (n, n_dims)."""
+    def first_elements(self, sample: Column) -> Column:
+        """Return the first elements of samples, shape (n, n_dims), given their numbers, shape (n,)."""
         return np.stack(np.unravel_index(sample, self.counts), axis=1) * np.array(self.strides, np.int64)
 
     def describe(self) -> str:
-        """Name the lattice."""
+        """Return a description that is the same for equal lattices."""
         return f"lattice of {self.counts} at distances {self.strides}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Samples at positions that were given, or drawn at random."""
+    """Samples at positions that the caller gave, or that were drawn at random for one epoch."""
 
     start: Column
-    """shape (n_samples, n_dims)"""
+    """First element of each sample, shape (n_samples, n_dims)."""
 
     @property
     def n_samples(self) -> int:
@@ -60,55 +61,67 @@ class Table:
         return len(self.start)
 
     def starts(self, rng: np.random.Generator) -> Starts:  # noqa: ARG002
-        """Return the table."""
+        """Return the table itself, which is the same in all epochs."""
         return self
 
-    def of(self, sample: Column) -> Column:
-        """Return the first elements of samples, shape (n, n_dims)."""
+    def first_elements(self, sample: Column) -> Column:
+        """Return the first elements of samples, shape (n, n_dims), given their numbers, shape (n,)."""
         return self.start[sample]
 
     def describe(self) -> str:
-        """Name the table by a checksum."""
+        """Return a description with a checksum of the positions."""
         return f"{self.n_samples} positions, checksum {zlib.crc32(np.ascontiguousarray(self.start).tobytes()):08x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Random:
-    """Samples that are drawn anew in each epoch."""
+    """Samples at random positions, other ones in each epoch."""
 
     n_samples: int
     """Number of samples."""
     spans: tuple[int, ...]
-    """Possible starts along each dimension."""
+    """Number of possible starts along each dimension."""
 
     def starts(self, rng: np.random.Generator) -> Starts:
-        """Draw every start with equal chance."""
+        """Draw the positions of one epoch. Every possible start has the same probability."""
         return Table(start=rng.integers(0, self.spans, (self.n_samples, len(self.spans)), np.int64))
 
     def describe(self) -> str:
-        """Name what is drawn."""
+        """Return a description that is the same for boxes drawn in the same way."""
         return f"{self.n_samples} random boxes among {self.spans}"
 
 
 Samples = Lattice | Table | Random
-"""The boxes of an epoch; `describe` returns a short text that is the same where the boxes are."""
+"""The samples of all epochs. `describe` returns a short text, which states of batches keep and compare."""
 Starts = Lattice | Table
-"""Where the samples of one epoch begin."""
+"""Positions of the samples of one epoch. `first_elements` looks them up by number."""
 
 
 def choose_samples(
     lengths: Mapping[Hashable, int], sizes: Mapping[Hashable, int], *, stride: Any, random: Any, positions: Any
 ) -> Samples:
-    """Return the samples that a caller asks for, of datasets of such lengths along the dimensions of `sizes`.
+    """Return the samples that a caller of `batches` asks for.
 
-    The other arguments are as in `batches`, and not checked yet: an `OptionError` says what is wrong with them.
+    Parameters
+    ----------
+    lengths : mapping of hashable to int
+        Length of each dimension that is cut.
+    sizes : mapping of hashable to int
+        Elements of a sample along each of these dimensions, at most its length.
+    stride, random, positions
+        As the caller gave them to `batches`; they are checked here.
+
+    Raises
+    ------
+    OptionError
+        A value is invalid, or several of the three are given.
     """
-    ways = {"stride": stride, "random": random, "positions": positions}
-    named = [name for name, value in ways.items() if value is not None]
-    if len(named) > 1:
+    options = {"stride": stride, "random": random, "positions": positions}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
         raise OptionError(
             "samples are asked for in two ways",
-            tried=", ".join(f"{name}=" for name in named),
+            tried=", ".join(f"{name}=" for name in given),
             found="stride= makes a regular grid of boxes, random= draws boxes at random, positions= takes those given",
             do="choose one of these, or none for boxes side by side",
         )
@@ -117,20 +130,10 @@ def choose_samples(
         n_samples = require_whole("random", random, 1)
         samples: Samples = Random(n_samples=n_samples, spans=tuple(spans.values()))
     elif positions is not None:
-        of_dims = require_mapping("positions", positions, spans)
-        columns = {dim: _column(dim, of_dims.get(dim), span) for dim, span in spans.items()}
-        n_starts = {dim: len(column) for dim, column in columns.items()}
-        if len(set(n_starts.values())) > 1 or not min(n_starts.values()):
-            raise OptionError(
-                "unusable positions=",
-                tried=", ".join(f"{n} along {dim!r}" for dim, n in n_starts.items()),
-                found="the lengths differ" if min(n_starts.values()) else "no sample at all",
-                do="give one start for each sample along every dimension",
-            )
-        samples = Table(start=np.stack(list(columns.values()), axis=1))
+        samples = _table(positions, spans)
     else:
-        of_dims = {} if stride is None else require_mapping("stride", stride, sizes)
-        strides = {dim: require_whole(f"stride[{dim!r}]", of_dims.get(dim, n), 1) for dim, n in sizes.items()}
+        stride_of_dim = {} if stride is None else require_mapping("stride", stride, sizes)
+        strides = {dim: require_whole(f"stride[{dim!r}]", stride_of_dim.get(dim, n), 1) for dim, n in sizes.items()}
         counts = tuple(-(-span // strides[dim]) for dim, span in spans.items())
         samples = Lattice(counts=counts, strides=tuple(strides.values()))
     if samples.n_samples > _MOST_SAMPLES:
@@ -144,7 +147,13 @@ def choose_samples(
 
 
 def require_whole(name: str, value: Any, least: int) -> int:
-    """Return an option if it is a whole number of at least `least`, else raise `OptionError`."""
+    """Return the value of an option as an int.
+
+    Raises
+    ------
+    OptionError
+        It is not a whole number of at least `least`.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
         raise OptionError(
             f"unusable {name}=",
@@ -156,7 +165,13 @@ def require_whole(name: str, value: Any, least: int) -> int:
 
 
 def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
-    """Return an option if it maps dimensions, all of them `known`, to something, else raise `OptionError`."""
+    """Return the value of an option, a mapping.
+
+    Raises
+    ------
+    OptionError
+        It is not a mapping, is empty, or has keys that are not dimensions in `known`.
+    """
     if not isinstance(value, Mapping) or not value:
         raise OptionError(
             f"unusable {name}=",
@@ -166,8 +181,9 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
         )
     unknown = [dim for dim in value if dim not in known]
     if unknown:
-        of_sizes = "name them in sizes= first, or use those that it has"
-        do = "use dimensions of the dataset" if name == "sizes" else of_sizes
+        do = "name them in sizes= first, or use those that it has"
+        if name == "sizes":
+            do = "use dimensions of the dataset"
         raise OptionError(
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),
@@ -177,11 +193,26 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
     return value
 
 
-def _column(dim: Hashable, starts: Any, span: int) -> Column:
-    """Return the starts along one dimension."""
+def _table(positions: Any, spans: Mapping[Hashable, int]) -> Table:
+    """Return the samples at the `positions` that a caller gave, given the number of possible starts per dimension."""
+    starts_of_dim = require_mapping("positions", positions, spans)
+    columns = {dim: _starts_along(dim, starts_of_dim.get(dim), span) for dim, span in spans.items()}
+    n_starts = {dim: len(column) for dim, column in columns.items()}
+    if len(set(n_starts.values())) > 1 or not min(n_starts.values()):
+        raise OptionError(
+            "unusable positions=",
+            tried=", ".join(f"{n} along {dim!r}" for dim, n in n_starts.items()),
+            found="the lengths differ" if min(n_starts.values()) else "no sample at all",
+            do="give one start for each sample along every dimension",
+        )
+    return Table(start=np.stack(list(columns.values()), axis=1))
+
+
+def _starts_along(dim: Hashable, starts: Any, span: int) -> Column:
+    """Return the starts that a caller gave for one dimension, shape (n_samples,), all from 0 to `span` - 1."""
     try:
         column = None if starts is None else np.asarray(starts)
-    except (TypeError, ValueError):  # a device's array; a ragged list
+    except (TypeError, ValueError):  # an array on a GPU, or a ragged list
         column = None
     if column is None or column.ndim != 1 or (column.size and column.dtype.kind not in "iu"):
         raise OptionError(

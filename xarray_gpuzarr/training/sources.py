@@ -47,7 +47,7 @@ class Stored:
         return next((f"zarr-python decodes it: {spec.reason}" for spec in specs if isinstance(spec, Unplanned)), "")
 
     @property
-    def borders(self) -> tuple[Column, ...]:
+    def shard_numbers(self) -> tuple[Column, ...]:
         """Numbers of stores and shards."""
         return tuple(map(self._shards, range(len(self.parts.bounds))))
 
@@ -58,7 +58,7 @@ class Stored:
             spec = part.lazy.stored.spec
             array: Any = part.lazy.stored.zarr_array
             length = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
-            shard = np.asarray(part.along(axis), np.int64) // max(1, length[part.axes[axis]])
+            shard = np.asarray(part.selection(axis), np.int64) // max(1, length[part.axes[axis]])
             shards.append(shard + n_shards)
             n_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(shards)
@@ -83,7 +83,7 @@ class Computed:
     way: Way = "dask"
 
     @property
-    def borders(self) -> tuple[Column, ...]:
+    def shard_numbers(self) -> tuple[Column, ...]:
         """Numbers of dask's chunks."""
         return tuple(np.repeat(np.arange(len(axis)), np.asarray(axis, np.int64)) for axis in self.array.chunks)
 
@@ -95,7 +95,7 @@ class InMemory:
     array: Any
     why: str = ""
     way: Way = "memory"
-    borders: None = None
+    shard_numbers: None = None
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
         """Copy the boxes."""
@@ -111,7 +111,7 @@ class ByXarray:
     rounds: bool = False
     """Whether values are rounded to float32."""
     way: Way = "crop by crop"
-    borders: None = None
+    shard_numbers: None = None
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
         """Read box after box."""

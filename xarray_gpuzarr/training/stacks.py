@@ -1,6 +1,7 @@
-"""Read stacked crops of a variable, or of one stored array: each inner chunk once, however many crops share it.
+"""`read_crops`: reads boxes of one shape of a variable into one array. Each chunk is read once for all boxes.
 
-Axes are read in increasing order, and put into the order asked for afterwards.
+`read_stack` does this for one `Part`, and `read_crops` for a grid of them. Stored axes are read in increasing order, so
+each function also puts elements into the order that the selection of the part has.
 """
 
 from __future__ import annotations
@@ -19,130 +20,198 @@ from xarray_gpuzarr.read import read, read_stacked
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.parts import Part, Parts
 
-Back = slice | Column | None
-"""Index that turns an axis in increasing order into the requested one: one for all samples, or a row for each."""
+Reordering = slice | Column
+"""Index along an axis that was read in increasing order, which puts it into the requested order: one for all samples,
+or a row for each sample, shape (n_samples, n)."""
 
 
 def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder, out: Any = None) -> Any:
-    """Read boxes of one shape of a part, with first elements `start`, shape (n, ndim).
+    """Read boxes of one shape of a part.
 
-    The result has shape (n, *shape), on the decoder's device: `out`, a view of it, or another array. What of a box lies
-    outside the part becomes what is next to it inside: it is read anyway.
+    Parameters
+    ----------
+    part : Part
+        The selection that boxes are taken of.
+    start : numpy.ndarray of int64, shape (n, ndim)
+        First element of each box. What of a box lies outside the part gets arbitrary values from inside it.
+    shape : sequence of int
+        Shape of a box.
+    decoder : Decoder
+        Decodes the chunks.
+    out : array of shape (n, *shape), optional
+        Memory that may be used for the result.
+
+    Returns
+    -------
+    array of shape (n, *shape)
+        On the decoder's device: `out`, a view of it, or another array.
     """
-    selected: list[StackAxis] = [slice(0)] * len(part.key)
-    undo: list[tuple[int, slice | Column]] = []
-    for axis, at in enumerate(part.axes):
-        selected[at], back = _ordered(part.along(axis), start[:, axis], shape[axis])
-        if back is not None:
-            undo.append((1 + axis, back))
-    for at, along in enumerate(part.key):
-        if isinstance(along, int):
-            selected[at] = slice(along, along + 1)
-    stored, n = part.lazy.stored, len(start)
+    selections: list[StackAxis] = [slice(0)] * len(part.key)
+    reorderings: list[tuple[int, Reordering]] = []
+    for axis, stored_axis in enumerate(part.axes):
+        selections[stored_axis], reordering = _in_increasing_order(part.selection(axis), start[:, axis], shape[axis])
+        if reordering is not None:
+            reorderings.append((1 + axis, reordering))
+    for stored_axis, selection in enumerate(part.key):
+        if isinstance(selection, int):
+            selections[stored_axis] = slice(selection, selection + 1)
+    is_dropped = [isinstance(selection, int) for selection in part.key]
+    stored = part.lazy.stored
+    n_samples = len(start)
     if isinstance(stored.spec, Unplanned):
-        samples = [tuple(_of_sample(each, i) for each in selected) for i in range(n)]
+        samples = [tuple(_of_sample(selection, sample) for selection in selections) for sample in range(n_samples)]
         stack = np.stack([read(stored, sample, decoder) for sample in samples])
     else:
-        with_dropped = (slice(None), *[None if isinstance(along, int) else slice(None) for along in part.key])
-        room = None if out is None or undo else out[with_dropped]
-        stack = read_stacked(stored, stored.spec, selected, n, decoder, room)
-    stack = stack[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
-    return _restored(stack, undo, decoder) if undo else stack
+        stored_out = None
+        if out is not None and not reorderings:
+            stored_out = out[(slice(None), *(None if dropped else slice(None) for dropped in is_dropped))]
+        stack = read_stacked(stored, stored.spec, selections, n_samples, decoder, stored_out)
+    stack = stack[(slice(None), *(0 if dropped else slice(None) for dropped in is_dropped))]
+    return _reorder(stack, reorderings, decoder) if reorderings else stack
 
 
-def _ordered(along: range | Column, start: Column, n: int) -> tuple[StackAxis, Back]:
-    """Return what samples take of a stored axis, in increasing order, and how to restore the order asked for."""
+def _in_increasing_order(selection: range | Column, start: Column, n: int) -> tuple[StackAxis, Reordering | None]:
+    """Return what boxes take of a stored axis, in increasing order, and how to restore the requested order.
+
+    `selection` is what a part selects along the axis. Box ``i`` takes `n` elements of it from ``start[i]`` on. The
+    reordering is None if the requested order is increasing.
+    """
     first = int(start[0])
-    if (start == first).all() and first >= 0 and first + n <= len(along):
-        taken = along[first : first + n]
-        if isinstance(taken, range):
-            up = taken if taken.step > 0 else taken[::-1]
-            return slice(up.start, up.stop, up.step), None if taken.step > 0 else slice(None, None, -1)
-        return _sorted(taken)
-    if isinstance(along, range) and start.min() >= 0 and start.max() + n <= len(along):
-        if along.step > 0:
-            return Crops(start=along.start + start * along.step, count=n, step=along.step), None
-        last = along.start + (start + n - 1) * along.step
-        return Crops(start=last, count=n, step=-along.step), slice(None, None, -1)
-    elements = (start[:, None] + np.arange(n)).clip(0, len(along) - 1)
-    return _sorted(np.asarray(along, np.int64)[elements])
+    is_same_for_all = bool((start == first).all()) and first >= 0 and first + n <= len(selection)
+    if is_same_for_all:
+        elements = selection[first : first + n]
+        if not isinstance(elements, range):
+            return _sorted(elements)
+        if elements.step > 0:
+            return slice(elements.start, elements.stop, elements.step), None
+        increasing = elements[::-1]
+        return slice(increasing.start, increasing.stop, increasing.step), slice(None, None, -1)
+    if isinstance(selection, range) and start.min() >= 0 and start.max() + n <= len(selection):
+        if selection.step > 0:
+            return Crops(start=selection.start + start * selection.step, count=n, step=selection.step), None
+        lowest = selection.start + (start + n - 1) * selection.step
+        return Crops(start=lowest, count=n, step=-selection.step), slice(None, None, -1)
+    positions = (start[:, None] + np.arange(n)).clip(0, len(selection) - 1)
+    return _sorted(np.asarray(selection, np.int64)[positions])
 
 
-def _sorted(table: Column) -> tuple[Column, Column | None]:
-    """Sort elements along the last axis, if they are not; and return how to undo it."""
-    if (table[..., 1:] >= table[..., :-1]).all():
-        return table, None
-    order = table.argsort(axis=-1, kind="stable")
-    return np.take_along_axis(table, order, axis=-1), order.argsort(axis=-1)
+def _sorted(elements: Column) -> tuple[Column, Column | None]:
+    """Return elements sorted along the last axis, and the index that undoes this; None if they were sorted already."""
+    if (elements[..., 1:] >= elements[..., :-1]).all():
+        return elements, None
+    order = elements.argsort(axis=-1, kind="stable")
+    return np.take_along_axis(elements, order, axis=-1), order.argsort(axis=-1)
 
 
-def _of_sample(selected: StackAxis, sample: int) -> slice | Column:
-    if isinstance(selected, Crops):
-        start = int(selected.start[sample])
-        return slice(start, start + (selected.count - 1) * selected.step + 1, selected.step)
-    return selected if isinstance(selected, slice) or selected.ndim == 1 else selected[sample]
+def _of_sample(selection: StackAxis, sample: int) -> slice | Column:
+    """Return what one sample takes of an axis."""
+    if isinstance(selection, Crops):
+        start = int(selection.start[sample])
+        return slice(start, start + (selection.count - 1) * selection.step + 1, selection.step)
+    if isinstance(selection, slice) or selection.ndim == 1:
+        return selection
+    elements: Column = selection[sample]
+    return elements
 
 
-def _restored(stack: Any, undo: Sequence[tuple[int, slice | Column]], decoder: Decoder) -> Any:
-    """Return a block in the order asked for, in C order."""
+def _reorder(stack: Any, reorderings: Sequence[tuple[int, Reordering]], decoder: Decoder) -> Any:
+    """Return a copy of `stack`, in C order, with the axes of `reorderings` put into the requested order."""
     result = decoder.empty(stack.shape, stack.dtype)
-    for axis, back in undo:
-        if isinstance(back, slice) or back.ndim == 1:
-            stack = stack[(slice(None),) * axis + (back,)]
-    tables = [(axis, np.asarray(back)) for axis, back in undo if not isinstance(back, slice) and back.ndim == 2]
-    if not tables:
+    by_sample = []
+    for axis, reordering in reorderings:
+        if isinstance(reordering, np.ndarray) and reordering.ndim == 2:
+            by_sample.append((axis, reordering))
+        else:
+            stack = stack[(slice(None),) * axis + (reordering,)]
+    if not by_sample:
         result[...] = stack
         return result
     for sample in range(len(stack)):
-        block = stack[sample]
-        for axis, table in tables:
-            block = block[(slice(None),) * (axis - 1) + (table[sample],)]
-        result[sample] = block
+        box = stack[sample]
+        for axis, reordering in by_sample:
+            box = box[(slice(None),) * (axis - 1) + (reordering[sample],)]
+        result[sample] = box
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boxes:
-    """Boxes of one shape."""
+    """Boxes of one shape in a variable."""
 
     start: Column
-    """shape (n, ndim): first element of each."""
+    """First element of each box, shape (n, ndim)."""
     shape: tuple[int, ...]
-    """Shape of one, in elements."""
+    """Shape of a box, in elements."""
 
     def slices(self) -> list[tuple[slice, ...]]:
-        """Return the slices that select each box."""
+        """Return for each box the slices that select it."""
         return [tuple(slice(s, s + n) for s, n in zip(row, self.shape, strict=True)) for row in self.start.tolist()]
 
 
 def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder, out: Any = None) -> Any:
-    """Read boxes of a variable, at least one, all inside it: shape (n, *boxes.shape), on the decoder's device.
+    """Read boxes of a variable into one array.
 
-    The result is `out`, of this shape and dtype, a view of it, or another array.
+    Parameters
+    ----------
+    parts : Parts
+        What the variable is made of.
+    boxes : Boxes
+        At least one box. All of them lie inside the variable.
+    decoder : Decoder
+        Decodes the chunks.
+    out : array of shape (n, *boxes.shape) and the dtype of the variable, optional
+        Memory that may be used for the result.
+
+    Returns
+    -------
+    array of shape (n, *boxes.shape)
+        On the decoder's device: `out`, a view of it, or another array.
     """
-    result, shape = None, (len(boxes.start), *boxes.shape)
+    shape = (len(boxes.start), *boxes.shape)
     if 0 in shape:
         return decoder.empty(shape, parts.lazy.dtype)
-    for at in product(*map(range, parts.grid.shape)):
-        part: Part = parts.grid[at]
-        first = np.array([bounds[i] for bounds, i in zip(parts.bounds, at, strict=True)], np.int64)
-        length = np.array(part.shape, np.int64)
-        start = boxes.start - first
-        touches = ((start < length) & (start + boxes.shape > 0)).all(axis=1)
+    result = None
+    for position in product(*map(range, parts.grid.shape)):
+        part: Part = parts.grid[position]
+        origin = np.array([bounds[i] for bounds, i in zip(parts.bounds, position, strict=True)], np.int64)
+        part_shape = np.array(part.shape, np.int64)
+        start = boxes.start - origin
+        touches = ((start < part_shape) & (start + boxes.shape > 0)).all(axis=1)
         if not touches.any():
             continue
         start = start[touches]
-        is_alone = bool(touches.all()) and bool(((start >= 0) & (start + boxes.shape <= length)).all())
-        block = read_stack(part, start, boxes.shape, decoder, out if is_alone else None)
-        if is_alone:
-            return block
+        has_all = bool(touches.all()) and bool(((start >= 0) & (start + boxes.shape <= part_shape)).all())
+        if has_all:
+            return read_stack(part, start, boxes.shape, decoder, out)
+        stack = read_stack(part, start, boxes.shape, decoder)
         if result is None:
             result = decoder.empty(shape, parts.lazy.dtype) if out is None else out
-        # Boxes of which the same elements lie in the part are copied together.
-        lo, hi = np.maximum(-start, 0), np.minimum(length - start, boxes.shape)
-        ends, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
-        for number, row in enumerate(ends.tolist()):
-            members = np.flatnonzero(which.reshape(-1) == number)
-            box = tuple(map(slice, row[: lo.shape[1]], row[lo.shape[1] :]))
-            result[(np.flatnonzero(touches)[members], *box)] = block[(members, *box)]
+        _copy_overlaps(stack, start, part_shape, result, np.flatnonzero(touches))
     return result
+
+
+def _copy_overlaps(stack: Any, start: Column, part_shape: Column, result: Any, samples: Column) -> None:
+    """Copy what of each box lies in a part from `stack` to `result`.
+
+    Parameters
+    ----------
+    stack : array of shape (n, *shape)
+        The boxes as read from the part.
+    start : numpy.ndarray of int64, shape (n, ndim)
+        First element of each box in the part; may be negative.
+    part_shape : numpy.ndarray of int64, shape (ndim,)
+        Shape of the part.
+    result : array of shape (n_samples, *shape)
+        Written to.
+    samples : numpy.ndarray of int64, shape (n,)
+        Number of each box along the first axis of `result`.
+    """
+    low = np.maximum(-start, 0)
+    high = np.minimum(part_shape - start, stack.shape[1:])
+    # One copy serves all boxes that overlap the part in the same elements of the box.
+    overlaps, overlap_numbers = np.unique(np.concatenate([low, high], axis=1), axis=0, return_inverse=True)
+    ndim = start.shape[1]
+    for number, overlap in enumerate(overlaps.tolist()):
+        members = np.flatnonzero(overlap_numbers.reshape(-1) == number)
+        elements = tuple(map(slice, overlap[:ndim], overlap[ndim:]))
+        result[(samples[members], *elements)] = stack[(members, *elements)]

@@ -1,4 +1,7 @@
-"""Which variables are read for the batches of a dataset, and how what was read becomes a dataset."""
+"""`Template`: reads the samples of the variables of a dataset, and makes batches of what was read.
+
+Variables with a dimension that is cut are read anew for each batch (`CutVariable`). The others come along unchanged.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,25 @@ from xarray_gpuzarr.training.sources import Source, Stored, in_float32, read_sou
 from xarray_gpuzarr.training.stacks import Boxes
 
 Arrays = dict[Hashable, Any]
-"""By name, the samples of each variable that is cut: shape (n_samples, ...)."""
+"""Variable name -> its samples, shape (n_samples, ...). With ``stack=``, the new dimension -> the stacked samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleCut:
-    """A variable that every sample has a piece of."""
+class CutVariable:
+    """A variable with a dimension that is cut, so that each sample has a different piece of it."""
 
     dims: tuple[Hashable, ...]
+    """Dimensions of the variable, and of a sample."""
     shape: tuple[int, ...]
     """Shape of one sample."""
-    column: tuple[int | None, ...]
-    """Per axis, which column of the starts it is cut at; None if it is taken whole."""
+    start_columns: tuple[int | None, ...]
+    """For each axis, the column of the samples' starts that applies to it. None if samples have the whole axis."""
     dtype: np.dtype[Any]
+    """Dtype of a sample."""
     attrs: dict[Any, Any]
     encoding: dict[Any, Any]
     source: Source
+    """Reads the samples."""
 
     @property
     def nbytes(self) -> int:
@@ -41,75 +47,107 @@ class SampleCut:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def boxes(self, start: Column) -> Boxes:
-        """Return the boxes of samples that begin at `start`, shape (n, n_dims)."""
+        """Return the boxes of samples in this variable, given their starts, shape (n, n_dims)."""
         starts = np.zeros((len(start), len(self.dims)), np.int64)
-        for axis, column in enumerate(self.column):
+        for axis, column in enumerate(self.start_columns):
             if column is not None:
                 starts[:, axis] = start[:, column]
         return Boxes(start=starts, shape=self.shape)
 
-    def shards(self, start: Column) -> Column:
-        """Return a number for the shard that each sample begins in, shape (n,)."""
-        number = np.zeros(len(start), np.int64)
-        borders = self.source.borders or ()
-        for of_element, column in zip(borders, self.column, strict=False):
+    def shard_numbers(self, start: Column) -> Column:
+        """Return the number of the shard that each sample begins in, shape (n,), given the starts, shape (n, n_dims).
+
+        The numbers of shards are in C order of those axes that are cut.
+        """
+        numbers = np.zeros(len(start), np.int64)
+        if self.source.shard_numbers is None:
+            return numbers
+        for shard_of_element, column in zip(self.source.shard_numbers, self.start_columns, strict=True):
             if column is not None:
-                number = number * (int(of_element.max(initial=0)) + 1) + of_element[start[:, column]]
-        return number
+                n_shards = int(shard_of_element.max(initial=0)) + 1
+                numbers = numbers * n_shards + shard_of_element[start[:, column]]
+        return numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """Variables that the batches of a dataset are made of."""
+    """The variables of a dataset, and how batches are made of them."""
 
-    whole: Dataset
-    """The dataset without what is cut: attributes, indexes, and variables that come along as they are."""
-    cuts: Mapping[Hashable, SampleCut]
+    uncut: Dataset
+    """The dataset without the variables that are cut. All batches have its variables, indexes and attributes."""
+    cuts: Mapping[Hashable, CutVariable]
+    """Variable name -> how samples of it are read, for each variable that is cut."""
     names: tuple[Hashable, ...]
-    """All variables in the order of the dataset."""
+    """Names of all variables, in the order of the dataset."""
     coords: frozenset[Hashable]
+    """Names of the variables that are coordinates."""
     channels: Channels | None
-    """Which variables become one array; None: each has its own."""
+    """The variables that are stacked to one array. None if each variable is an array of its own."""
 
     @classmethod
-    def of(cls, ds: Dataset, sizes: Mapping[Hashable, int], *, rounds: bool = False, stack: Hashable = None) -> Self:
-        """Find out how each variable of a dataset is read. No I/O.
+    def from_dataset(
+        cls, ds: Dataset, sizes: Mapping[Hashable, int], *, to_float32: bool = False, stack: Hashable = None
+    ) -> Self:
+        """Return the template of a dataset. No I/O.
 
-        If `rounds`, data variables of float64 become float32. With `stack`, data variables become one array with a
-        dimension of this name.
+        Parameters
+        ----------
+        ds : xarray.Dataset
+            Dataset that is cut into samples.
+        sizes : mapping of hashable to int
+            Elements of a sample along each dimension that is cut. The columns of starts are in this order.
+        to_float32 : bool
+            Whether data variables of float64 become float32.
+        stack : hashable, optional
+            Name of a new dimension along which the data variables become one array.
+
+        Raises
+        ------
+        OptionError
+            The data variables cannot become one array.
         """
-        dims, cuts = list(sizes), {}
+        cuts = {}
         for name, variable in ds.variables.items():
             if not sizes.keys().isdisjoint(variable.dims):
-                is_rounded = rounds and name in ds.data_vars and variable.dtype == np.float64
-                source = source_of(variable)
-                cuts[name] = SampleCut(
-                    dims=variable.dims,
-                    shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
-                    column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
-                    dtype=np.dtype(np.float32) if is_rounded else _numpy_dtype(variable),
-                    attrs=variable.attrs,
-                    encoding=variable.encoding,
-                    source=in_float32(source) if is_rounded else source,
-                )
-        whole = ds.drop_dims(dims)
-        channels = None if stack is None else Channels.of(ds, stack, {name: cut.dtype for name, cut in cuts.items()})
-        if channels is not None:
+                is_rounded = to_float32 and name in ds.data_vars and variable.dtype == np.float64
+                cuts[name] = _cut_variable(variable, sizes, is_rounded=is_rounded)
+        channels = None
+        if stack is not None:
+            channels = Channels.from_dataset(ds, stack, {name: cut.dtype for name, cut in cuts.items()})
             channels.require_one_device({name: cut.source for name, cut in cuts.items()})
-        return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords), channels=channels)
+        return cls(
+            uncut=ds.drop_dims(list(sizes)),
+            cuts=cuts,
+            names=tuple(ds.variables),
+            coords=frozenset(ds.coords),
+            channels=channels,
+        )
 
     @property
     def lazies(self) -> list[LazyArray]:
-        """Arrays that are read from stores."""
+        """The arrays that are read from stores, one for each variable."""
         return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one sample."""
+        """Bytes of one sample of all variables that are cut."""
         return sum(cut.nbytes for cut in self.cuts.values())
 
     def read(self, start: Column, stop: Stop) -> Arrays:
-        """Read the samples that begin at `start`, shape (n, n_dims), to the devices of their variables, in C order."""
+        """Read samples.
+
+        Parameters
+        ----------
+        start : numpy.ndarray of int64, shape (n, n_dims)
+            First element of each sample along the dimensions that are cut.
+        stop : Stop
+            Ends the read early when it is set.
+
+        Returns
+        -------
+        dict
+            Arrays of shape (n, ...) in C order, on the devices of their variables.
+        """
         sources = {name: cut.source for name, cut in self.cuts.items()}
         boxes = {name: cut.boxes(start) for name, cut in self.cuts.items()}
         channels = self.channels
@@ -117,43 +155,69 @@ class Template:
             return read_sources(sources, boxes, stop)
         shape = (len(start), len(channels.names), *self.cuts[channels.names[0]].shape)
         stacked = channels.allocate(sources, shape)
-        rooms = {name: stacked[:, number] for number, name in enumerate(channels.names)}
-        return read_sources(sources, boxes, stop, rooms) | {channels.dim: stacked}
+        outs = {name: stacked[:, number] for number, name in enumerate(channels.names)}
+        return read_sources(sources, boxes, stop, outs) | {channels.dim: stacked}
 
-    def shards(self, start: Column) -> Column:
-        """Return a number for the shard of the largest variable that each sample begins in, shape (n,)."""
-        stored = [cut for cut in self.cuts.values() if cut.source.borders is not None]
-        return max(stored, key=lambda cut: cut.nbytes).shards(start) if stored else np.zeros(len(start), np.int64)
+    def shard_numbers(self, start: Column) -> Column:
+        """Return the number of the shard that each sample begins in, shape (n,), given the starts, shape (n, n_dims).
+
+        The shards are those of the variable with the largest samples.
+        """
+        stored = [cut for cut in self.cuts.values() if cut.source.shard_numbers is not None]
+        if not stored:
+            return np.zeros(len(start), np.int64)
+        return max(stored, key=lambda cut: cut.nbytes).shard_numbers(start)
 
     def batch(self, arrays: Arrays, samples: slice) -> Dataset | DataArray:
-        """Return some of the samples that were read; arrays are views."""
+        """Return a batch of some of the samples that `read` returned. Its arrays are views."""
         if self.channels is None:
             return self._dataset(arrays, samples)
         channels = self.channels
         coords = self._dataset(arrays, samples).drop_vars(channels.names).coords
         array = DataArray(arrays[channels.dim][samples], coords, (SAMPLE, channels.dim, *channels.dims))
-        array.attrs = dict(self.whole.attrs)
+        array.attrs = dict(self.uncut.attrs)
         return array.assign_coords({channels.dim: list(channels.names)})
 
     def _dataset(self, arrays: Arrays, samples: slice) -> Dataset:
-        """Return some of the samples that were read as a dataset; its arrays are views."""
+        """Return a dataset of some of the samples that `read` returned. Its arrays are views."""
         coords: dict[Hashable, Variable] = {}
         data_vars: dict[Hashable, Variable] = {}
         for name in self.names:
             cut = self.cuts.get(name)
-            variable = (
-                self.whole.variables[name]
-                if cut is None
-                else Variable((SAMPLE, *cut.dims), arrays[name][samples], cut.attrs, cut.encoding, fastpath=True)
-            )
-            (coords if name in self.coords else data_vars)[name] = variable
-        indexes = dict(self.whole.xindexes)
-        dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
-        dataset.encoding = dict(self.whole.encoding)
+            if cut is None:
+                variable = self.uncut.variables[name]
+            else:
+                variable = Variable((SAMPLE, *cut.dims), arrays[name][samples], cut.attrs, cut.encoding, fastpath=True)
+            if name in self.coords:
+                coords[name] = variable
+            else:
+                data_vars[name] = variable
+        indexes = dict(self.uncut.xindexes)
+        dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.uncut.attrs)
+        dataset.encoding = dict(self.uncut.encoding)
         return dataset
 
 
+def _cut_variable(variable: Variable, sizes: Mapping[Hashable, int], *, is_rounded: bool) -> CutVariable:
+    """Return how samples of a variable are read; its values become float32 if it `is_rounded`."""
+    dims = list(sizes)
+    source = source_of(variable)
+    dtype = _numpy_dtype(variable)
+    if is_rounded:
+        source = in_float32(source)
+        dtype = np.dtype(np.float32)
+    return CutVariable(
+        dims=variable.dims,
+        shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
+        start_columns=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
+        dtype=dtype,
+        attrs=variable.attrs,
+        encoding=variable.encoding,
+        source=source,
+    )
+
+
 def _numpy_dtype(variable: Variable) -> np.dtype[Any]:
-    """Return the dtype of a variable, object for one of pandas' own."""
+    """Return the dtype of a variable, or object if it is one of pandas' own dtypes."""
     dtype = variable.dtype
     return dtype if isinstance(dtype, np.dtype) else np.dtype(object)

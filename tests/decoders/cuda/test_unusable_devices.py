@@ -36,7 +36,7 @@ VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
 def fresh(tmp_path, monkeypatch):
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     options = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off", little="device")
     monkeypatch.setattr(in_force, "options", options)
 
@@ -102,7 +102,7 @@ def start(request, tmp_path, monkeypatch):
         if request.param == "a check breaks it":  # that of an earlier read
             with warnings.catch_warnings(action="ignore"):
                 opened(tmp_path / "a.zarr")["a"].load()
-            monkeypatch.setattr(advice, "said", set())
+            monkeypatch.setattr(advice, "warned", set())
         yield tmp_path / "a.zarr", found, do
 
 

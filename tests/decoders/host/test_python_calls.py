@@ -90,7 +90,7 @@ def test_a_chunk_costs_no_call(tmp_path, cast, keywords, key):
     calls = []
     for n_chunks in FEW, MANY:
         stored = stored_array(array_of(tmp_path / str(n_chunks), n_chunks, **keywords), cast)
-        calls.append(n_calls(lambda stored=stored: threads.at_most(1, lambda: read(stored, key, HostDecoder()))))
+        calls.append(n_calls(lambda stored=stored: threads.limit_threads(1, lambda: read(stored, key, HostDecoder()))))
 
     assert calls[1] - calls[0] < 64 * (MANY - FEW) * 0.01
 
@@ -101,7 +101,7 @@ def test_points_cost_no_call(tmp_path):
         stored = stored_array(array_of(tmp_path / str(n_chunks), n_chunks), PACKED)
         places = np.indices((64, n_chunks)).reshape(2, -1) * [[1], [8]]
         one = lambda stored=stored, at=tuple(places): read_points(stored, at, HostDecoder())  # noqa: E731
-        calls.append(n_calls(lambda one=one: threads.at_most(1, one)))
+        calls.append(n_calls(lambda one=one: threads.limit_threads(1, one)))
 
     assert calls[1] - calls[0] < 64 * (MANY - FEW) * 0.01
 

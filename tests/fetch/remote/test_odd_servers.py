@@ -39,7 +39,7 @@ UNREADABLE = ["0", "-1", "never", "2016-11-06T08:49:37Z", "Sun, 06 Nov 2016 08:4
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    for known in (index_cache.cache, version_conflicts.needed, advice.said):
+    for known in (index_cache.cache, version_conflicts.needed, advice.warned):
         known.clear()
 
 

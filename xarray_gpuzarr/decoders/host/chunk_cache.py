@@ -169,7 +169,7 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-host_memory.when_short.append(lambda: cache.clear())  # noqa: PLW0108  # a fork replaces `cache`
+host_memory.release_functions.append(lambda: cache.clear())  # noqa: PLW0108  # a fork replaces `cache`
 
 
 @record
@@ -264,7 +264,7 @@ class CachedRead:
             found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
             self._claimed += [keys[i] for i in claimed]
             if other is not None:
-                crew.lend(other.wait)
+                crew.run_without_turn(other.wait)
                 continue
             stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[number[i]]]
             if not stale:

@@ -105,7 +105,7 @@ class HostDecoder:
             return out
         finally:
             try:
-                crew.alone.discard(me)
+                crew.lone_threads.discard(me)
             finally:  # one call of C each, see `process.waiting`
                 try:
                     if cached is not None:
@@ -113,8 +113,8 @@ class HostDecoder:
                 finally:
                     if takes_turn:
                         crew.turns.pop(thread, None)
-                        if crew.over.waiting:
-                            crew.over.ring()
+                        if crew.turn_ended.waiting:
+                            crew.turn_ended.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return a context manager that does nothing: host memory is the same for all threads."""
@@ -136,16 +136,16 @@ class HostDecoder:
 def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, me: object) -> None:
     """Carry out plans by calls of the loops, or by tasks.
 
-    `me` counts the calling thread as busy in `crew.alone` while no helper works with it.
+    `me` counts the calling thread as busy in `crew.lone_threads` while no helper works with it.
     """
     output, rows_a_call = read.output, read.schedule.rows_a_call
     if output is None or rows_a_call is None:
         run_plans(plans, read, cached)
         return
-    crew.alone.add(me)
+    crew.lone_threads.add(me)
     remaining = call_loops(plans, read, output, rows_a_call, cached)
     if remaining:
-        crew.alone.discard(me)
+        crew.lone_threads.discard(me)
         # There are many tasks, so each of their calls of the loops takes one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
         run_tasks((task for plan, call, rows in remaining for task in PlanTasks(read, plan, call).tasks(rows)), read)

@@ -26,7 +26,7 @@ from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.host_memory import lent
+from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import Column
 
 READ_BUFFER_NBYTES = 256 * 1024
@@ -167,9 +167,9 @@ class LoopCall:
         Rows are also left if there is not enough memory for them: Python may find that they do not exist.
         """
         output, scratch_address = self._output, 0
-        with crew.taking(schedule.n_loop_threads, schedule.budget) as n_threads:
+        with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
-                _scratch, scratch_address = lent("scratch", output.scratch_nbytes * n_threads)
+                _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
             n_remaining = output.place_rows(self._address, rows.start, rows.stop, scratch_address, n_threads)
         return self._rows_left(rows) if n_remaining else ()
 
@@ -184,7 +184,7 @@ class LoopCall:
         n_remaining = self.read_once(files, rows, schedule)
         if files.is_cold:
             files.waits = 1
-            n_remaining = crew.lend(partial(self.read_once, files, rows, schedule))
+            n_remaining = crew.run_without_turn(partial(self.read_once, files, rows, schedule))
         counters.add(read_nbytes=files.n_read)
         return self._rows_left(rows) if n_remaining else ()
 
@@ -194,9 +194,9 @@ class LoopCall:
         The call waits for the disk if ``files.waits`` is set.
         """
         output = self._output
-        with crew.taking(schedule.n_loop_threads, schedule.budget) as n_threads:
-            _scratch, scratch_address = lent("scratch", output.scratch_nbytes * n_threads)
-            _buffer, files.room = lent("staging", files.room_nbytes * n_threads)
+        with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
+            _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
+            _buffer, files.room = borrow_buffer("staging", files.room_nbytes * n_threads)
             files_address = ctypes.addressof(files)
             return output.read_rows(self._address, files_address, rows.start, rows.stop, scratch_address, n_threads)
 

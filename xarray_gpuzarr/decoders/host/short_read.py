@@ -32,7 +32,7 @@ from xarray_gpuzarr.plan.partial_chunks import is_part
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.host_memory import lent
+from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -195,7 +195,7 @@ def _call_loops(
     Returns the number of bytes that were read; None if an ordinary read has to fill `out`.
     """
     settings = _box_settings(array)
-    _scratch, scratch_address = lent("scratch", settings.scratch_nbytes)
+    _scratch, scratch_address = borrow_buffer("scratch", settings.scratch_nbytes)
     struct = BoxStruct(
         job=settings.job_address, axes=target.spans_address, path=file.path, out=address(out), scratch=scratch_address
     )
@@ -204,7 +204,7 @@ def _call_loops(
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]
     if chunks is None:
-        _buffer, struct.room = lent("staging", settings.buffer_nbytes)
+        _buffer, struct.room = borrow_buffer("staging", settings.buffer_nbytes)
         struct.room_nbytes = settings.buffer_nbytes
         struct.most_nbytes = array.spec.most_nbytes
         struct.max_gap_nbytes = source.rule.max_gap_nbytes

@@ -18,7 +18,7 @@ from zarr.core import sync
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.process import exit_threads
-from xarray_gpuzarr.process.waiting import apart
+from xarray_gpuzarr.process.waiting import run_uninterrupted
 
 _LOOK_S = 1.0
 """How often a thread that waits for an answer looks whether the interpreter ends."""
@@ -59,7 +59,7 @@ class Reply[Result]:
                 self._answered.release()
             elif limit_s is not None:
                 break
-            elif exit_threads.has_begun():  # it waits for the threads of dask and others
+            elif exit_threads.exit_has_begun():  # it waits for the threads of dask and others
                 raise CancelledError("the interpreter ends")
         return self.is_answered
 
@@ -179,7 +179,7 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
     if loop is not None and thread is not None and thread.ident is not None:
         return loop
     try:
-        return apart(_begun)
+        return run_uninterrupted(_begun)
     except RuntimeError as err:
         raise StoreReadError(
             f"cannot read {name}",

@@ -59,7 +59,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remember nothing from before, and nothing after."""
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     monkeypatch.setattr(in_force, "options", OPTIONS)
 
 
@@ -182,7 +182,7 @@ def test_the_next_process_remembers(fault, name, monkeypatch):
     array, expected = cases()[name]
     with pytest.warns(GpuZarrWarning):
         values(array, engine(fault)[0])
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     decoder, device = engine()
     if fault.kind == "memory":
         return

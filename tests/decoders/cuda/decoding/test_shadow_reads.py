@@ -35,7 +35,7 @@ SMALL = {"slot_nbytes": 2**16, "n_slots": 2, "batch_chunks": 4, "scratch_nbytes"
 def fresh(tmp_path, monkeypatch):
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(advice, "said", set())
+    monkeypatch.setattr(advice, "warned", set())
     monkeypatch.setattr(shadows, "_compared", set())
 
 

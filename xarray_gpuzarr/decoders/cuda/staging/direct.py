@@ -28,7 +28,7 @@ from xarray_gpuzarr.fetch.source import ByteSource, Version, changed
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.waiting import apart
+from xarray_gpuzarr.process.waiting import run_uninterrupted
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PAGE_NBYTES = 4096
@@ -70,7 +70,7 @@ class DirectStager(Stager):
             # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
             n_read: list[int] = []
             try:
-                apart(lambda: self._read(ranges, memory, n_read))
+                run_uninterrupted(lambda: self._read(ranges, memory, n_read))
             finally:
                 counters.add(read_nbytes=sum(n_read))
         present = at >= 0
