@@ -22,7 +22,8 @@ from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.cast import ElementCast
 from xarray_gpuzarr.cuda.checksum import Kind, checksum
-from xarray_gpuzarr.cuda.launch import Points, Scatter, move
+from xarray_gpuzarr.cuda.launch import move
+from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 
 Column = npt.NDArray[np.int64]
@@ -94,14 +95,14 @@ def _build_scatter(
     kernel = Scatter(_axes(shape, chunks), cast, out=out, fill=7)
     rows = np.array(list(product(*(range(-(-n // m)) for n, m in zip(shape, chunks, strict=True)))), np.int64)
     at, row = _packed(space, kernel), space.put(rows)
-    places: dict[str, Any] = {"at": at, "row": row, "n_rows": len(rows)}
+    places: dict[str, Any] = {"table": at, "row": row, "n_rows": len(rows)}
     if missing:
         return lambda: kernel.fill(space.api, space.stream, **places)
     nbytes = prod(chunks) * cast.stored.itemsize
     home = -(-nbytes // 16) * 16
     start = space.filled(home * len(rows), np.arange(_NOISE_NBYTES // 2, dtype="u2"))
     source = space.put((start + home * np.arange(len(rows))).astype(np.uint64))
-    return lambda: kernel.launch(space.api, space.stream, src=source, **places)
+    return lambda: kernel.launch(space.api, space.stream, source=source, **places)
 
 
 def _axes(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[AxisColumns]:
@@ -147,7 +148,7 @@ def _points(gpu: Gpu, shape: tuple[int, ...], chunks: tuple[int, ...]) -> Contes
         home = -(-in_chunk * 2 // 16) * 16
         start = space.filled(home * n_chunks, np.arange(_NOISE_NBYTES // 2, dtype="u2"))
         source = space.put((start + home * np.arange(n_chunks)).astype(np.uint64))
-        return lambda: kernel.launch(space.api, space.stream, at=at, src=source, row=row, n_rows=n_chunks)
+        return lambda: kernel.launch(space.api, space.stream, table=at, source=source, row=row, n_rows=n_chunks)
 
     nbytes = n_chunks * each * 4
     return _contestant(gpu, "points, one in a hundred", build, nbytes=nbytes, moved_nbytes=nbytes * 3 // 2)

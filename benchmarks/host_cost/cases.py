@@ -29,7 +29,7 @@ from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.timed.device import ModelledDevice
 from benchmarks.timed.headers import header_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.decoding import batch_plan, decode
+from xarray_gpuzarr.decoders.cuda.decoding import decode, receipt
 from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
@@ -50,8 +50,8 @@ _FUNCTIONS = (
     (pinned.Stager, "stage", "staging"),
     (pinned, "find_streams", "headers"),
     (decode.BatchDecoder, "decode", "tables"),
-    (batch_plan.Receipt, "ask", "receipt"),
-    (batch_plan.Receipt, "doubtful", "receipt"),
+    (receipt.Receipt, "download", "receipt"),
+    (receipt.Receipt, "failed_chunks", "receipt"),
 )
 """Functions that are a stage of their own, within the ranges."""
 

@@ -21,7 +21,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
-from xarray_gpuzarr.cuda import axes, launch
+from xarray_gpuzarr.cuda import axes, placers
 from xarray_gpuzarr.decoders.cuda.decoding import placing
 
 DIMS = ("z", "y", "x")
@@ -151,7 +151,7 @@ VARIABLES = {
 EVERY = np.arange(20)
 BOTH_AXES = {"y": np.repeat(EVERY, 2), "x": np.repeat(EVERY, 3)}
 SMALL_BOXES = [(axes, "MAX_BOX", 40), (placing, "MAX_BOX", 40)]
-SMALL_LAUNCHES = [(launch, "MAX_BLOCKS", 12), (placing, "MAX_BLOCKS", 12)]
+SMALL_LAUNCHES = [(placers, "MAX_BLOCKS", 12), (placing, "MAX_BLOCKS", 12)]
 POINTS = {"x": xr.DataArray(np.repeat([0, 3, 8, 17], [1, 1, 90000, 2]), dims="p"), "y": xr.DataArray(4)}
 REPEATS = {
     "each thrice": {"x": np.repeat(EVERY, 3)},

@@ -75,11 +75,11 @@ class TestPlugin:
 
     def test_is_registered_once(self, client):
         register(client, **SMALL)
-        before = [calls["share"] for calls in of_devices(client, "calls")]
+        before = [calls["share_pool"] for calls in of_devices(client, "calls")]
 
         register(client, **SMALL)
 
-        assert [calls["share"] for calls in of_devices(client, "calls")] == before
+        assert [calls["share_pool"] for calls in of_devices(client, "calls")] == before
 
     def test_other_settings_replace_the_earlier_ones(self, client):
         register(client, **SMALL)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.cast import REAL_DTYPES, ElementCast, can_cast
-from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, MOVE_TILE_NBYTES, Scatter, move, rows_by_length
+from xarray_gpuzarr.cuda.launch import MOVE_TILE_NBYTES, move, rows_by_length
+from xarray_gpuzarr.cuda.placers import MAX_BLOCKS, Scatter
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -388,7 +389,7 @@ import numpy as np
 from helpers.kernels.on_host import HostLaunches
 from helpers.kernels.memory import aligned
 from test_kernels import cast_of, one_axis
-from xarray_gpuzarr.cuda.launch import Scatter
+from xarray_gpuzarr.cuda.placers import Scatter
 
 def run(in_start, out_start):
     chunk, out, row = aligned(8000), aligned(16000), np.zeros((1, 1), np.int64)
@@ -396,7 +397,7 @@ def run(in_start, out_start):
     kernel = Scatter([axis], cast_of("i2", "f4"), out=out.ctypes.data, fill=0)
     table, src = aligned(kernel.nbytes), np.array([chunk.ctypes.data], np.uint64)
     kernel.pack(table, table.ctypes.data)
-    places = dict(at=table.ctypes.data, src=src.ctypes.data, row=row.ctypes.data, n_rows=1)
+    places = dict(table=table.ctypes.data, source=src.ctypes.data, row=row.ctypes.data, n_rows=1)
     kernel.launch(HostLaunches(), None, **places)
 """
 

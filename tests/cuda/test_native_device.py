@@ -74,7 +74,7 @@ def test_sharing_lets_cupy_use_the_users_pool_and_sets_no_other(fake, native, me
     fake.current_resource = current
     device, _ = make(native, memory)
 
-    undo = device.share()
+    undo = device.share_pool()
 
     assert (fake.current_resource, fake.allocator) == (current, allocator)
     undo()
@@ -84,7 +84,7 @@ def test_sharing_lets_cupy_use_the_users_pool_and_sets_no_other(fake, native, me
 
 def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, device):
     fake.current_resource = USERS
-    undo = device.share()
+    undo = device.share_pool()
     fake.allocator = "the user's"
 
     undo()
@@ -94,9 +94,9 @@ def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, device
 
 def test_sharing_is_taken_back_once(fake, device):
     fake.current_resource = USERS
-    undo = device.share()
+    undo = device.share_pool()
     undo()
-    again = device.share()
+    again = device.share_pool()
 
     undo()
 
@@ -194,7 +194,7 @@ def test_an_adaptor_without_a_pool_below_it_is_used_and_spoken_of(fake, device, 
     (warning,) = recwarn
     words = ("has no pool", adaptor.__name__, "rmm_async=True", "memory='async'")
     assert [word for word in words if word not in str(warning.message)] == []
-    device.share()
+    device.share_pool()
     assert fake.allocator == "CuPy's own"  # whose pool is quicker
 
 
@@ -203,7 +203,7 @@ def test_an_adaptor_over_a_pool_is_a_pool(fake, device, stream, pool, recwarn):
     fake.current_resource = TrackingResourceAdaptor(pool)
 
     device.allocate(100, stream)
-    device.share()
+    device.share_pool()
 
     assert list(recwarn) == []
     assert fake.allocator == "RMM's for CuPy"
@@ -368,13 +368,13 @@ def test_the_per_thread_default_stream_is_refused(fake, device):
 
 def test_a_stream_becomes_cupys_current_one(fake, device, stream):
     before = device.current_stream().handle
-    device.use(stream)
+    device.use_stream(stream)
 
     assert (before, device.current_stream().handle) == (0, stream.handle)
 
 
 def test_a_stream_of_another_library_is_known_by_its_handle(fake, device):
-    stream = device.external(0x1230)
+    stream = device.external_stream(0x1230)
 
     assert stream.handle == 0x1230
     assert stream.for_rmm.obj is stream.for_cupy
@@ -400,7 +400,7 @@ CALLS = {
     "memGetInfo": lambda d, s: d.memory_nbytes(),
     "Stream": lambda d, s: d.stream(),
     "get_current_stream": lambda d, s: d.consumer_stream(),
-    "use": lambda d, s: d.use(s),
+    "use_stream": lambda d, s: d.use_stream(s),
     "Event": lambda d, s: d.event(),
     "record": lambda d, s: d.record(d.event(), s),
     "wait_event": lambda d, s: d.wait(s, d.event()),

@@ -19,7 +19,7 @@ from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.choice import decoder_for, resolve_device
-from xarray_gpuzarr.decoders.cuda import decoder
+from xarray_gpuzarr.decoders.cuda import devices as process_devices
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
 
@@ -155,7 +155,7 @@ def test_all_decoders_of_a_gpu_keep_one_set_of_resources(gpus, fake, path):
 @pytest.mark.parametrize(("before", "after"), [("cuda", "cuda:1"), ("cuda:1", "cuda"), ("cuda:1", "cuda:0")])
 def test_a_fork_of_a_process_that_has_used_either_is_refused_both(gpus, path, monkeypatch, before, after):
     eagerly(path, before)
-    monkeypatch.setattr(decoder, "os", SimpleNamespace(getpid=lambda: os.getpid() + 1))
+    monkeypatch.setattr(process_devices, "os", SimpleNamespace(getpid=lambda: os.getpid() + 1))
 
     with pytest.raises(DeviceUnavailableError, match="in a forked process"):
         eagerly(path, after)
@@ -171,7 +171,7 @@ def test_a_worker_prepares_the_gpu_that_is_named(gpus, fake, native, monkeypatch
     prepared = []
     for number, gpu in gpus.items():
         monkeypatch.setattr(gpu, "build", lambda _kernels, number=number: prepared.append(number))
-        monkeypatch.setattr(gpu, "share", lambda: lambda: None)
+        monkeypatch.setattr(gpu, "share_pool", lambda: lambda: None)
     plugin = GpuZarrPlugin(device="cuda:1")
 
     with ThreadPoolExecutor(2) as threads:

@@ -200,7 +200,7 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
 
     def check() -> None:
         gc.collect()
-        resources = reads.decoder._resources[device.index]
+        resources = reads.decoder._devices.resources[device.index]
         assert resources.lock.n_reading == 0
         assert not resources.is_mine
         free, total = device.memory_nbytes()

@@ -18,7 +18,7 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.cuda.api import DeviceIdentity
 from xarray_gpuzarr.decoders import choice
-from xarray_gpuzarr.decoders.cuda.checks.checked import CheckResult
+from xarray_gpuzarr.decoders.cuda.checks.self_checks import CheckResult
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis import examine, machine, rates
 from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates, seconds_of

@@ -82,11 +82,11 @@ SCRIPTS = {
     "a self-check that nobody waits for any more": """
         from types import SimpleNamespace
         from contextlib import nullcontext
-        from xarray_gpuzarr.decoders.cuda.checks import checked
+        from xarray_gpuzarr.decoders.cuda.checks import self_checks
 
         api = SimpleNamespace(activate=lambda: nullcontext(driver.call()))
-        checked._within = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
-        list(checked.run_checks(api, [SimpleNamespace(name="copies")]))
+        self_checks._next_answer = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
+        list(self_checks.run_checks(api, [SimpleNamespace(name="copies")]))
         """,
     "a fork waits for no thread of its parent": """
         import os

@@ -11,7 +11,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import UnsupportedCodecError, read_array
 from xarray_gpuzarr.decoders.cuda import chain
-from xarray_gpuzarr.decoders.cuda.batches import streams
+from xarray_gpuzarr.decoders.cuda.batches import formats
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored import metadata
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -70,8 +70,8 @@ def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
 
 def test_a_compressor_that_no_device_knows_is_the_hosts(monkeypatch):
     spec = stored_array(write(MemoryStore(), counting((8,)), chunks=(4,), compressors=ZstdCodec())).spec
-    monkeypatch.delitem(streams.ENVELOPES, ZstdSpec)
-    chain.chain_of.cache_clear()
+    monkeypatch.delitem(formats.ENVELOPES, ZstdSpec)
+    chain.find_chain.cache_clear()
 
-    assert chain.chain_of(spec) == "zstd: no decoder of the device knows it"
-    chain.chain_of.cache_clear()
+    assert chain.find_chain(spec) == "zstd: no decoder of the device knows it"
+    chain.find_chain.cache_clear()

@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdC
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cuda.resources import SharedLock
+from xarray_gpuzarr.cuda.locks import SharedLock
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions

@@ -1,1 +1,1 @@
-"""The GPU, as far as a decoder needs it: the only modules that import CuPy or RMM or call nvCOMP. They know no Zarr."""
+"""The GPU as a decoder uses it. Only these modules import CuPy or RMM, or call nvCOMP. They know nothing of Zarr."""

@@ -1,6 +1,6 @@
-"""Addresses as all of `cuda` and `decoders.cuda` pass them on: plain integers."""
+"""Type of the device addresses that `cuda` and `decoders.cuda` pass on."""
 
 from typing import NewType
 
 Address = NewType("Address", int)
-"""An address in device memory, or of pinned host memory as the device sees it."""
+"""Address in device memory, or of pinned host memory as the device sees it."""

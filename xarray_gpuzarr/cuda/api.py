@@ -150,10 +150,10 @@ class DeviceApi(Protocol):
     def consumer_stream(self) -> Stream:
         """Return the current stream, on which a result will be used."""
 
-    def external(self, handle: int) -> Stream:
+    def external_stream(self, handle: int) -> Stream:
         """Return the stream of that handle, which somebody else has made on this device and keeps."""
 
-    def use(self, stream: Stream) -> None:
+    def use_stream(self, stream: Stream) -> None:
         """Make `stream` the one that the calling thread's array library works on from now on."""
 
     def event(self) -> Event:
@@ -213,7 +213,7 @@ class DeviceApi(Protocol):
     def build(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels that have not been launched yet, so that no read has to wait for that."""
 
-    def share(self) -> Undo:
+    def share_pool(self) -> Undo:
         """Let the array library allocate from the caller's pool, process-wide; see `rmm_memory.share_memory`."""
 
     def trim(self) -> None:

@@ -1,4 +1,4 @@
-"""Another CUDA context for a moment: things of a device are dropped on any thread."""
+"""Switch to another CUDA context for a moment: resources of a device are freed on any thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import cupy
 
 @contextmanager
 def in_context(context: int) -> Iterator[None]:
-    """Work in a context inside a ``with`` block, on whatever thread drops things; its own device stays what it is."""
+    """Make `context` the calling thread's CUDA context inside a ``with`` block, and restore its own one afterwards."""
     before = cupy.cuda.driver.ctxGetCurrent()
     cupy.cuda.driver.ctxSetCurrent(context)
     try:

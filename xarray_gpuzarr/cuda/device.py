@@ -166,12 +166,12 @@ class NativeDevice:
             )
         return stream
 
-    def external(self, handle: int) -> NativeStream:
+    def external_stream(self, handle: int) -> NativeStream:
         """Return the stream of a ``cudaStream_t`` that another library has made and keeps."""
         return NativeStream(cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle))))
 
     @cuda_call("cupy.cuda.Stream.use")
-    def use(self, stream: Stream) -> None:
+    def use_stream(self, stream: Stream) -> None:
         """Make `stream` CuPy's current one on the calling thread."""
         _native(stream).for_cupy.use()
 
@@ -277,7 +277,7 @@ class NativeDevice:
             self._compile(kernel)
 
     @cuda_call("cupy.cuda.set_allocator")
-    def share(self) -> Undo:
+    def share_pool(self) -> Undo:
         """Let CuPy allocate from RMM's current pool, process-wide; see `share_memory`."""
         return share_memory(self.index)
 

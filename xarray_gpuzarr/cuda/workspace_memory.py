@@ -1,8 +1,8 @@
-"""Memory that a workspace owns: lent for one use after another, so no read waits for the pool, or for others.
+"""Memory that a workspace owns and reuses, so that no read waits for an allocation or for other reads.
 
-Pinned host memory is lent again once the device is done with it, device memory once the host has seen that. A pool may
-take memory that another stream has just freed, and lets the new owner wait for that stream. So nothing is given back to
-it while work is under way.
+A borrowed piece of pinned host memory is reused once the device is done with it; device memory is reused once the host
+has seen that the device is done. Nothing is given back to the pool while the device may still use it: the pool may hand
+it on to another stream at once, and would then make that stream wait.
 """
 
 from __future__ import annotations
@@ -14,91 +14,108 @@ from operator import attrgetter
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
 
 _ROUNDED_NBYTES = 16 * 1024**2
-"""Memory from this length on is taken a little longer than asked for, so that it fits what the next use asks for."""
+"""Length from which on a little more memory is allocated than requested, so that it also fits similar requests."""
 
 
 class WorkspaceMemory:
-    """Device memory for one purpose."""
+    """Device memory for one purpose.
 
-    def __init__(self, api: DeviceApi, quiet: Stream, kept_nbytes: int = 0) -> None:
+    Parameters
+    ----------
+    api : DeviceApi
+        Device.
+    idle_stream : Stream
+        Stream without work. Memory that the device is done with is freed on it, so that its next owner waits for
+        nothing.
+    kept_nbytes : int
+        Bytes that the workspace keeps between reads.
+    """
+
+    def __init__(self, api: DeviceApi, idle_stream: Stream, kept_nbytes: int = 0) -> None:
         self._api = api
-        self._quiet = quiet
-        """Runs nothing: memory that the device is done with is freed on it: whoever takes it waits for nothing."""
+        self._idle_stream = idle_stream
         self.kept_nbytes = kept_nbytes
-        """Bytes that stay with the workspace when nothing is read."""
-        self._lent: dict[int, DeviceMemory] = {}
+        self._borrowed: dict[int, DeviceMemory] = {}
+        """Memory in use, by its address."""
         self._idle: list[DeviceMemory] = []
-        """The shortest first."""
+        """Memory that nobody uses, the shortest first."""
 
-    def lend(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return memory for `stream`, to be given back by `give_back`; raises as `DeviceApi.allocate`."""
+    def borrow(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return at least `nbytes` bytes for use on `stream`, until `take_back`; errors as of `DeviceApi.allocate`."""
         for memory in self._idle:
             if memory.nbytes >= nbytes:
                 self._idle.remove(memory)
                 break
         else:
-            self.free_idle()  # all too short: outgrown
-            # Up to a sixteenth of the power of two below.
+            self.free_idle()  # all of it is too short
+            # Round up by at most a sixteenth, to a multiple of a power of two.
             step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
             memory = self._api.allocate(max(1, -(-nbytes // step) * step), stream)
-        self._lent[memory.address] = memory
+        self._borrowed[memory.address] = memory
         return memory
 
-    def give_back(self, memory: DeviceMemory) -> bool:
-        """Take memory back, if it was lent from here; only once the device has done everything with it."""
-        lent = self._lent.pop(memory.address, None)
-        if lent is not None:
-            insort(self._idle, lent, key=attrgetter("nbytes"))
-        return lent is not None
+    def take_back(self, memory: DeviceMemory) -> bool:
+        """Take memory back if it was borrowed here; return whether it was. The device must be done with it."""
+        borrowed = self._borrowed.pop(memory.address, None)
+        if borrowed is not None:
+            insort(self._idle, borrowed, key=attrgetter("nbytes"))
+        return borrowed is not None
 
-    def take_back_all(self, but: Collection[DeviceMemory] = ()) -> None:
-        """Take everything back that is lent; only once the workspace's streams are idle."""
-        excepted = {memory.address for memory in but}
-        for memory in [m for m in self._lent.values() if m.address not in excepted]:
-            self.give_back(memory)
+    def take_back_all(self, keep: Collection[DeviceMemory] = ()) -> None:
+        """Take all borrowed memory back, except `keep`. The workspace's streams must be idle."""
+        kept_addresses = {memory.address for memory in keep}
+        for memory in [m for m in self._borrowed.values() if m.address not in kept_addresses]:
+            self.take_back(memory)
 
     def free_idle(self, kept_nbytes: int = 0) -> None:
-        """Free what is not lent but for so many bytes, the longest memory first."""
+        """Free idle memory, except pieces of `kept_nbytes` together, the shortest ones."""
         idle, self._idle = self._idle, []
         for memory in idle:
             if memory.nbytes <= kept_nbytes:
                 self._idle.append(memory)
                 kept_nbytes -= memory.nbytes
             else:
-                memory.free_behind(self._quiet)
+                memory.free_behind(self._idle_stream)
 
 
-_N_SHORT_READS = 64
+def max_allocated_nbytes(nbytes: int) -> int:
+    """Return the most memory that a `WorkspaceMemory` allocates for requests of `nbytes` bytes together."""
+    return nbytes if nbytes < _ROUNDED_NBYTES else nbytes + nbytes // 16
+
+
+_N_LIMITED_READS = 64
 
 
 class Shortage:
-    """How much device memory a batch may take since a longer one found none; shared by the reads of a device.
+    """Limit of the device memory of a batch after an allocation has failed; shared by the reads of a device.
 
-    Memory may come back, and who gives it back says nothing: after some reads, one tries full batches again.
+    Memory may become free again without notice. The limit therefore ends after some reads, and the next one tries full
+    batches again.
     """
 
     def __init__(self) -> None:
-        self._most_nbytes = 0
+        self._limit_nbytes = 0
         self._n_reads = 0
-        """Reads that are still to do with so little."""
+        """Number of reads for which the limit still holds."""
 
-    def note(self, most_nbytes: int) -> None:
-        """Let the next reads have batches that take no more than so much."""
-        self._most_nbytes, self._n_reads = most_nbytes, _N_SHORT_READS
+    def set_limit(self, nbytes: int) -> None:
+        """Let the batches of the next reads take at most `nbytes` bytes each."""
+        self._limit_nbytes = nbytes
+        self._n_reads = _N_LIMITED_READS
 
-    def most_nbytes(self) -> int | None:
-        """Return how much a batch of the next read may take; None: as much as its options say."""
+    def next_limit_nbytes(self) -> int | None:
+        """Count one more read, and return the limit of its batches in bytes; None if only its options limit them."""
         if not self._n_reads:
             return None
         self._n_reads -= 1
-        return self._most_nbytes
+        return self._limit_nbytes
 
 
 class ResultOwner:
-    """Keeps a result's memory until nobody knows the result any more.
+    """Keeps the memory of a result until nobody uses the result any more.
 
-    It was taken on a stream of the workspace, for decoding to begin at once. Whoever uses the result does so on the
-    consumer's stream, so it is given back behind what that stream has been given by then.
+    The memory was allocated on a stream of the workspace, so that decoding can begin at once. Results are used on the
+    consumer's stream, so the memory is freed behind what that stream has been given by then.
     """
 
     __slots__ = ("_consumer", "_memory")
@@ -111,36 +128,43 @@ class ResultOwner:
         self._memory.free_behind(self._consumer)
 
 
-def most_taken(nbytes: int) -> int:
-    """Return how much memory is taken at most for uses that need so many bytes together."""
-    return nbytes if nbytes < _ROUNDED_NBYTES else nbytes + nbytes // 16
-
-
 class Slot:
-    """Pinned memory that is lent out and comes back."""
+    """Pinned host memory of a `PinnedRing`, borrowed for one copy after another."""
 
     def __init__(self, api: DeviceApi, nbytes: int) -> None:
         self._api = api
         self._memory = api.allocate_pinned(nbytes)
         self.array: Bytes = self._memory.array
         """The whole slot, writable."""
-        self._returned = api.event()
+        self._released = api.event()
 
-    def give_back(self, stream: Stream) -> None:
-        """Let the slot be lent out again once `stream` has done what it has been given so far."""
-        self._api.record(self._returned, stream)
+    def release_after(self, stream: Stream) -> None:
+        """Let the slot be borrowed again once `stream` has done what it has been given so far."""
+        self._api.record(self._released, stream)
 
-    def settle(self) -> None:
-        """Block until the slot's last user is done with it."""
-        self._api.synchronize_event(self._returned)
+    def wait_until_released(self) -> None:
+        """Block until the slot may be borrowed again."""
+        self._api.synchronize_event(self._released)
 
 
 class PinnedRing:
-    """A fixed number of slots, lent out in turn, each of `nbytes` at first.
+    """A fixed number of slots of pinned host memory, borrowed in turn.
 
-    One that is asked to be longer is replaced, by one that is half as long again at least: pinning memory takes
-    milliseconds, and what is asked for may grow by a little each time. Slots grow to `full_nbytes`; only a longer
-    request makes one longer. Those that are longer than `kept_nbytes` are given back by `rewind`; None: none are.
+    A slot that is too short for a request is replaced by one that is at least half as long again: pinning memory takes
+    milliseconds, and requests may grow by a little each time.
+
+    Parameters
+    ----------
+    api : DeviceApi
+        Device.
+    n_slots : int
+        Number of slots.
+    nbytes : int
+        Length of each slot at first, in bytes.
+    full_nbytes : int, optional
+        Length up to which slots are made longer than requested.
+    kept_nbytes : int, optional
+        Length above which a slot is freed when its read has ended; without it, none is.
     """
 
     def __init__(
@@ -159,36 +183,37 @@ class PinnedRing:
         self._slots: list[Slot | None] = [None] * n_slots
         self._next = 0
 
-    def lend(self, nbytes: int) -> Slot:
-        """Return the slot that has rested longest, at least `nbytes` long; blocks until it has been given back."""
-        at, self._next = self._next, (self._next + 1) % len(self._slots)
-        slot = self._slots[at]
+    def borrow(self, nbytes: int) -> Slot:
+        """Return the slot that was borrowed longest ago, with at least `nbytes` bytes; blocks until it is released."""
+        index = self._next
+        self._next = (index + 1) % len(self._slots)
+        slot = self._slots[index]
         if slot is not None:
-            slot.settle()
+            slot.wait_until_released()
         if slot is None or len(slot.array) < nbytes:
-            grown = self._nbytes if slot is None else max(self._nbytes, len(slot.array) * 3 // 2)
+            grown_nbytes = self._nbytes if slot is None else max(self._nbytes, len(slot.array) * 3 // 2)
             if self._full_nbytes is not None:
-                grown = min(grown, self._full_nbytes)
-            self._slots[at] = slot = None  # given back before more is taken
-            slot = self._slots[at] = Slot(self._api, max(nbytes, grown))
+                grown_nbytes = min(grown_nbytes, self._full_nbytes)
+            self._slots[index] = slot = None  # frees the memory before more is allocated
+            slot = self._slots[index] = Slot(self._api, max(nbytes, grown_nbytes))
         return slot
 
     def fill(self) -> None:
-        """Take the memory of all slots now, at full length, so that no read has to."""
+        """Allocate all slots at full length, so that no read has to."""
         nbytes = self._full_nbytes or self._nbytes
-        for at, slot in enumerate(self._slots):
+        for index, slot in enumerate(self._slots):
             if slot is None or len(slot.array) < nbytes:
-                self._slots[at] = None
-                self._slots[at] = Slot(self._api, nbytes)
+                self._slots[index] = None  # frees the memory before more is allocated
+                self._slots[index] = Slot(self._api, nbytes)
 
     def drop(self) -> None:
-        """Give the memory of all slots back, only while none is lent and nothing is copied."""
+        """Free all slots. None may be borrowed, and no copy may be under way."""
         self._slots = [None] * len(self._slots)
 
     def rewind(self) -> None:
-        """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
+        """Start again with the first slot, so that short reads use the same slots; none may be borrowed."""
         self._next = 0
-        for at, slot in enumerate(self._slots):
+        for index, slot in enumerate(self._slots):
             if self._kept_nbytes is not None and slot is not None and len(slot.array) > self._kept_nbytes:
-                slot.settle()
-                self._slots[at] = None
+                slot.wait_until_released()
+                self._slots[index] = None

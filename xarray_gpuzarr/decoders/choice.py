@@ -190,7 +190,7 @@ def decoder_for(device: str) -> Decoder:
         return HostDecoder()
     number = _number(resolved)
     if number is not None:
-        return cast("CudaDecoder", decoder_for("cuda")).of_device(number)
+        return cast("CudaDecoder", decoder_for("cuda")).for_device(number)
     from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # its kernels, plans and checks
 
     decoder: Decoder = cuda.CudaDecoder()

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from xarray_gpuzarr.cuda.resources import TABLE_NBYTES, scratch_nbytes
-from xarray_gpuzarr.cuda.workspace_memory import most_taken
+from xarray_gpuzarr.cuda.workspace_memory import max_allocated_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.pieces import BatchLimits
-from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
+from xarray_gpuzarr.decoders.cuda.chain import chunk_device_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.read import StoredArray
@@ -57,16 +57,16 @@ def task_memory(
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
         return TaskMemory(result_nbytes=result)
     n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    needed = needed_nbytes(spec)
-    limits = BatchLimits.of(
+    needed = chunk_device_nbytes(spec)
+    limits = BatchLimits.for_budget(
         spec.path,
         chunk_nbytes=spec.chunk_nbytes,
-        needed_nbytes=needed,
+        chunk_device_nbytes=needed,
         budget_nbytes=scratch_nbytes(options, gpu_nbytes),
         options=options,
     )
     return TaskMemory(
         result_nbytes=result,
-        batches_nbytes=most_taken(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
+        batches_nbytes=max_allocated_nbytes(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
         table_nbytes=limits.n_batches * TABLE_NBYTES,
     )

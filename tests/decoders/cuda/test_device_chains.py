@@ -13,7 +13,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of, needed_nbytes
+from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, find_chain
 from xarray_gpuzarr.read import read, stored_array
 
 IN_ORDER = "are undone, in this order"
@@ -64,7 +64,7 @@ EXACT = {
 def test_kernels_undo_what_needs_no_rounding(memory, dtype, keywords):
     array = write(memory, counting((16, 8), dtype), chunks=(8, 8), **keywords)
 
-    assert isinstance(chain_of(stored_array(array).spec), Chain)
+    assert isinstance(find_chain(stored_array(array).spec), Chain)
 
 
 N = 2**28
@@ -83,14 +83,14 @@ HUGE = {
 def test_chunks_beyond_what_kernels_count(dtype, keywords, why):
     array = zarr.create_array(MemoryStore(), shape=(4 * N,), chunks=(N,), dtype=dtype, **keywords)
 
-    assert why in chain_of(stored_array(array).spec)
+    assert why in find_chain(stored_array(array).spec)
 
 
 @pytest.mark.parametrize("compressors", [numcodecs.GZip(), numcodecs.Zlib()], ids=["crc32", "adler32"])
 def test_chunks_beyond_what_checksums_count(compressors):
     keywords = {"dtype": "i8", "zarr_format": 2, "compressors": compressors}
     chains = [
-        chain_of(stored_array(zarr.create_array(MemoryStore(), shape=(n,), chunks=(n,), **keywords)).spec)
+        find_chain(stored_array(zarr.create_array(MemoryStore(), shape=(n,), chunks=(n,), **keywords)).spec)
         for n in (2**29 - 2, 2**29 - 1)
     ]
 
@@ -101,14 +101,14 @@ def test_chunk_that_is_no_whole_number_of_elements(memory):
     filters = numcodecs.AsType(encode_dtype="<f4", decode_dtype="<f8")
     array = zarr.create_array(memory, shape=(9,), chunks=(3,), dtype="i2", zarr_format=2, filters=filters)
 
-    assert "chunks of 6 bytes are no whole number" in chain_of(stored_array(array).spec)
+    assert "chunks of 6 bytes are no whole number" in find_chain(stored_array(array).spec)
 
 
 @pytest.mark.parametrize("scale", [10, 10.0], ids=["an int", "a float"])
 def test_chain_that_was_made_before_is_of_the_same_numbers(memory, scale):
     codecs = [zn.FixedScaleOffset(offset=0, scale=number, dtype="<f8", astype="<i4") for number in (10, 10.0)]
     chains = {
-        type(codec.codec_config["scale"]): chain_of(
+        type(codec.codec_config["scale"]): find_chain(
             stored_array(write(memory, np.zeros(8), name=f"t{n}", chunks=(4,), filters=codec)).spec
         )
         for n, codec in enumerate(codecs)
@@ -122,4 +122,4 @@ def test_scratch_of_long_gzip_counts(n, lengths):
     """Encoded, moved to where they are aligned, and decoded; from 64 KiB on nvCOMP looks ahead, in scratch memory."""
     spec = stored_array(zarr.create_array({}, shape=n, chunks=(n,), dtype="i4", compressors=GzipCodec())).spec
 
-    assert needed_nbytes(spec) == lengths * 4 * n
+    assert chunk_device_nbytes(spec) == lengths * 4 * n

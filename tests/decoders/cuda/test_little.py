@@ -9,7 +9,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.cuda.routes import why_little
+from xarray_gpuzarr.decoders.cuda.routes import why_host_is_faster
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import stored_array
 
@@ -36,11 +36,11 @@ def spec_of(compressor, nbytes):
 def test_a_few_chunks_go_to_the_host_and_many_to_the_device(codec, nbytes):
     spec = spec_of(CODECS[codec], nbytes)
 
-    assert [why_little(spec, n) is None for n in (1, 30, 31, 1000)] == [False, False, True, True]
+    assert [why_host_is_faster(spec, n) is None for n in (1, 30, 31, 1000)] == [False, False, True, True]
 
 
 def test_chunks_that_are_not_compressed_go_to_the_device():
-    assert why_little(spec_of(None, 1 << 20), 1) is None
+    assert why_host_is_faster(spec_of(None, 1 << 20), 1) is None
 
 
 @pytest.mark.parametrize(("little", "n_calls"), [("auto", 0), ("device", 1)])

@@ -96,7 +96,7 @@ def test_a_ring_whose_slots_grow_a_little_each_time_is_pinned_anew_a_few_times()
     device = NotingDevice(LAZY)
     ring = PinnedRing(device, 1, 1000)
 
-    lengths = [len(ring.lend(nbytes).array) for nbytes in range(1, 20_000, 10)]
+    lengths = [len(ring.borrow(nbytes).array) for nbytes in range(1, 20_000, 10)]
 
     assert len(set(lengths)) == 9
     assert all(length >= nbytes for length, nbytes in zip(lengths, range(1, 20_000, 10), strict=True))

@@ -29,7 +29,7 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import GpuZarrError, StoreReadError
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt
+from xarray_gpuzarr.decoders.cuda.decoding.receipt import Receipt
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 
@@ -57,7 +57,7 @@ def test_values_do_not_depend_on_the_order_of_work_or_on_sizes(name, seed, selec
 def test_scenes_take_several_batches_and_segments(name):
     uploads = Counter(n.site for n in noted(name).notes if n.call == "upload")
 
-    assert uploads["Tables.send"] == 4
+    assert uploads["BatchTable.upload"] == 4
     assert uploads["Upload.send"] >= 7
     assert uploads["upload_pageable"] == (name.startswith("gzip"))
 
@@ -296,13 +296,13 @@ def refused_object():
     ids=["shard", "object"],
 )
 def test_chunk_that_vanishes_before_it_is_decoded_again_is_named(array, key, words, monkeypatch):
-    doubtful = Receipt.doubtful
+    failed_chunks = Receipt.failed_chunks
 
     def vanish(self):
         array.store._store_dict.pop(key, None)
-        return doubtful(self)
+        return failed_chunks(self)
 
-    monkeypatch.setattr(Receipt, "doubtful", vanish)
+    monkeypatch.setattr(Receipt, "failed_chunks", vanish)
     device = SimulatedDevice(LAZY)
     with limits(), pytest.raises(StoreReadError, match="has disappeared") as caught:
         CudaReads(device, may_decode_again=True).read(array)

@@ -17,7 +17,8 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.cuda.resources import SharedLock, WorkerResources
+from xarray_gpuzarr.cuda.locks import SharedLock
+from xarray_gpuzarr.cuda.resources import WorkerResources
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 from xarray_gpuzarr.read import read, stored_array
@@ -80,7 +81,7 @@ def test_many_threads_take_turns(seed):
 def lent_at_once(pool, n_threads):
     """Return the workspaces of reads that are all under way at the same time."""
     all_there = threading.Barrier(n_threads, timeout=20)
-    return at_once(lambda _: pool.reading(lambda workspace: (all_there.wait(), workspace)[1]), n_threads)
+    return at_once(lambda _: pool.run_read(lambda workspace: (all_there.wait(), workspace)[1]), n_threads)
 
 
 def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
@@ -90,7 +91,7 @@ def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
 
     assert len(lent) == 3
     assert set(lent_at_once(pool, 2)) <= lent
-    outer, inner = pool.reading(lambda outer: (outer, pool.reading(lambda inner: inner)))
+    outer, inner = pool.run_read(lambda outer: (outer, pool.run_read(lambda inner: inner)))
     assert outer is inner
 
 
@@ -100,7 +101,7 @@ def test_one_read_more_waits_until_one_has_ended(n_reads):
     pool = WorkerResources(device, ResourceOptions(n_reads=n_reads))
     all_there = threading.Barrier(n_reads + 1, timeout=0.5)
     with pytest.raises(threading.BrokenBarrierError):
-        at_once(lambda _: pool.reading(lambda _: all_there.wait()), n_reads + 1)
+        at_once(lambda _: pool.run_read(lambda _: all_there.wait()), n_reads + 1)
 
     assert len(set(lent_at_once(pool, n_reads))) == n_workspaces(device) == n_reads
 
@@ -112,7 +113,7 @@ def test_a_read_that_fails_gives_its_workspace_back(error):
 
     for _ in range(7):
         with pytest.raises(error):
-            pool.reading(lambda _: fail(error))
+            pool.run_read(lambda _: fail(error))
     assert n_workspaces(device) == 1
 
 
@@ -120,7 +121,7 @@ def test_a_read_that_fails_gives_its_workspace_back(error):
 def test_scratch_is_divided_by_those_who_may_read(n_reads, nbytes):
     pool = WorkerResources(SimulatedDevice(LAZY, 1000 * MIB), ResourceOptions(n_reads=n_reads))
 
-    assert pool.reading(lambda space: space.scratch_nbytes) == nbytes
+    assert pool.run_read(lambda space: space.scratch_nbytes) == nbytes
 
 
 def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
@@ -133,14 +134,14 @@ def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
         return workspace
 
     with ThreadPoolExecutor(2) as threads:
-        reading = threads.submit(pool.reading, read)
+        reading = threads.submit(pool.run_read, read)
         reads.wait(20)
         closing = threads.submit(lambda: (pool.close(), closed.set()))
         before = reading.result(20)
         closing.result(20)
 
     assert closed.is_set()
-    assert pool.reading(lambda workspace: workspace) is not before
+    assert pool.run_read(lambda workspace: workspace) is not before
 
 
 def test_reads_begin_in_the_order_in_which_they_came():
@@ -167,17 +168,17 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
     pool = WorkerResources(device, ResourceOptions())
 
     def read(workspace):
-        slot, memory = workspace.lend_slot(KIB), workspace.device_slots.lend(KIB, workspace.copy)
+        slot, memory = workspace.borrow_slot(KIB), workspace.device_slots.borrow(KIB, workspace.copy)
         workspace.upload(memory.address, slot.array[:KIB], workspace.copy)
         fail(KeyboardInterrupt)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resources.Workspace, "settle", lambda *_: fail(KeyboardInterrupt))
+        patch.setattr(resources.Workspace, "wait_until_idle", lambda *_: fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            pool.reading(read)
+            pool.run_read(read)
     pool.prepare(1)
 
-    pool.reading(lambda workspace: workspace.settle())
+    pool.run_read(lambda workspace: workspace.wait_until_idle())
     device.check()
 
 
@@ -185,13 +186,13 @@ def test_slots_of_an_interrupted_read_are_dropped_however_often_cleaning_fails(m
     device = NotingDevice(LAZY)
     pool = WorkerResources(device, ResourceOptions())
     with monkeypatch.context() as patch:
-        patch.setattr(resources.Workspace, "settle", lambda *_: fail(ArithmeticError))
+        patch.setattr(resources.Workspace, "wait_until_idle", lambda *_: fail(ArithmeticError))
         for _ in range(3):  # the first of them is the read's own
             with pytest.raises(ArithmeticError):
-                pool.reading(lambda workspace: (workspace.lend_slot(KIB), fail(KeyboardInterrupt)))
+                pool.run_read(lambda workspace: (workspace.borrow_slot(KIB), fail(KeyboardInterrupt)))
     before = device.calls["allocate_pinned"]
 
-    pool.reading(lambda workspace: workspace.lend_slot(KIB))
+    pool.run_read(lambda workspace: workspace.borrow_slot(KIB))
 
     assert device.calls["allocate_pinned"] == before + 1
 
@@ -204,7 +205,7 @@ def test_an_output_outlives_a_cleaning_that_was_interrupted(monkeypatch):
     output = weakref.ref(out)
     with limits():
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            for wait in ("wait_for", "settle"):
+            for wait in ("wait_for", "wait_until_idle"):
                 patch.setattr(resources.Workspace, wait, lambda *_: fail(KeyboardInterrupt))
             read(stored_array(array), ..., reads.decoder, out)
         del out
@@ -223,10 +224,10 @@ def test_long_tables_are_given_back_when_their_read_ends():
 
     def read(workspace):
         for ring in (workspace.tables, workspace.receipts):
-            ring.lend(KIB)
-            ring.lend(40 * MIB)
+            ring.borrow(KIB)
+            ring.borrow(40 * MIB)
 
-    pool.reading(read)
+    pool.run_read(read)
 
     assert device.pinned_nbytes == 2 * 256 * KIB < device.peak_pinned_nbytes
 
@@ -235,8 +236,8 @@ def test_an_interrupted_closing_leaves_the_others_to_be_settled(monkeypatch):
     pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
     settled = []
     workspaces = list(lent_at_once(pool, 3))
-    settle = resources.Workspace.settle
-    monkeypatch.setattr(resources.Workspace, "settle", lambda space: (settled.append(space), settle(space)))
+    settle = resources.Workspace.wait_until_idle
+    monkeypatch.setattr(resources.Workspace, "wait_until_idle", lambda space: (settled.append(space), settle(space)))
     with monkeypatch.context() as patch:
         patch.setattr(resources.Workspace, "free_all", lambda *_: fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -256,20 +257,20 @@ def test_there_is_one_pool_at_a_time(end):
     def read(workspace):
         under_way.set()
         assert may_end.wait(20)
-        inner = pool_now().reading(lambda inner: inner)
+        inner = pool_now().run_read(lambda inner: inner)
         order.append("before")
         return workspace is inner
 
     with limits(), ThreadPoolExecutor(3) as threads:
         pool = pool_now()
-        before = threads.submit(pool.reading, read)
+        before = threads.submit(pool.run_read, read)
         under_way.wait(20)
         if end is configure:
             configure(n_slots=3)
         else:
             threads.submit(decoder.close)
             assert eventually(lambda: pool.lock._alone is not None, expected=True)
-        after = threads.submit(lambda: pool_now().reading(lambda _: order.append("after")))
+        after = threads.submit(lambda: pool_now().run_read(lambda _: order.append("after")))
         with suppress(TimeoutError):
             after.result(0.1)
         may_end.set()

@@ -21,7 +21,7 @@ from xarray_gpuzarr.cluster.preparation import Preparation
 from xarray_gpuzarr.cluster.worker import why_refused
 from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.checks import remembered
+from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.machine.diagnosis import doctor
 from xarray_gpuzarr.machine.diagnosis.rates import current_device
@@ -222,7 +222,7 @@ def test_one_thread_that_lacks_memory_for_a_moment_reads_all_the_same(where, fir
         for _ in range(2):
             block = read(array, ..., decoder)
             np.testing.assert_array_equal(block.get(), VALUES)
-    assert set(remembered.load(device.identity).values()) <= {""}
+    assert set(outcome_cache.load(device.identity).values()) <= {""}
     assert decoder.why_unusable() is None
     assert decoder.route(array.spec, array.cast).where == "cuda"
     del block
@@ -236,7 +236,7 @@ def test_what_raised_is_not_remembered_by_the_next_process(where):
     with pytest.warns(GpuZarrWarning, match="failed its self-check"):
         np.testing.assert_array_equal(read(array, ..., CudaDecoder(lambda: device)).get(), VALUES)
 
-    assert set(remembered.load(device.identity).values()) <= {""}
+    assert set(outcome_cache.load(device.identity).values()) <= {""}
     later = FaultyDevice(None)
     decoder = CudaDecoder(lambda: later)
     np.testing.assert_array_equal(read(array, ..., decoder).get(), VALUES)
@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_installed_reads_to_the_gpu(tmp_path, monkeypatch):
         return asked(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    remembered._made_of.cache_clear()
+    outcome_cache._package_digest.cache_clear()
     array = zarr.create_array(tmp_path / "a", data=VALUES, chunks=(10, 30), compressors=ZstdCodec())
     device = FaultyDevice(None)
 
@@ -319,4 +319,4 @@ def test_a_folder_that_is_not_installed_reads_to_the_gpu(tmp_path, monkeypatch):
     assert values.get().tolist() == VALUES.tolist()
     assert device.calls["nvcomp"] > 0
     assert xarray_gpuzarr.__version__ == ""
-    remembered._made_of.cache_clear()
+    outcome_cache._package_digest.cache_clear()

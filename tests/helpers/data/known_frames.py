@@ -13,8 +13,8 @@ import numcodecs
 from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 
 from helpers.data import blosc_frames as by_hand
-from xarray_gpuzarr.decoders.cuda.checks import known
-from xarray_gpuzarr.decoders.cuda.checks.known import Content, KnownFrame, content
+from xarray_gpuzarr.decoders.cuda.checks import known_frames as known
+from xarray_gpuzarr.decoders.cuda.checks.known_frames import Content, KnownFrame, content
 
 PATH = Path(known.__file__).with_name("known.json")
 SHORT, ODD, LONG = 777, 4099, 300_007

@@ -18,7 +18,8 @@ from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.cast import ElementCast
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
 from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
-from xarray_gpuzarr.cuda.launch import SPARE_FRAME, Points, Scatter, check_zstd, move
+from xarray_gpuzarr.cuda.launch import SPARE_FRAME, check_zstd, move
+from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.stored.cf import Cast
@@ -124,8 +125,8 @@ def _run(memory: Any, kernel: Scatter | Points, stored: Stored, chunk_of: dict[C
     absent = memory.place(missing)
 
     def launch(api: Any, stream: Any) -> None:
-        kernel.launch(api, stream, at=at, src=src, row=row, n_rows=len(rows))
-        kernel.fill(api, stream, at=at, row=absent, n_rows=len(missing))
+        kernel.launch(api, stream, table=at, source=src, row=row, n_rows=len(rows))
+        kernel.fill(api, stream, table=at, row=absent, n_rows=len(missing))
 
     memory.run(launch)
 

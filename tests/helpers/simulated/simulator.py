@@ -103,12 +103,12 @@ class SimulatedDevice:
     def activate(self) -> AbstractContextManager[None]:
         return self._border.activate()
 
-    def external(self, handle: int) -> SimulatedStream:
-        with self._border.call("external"):
+    def external_stream(self, handle: int) -> SimulatedStream:
+        with self._border.call("external_stream"):
             return self._scheduler.streams[handle]
 
-    def use(self, stream: SimulatedStream) -> None:
-        with self._border.call("use", stream):
+    def use_stream(self, stream: SimulatedStream) -> None:
+        with self._border.call("use_stream", stream):
             stream.use()
 
     def memory_nbytes(self) -> tuple[int, int]:
@@ -226,13 +226,13 @@ class SimulatedDevice:
         with self._border.call("build"):
             self.built += list(map(host_kernels.build, kernels))
 
-    def share(self) -> Undo:
+    def share_pool(self) -> Undo:
         """Only count: what sharing does is no matter of this device."""
 
         def undo() -> None:
             self.n_shared = 0
 
-        with self._border.call("share"):
+        with self._border.call("share_pool"):
             self.n_shared += 1
         return undo
 

@@ -1,4 +1,4 @@
-"""The CUDA decoder: the same plans as the host decoder's, decoded on a GPU in batches."""
+"""The CUDA decoder: it carries out the same plans as the host decoder, on a GPU, in batches of chunks."""
 
 from xarray_gpuzarr.decoders.cuda.decoder import CudaDecoder
 

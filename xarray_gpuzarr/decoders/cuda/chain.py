@@ -1,7 +1,8 @@
-"""Codecs that the device undoes for each chunk, in order: one compressor, one shuffle, codecs of elements.
+"""The chain of codecs that the device undoes for each chunk: one compressor, one shuffle, codecs of elements.
 
-Decided from metadata alone. Checksums around what is stored are checked on the host, before the bytes cross. A chain
-that does not fit this order, or has a codec that no kernel undoes, is a reason instead.
+The chain is decided from metadata alone. The host checks the checksums around stored chunks before the chunks cross to
+the device. An array whose codecs come in another order, or that has a codec without a kernel, has no chain, but a
+reason why not.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
+from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stream
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import ENVELOPES, longest_stream
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
     AnyElementSpec,
@@ -47,12 +48,14 @@ _MAX_TYPESIZE = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementStage:
-    """A codec of elements."""
+    """A codec of elements, such as delta, as one step of a chain."""
 
     filter: Filter
+    """Kernel that undoes it."""
     nbytes: int
-    """Encoded bytes of a chunk."""
+    """Bytes of a chunk before this codec is undone."""
     n_elements: int
+    """Number of elements of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +63,12 @@ class Chain:
     """Codecs of each chunk, in the order in which they are undone."""
 
     checksums: tuple[ChecksumSpec, ...]
-    """Checked and taken off by the host."""
+    """Checksums that the host checks and removes."""
     compressor: CompressorSpec | None
     shuffle: ShuffleSpec | None
     elements: tuple[ElementStage, ...]
     inner_nbytes: int
-    """Bytes of a chunk once it is decompressed, before it is unshuffled."""
+    """Bytes of a chunk after it is decompressed, before it is unshuffled."""
     chunk_nbytes: int
     """Bytes of a decoded chunk."""
 
@@ -76,19 +79,21 @@ class Chain:
 
     @property
     def step_nbytes(self) -> tuple[int, ...]:
-        """Bytes that a chunk takes in scratch before each codec of elements."""
+        """Bytes of scratch memory that a chunk takes before each codec of elements; 0 if it is read as staged."""
         nbytes = [stage.nbytes for stage in self.elements]
-        return (0, *nbytes[1:]) if nbytes and self.reads_staged else tuple(nbytes)
+        if nbytes and self.reads_staged:
+            nbytes[0] = 0
+        return tuple(nbytes)
 
 
 @lru_cache(maxsize=256)
-def chain_of(spec: ArraySpec) -> Chain | str:
-    """Return the chain of an array, or why the device has none."""
+def find_chain(spec: ArraySpec) -> Chain | str:
+    """Return the chain of an array, or why the device cannot decode it, in words."""
     remaining = deque(spec.codecs.stages)
-    checksums = tuple(_taken(remaining, ChecksumSpec))
-    compressor = next(_taken(remaining, CompressorSpec), None)
-    shuffle = next(_taken(remaining, ShuffleSpec), None)
-    elements = list(_taken(remaining, ElementSpec))
+    checksums = tuple(_take_leading(remaining, ChecksumSpec))
+    compressor = next(_take_leading(remaining, CompressorSpec), None)
+    shuffle = next(_take_leading(remaining, ShuffleSpec), None)
+    elements = list(_take_leading(remaining, ElementSpec))
     if remaining:
         return f"{spec.codecs}: checksums, one compressor, one shuffle and codecs of elements are undone, in this order"
     stages: list[ElementStage] = []
@@ -99,8 +104,8 @@ def chain_of(spec: ArraySpec) -> Chain | str:
             return stage
         stages.insert(0, stage)
         nbytes = stage.nbytes
-    why = _why_not_bytes(compressor, shuffle, nbytes)
-    return why or Chain(
+    why_not = _why_no_bytes_stage(compressor, shuffle, nbytes)
+    return why_not or Chain(
         checksums=checksums,
         compressor=compressor,
         shuffle=shuffle,
@@ -110,13 +115,14 @@ def chain_of(spec: ArraySpec) -> Chain | str:
     )
 
 
-def _taken(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
-    """Take leading stages of a kind away, one by one."""
+def _take_leading(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
+    """Remove the leading stages of a kind, one at a time, and yield each."""
     while stages and isinstance(stages[0], kind):
         yield stages.popleft()
 
 
-def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
+def _why_no_bytes_stage(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
+    """Return why the device cannot undo a compressor and a shuffle that give `nbytes` bytes; None if it can."""
     if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES.get(type(compressor)) is None:
         return f"{compressor}: no decoder of the device knows it"
     if shuffle is not None and isinstance(compressor, BloscSpec):
@@ -131,18 +137,18 @@ def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | Non
 
 
 def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
-    """Return the stage that gives `nbytes` bytes a chunk."""
+    """Return the stage of a codec that decodes to `nbytes` bytes a chunk, or why no kernel undoes it, in words."""
     encoded, decoded = np.dtype(codec.encoded), np.dtype(codec.decoded)
-    before, n_elements = encoded_nbytes(codec, nbytes), nbytes // decoded.itemsize
-    if before is None:
+    stage_nbytes = encoded_nbytes(codec, nbytes)
+    n_elements = nbytes // decoded.itemsize
+    if stage_nbytes is None:
         return f"{codec}: chunks of {nbytes} bytes are no whole number of elements"
     if n_elements >= MAX_BOX:
         return f"{codec}: chunks of {n_elements} elements, the kernels handle fewer than {MAX_BOX}"
-    why = why_no_filter(encoded, decoded)
-    filter_or_reason = why or _FILTERS[type(codec)](codec, encoded, decoded)
+    filter_or_reason = why_no_filter(encoded, decoded) or _FILTERS[type(codec)](codec, encoded, decoded)
     if isinstance(filter_or_reason, str):
         return f"{codec}: {filter_or_reason}"
-    return ElementStage(filter=filter_or_reason, nbytes=before, n_elements=n_elements)
+    return ElementStage(filter=filter_or_reason, nbytes=stage_nbytes, n_elements=n_elements)
 
 
 DType = np.dtype[Any]
@@ -186,32 +192,36 @@ _FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = of_each(
 
 
 @lru_cache(maxsize=256)
-def needed_nbytes(spec: ArraySpec) -> int:
-    """Return the device memory that one chunk of a batch under way takes: encoded, decoded, and scratch."""
-    chain = read_chain(spec)
-    stage, nbytes = chain.compressor, aligned(chain.inner_nbytes)
-    needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
-    if isinstance(stage, ZstdSpec | BloscSpec):
-        needed += zstd_temp_nbytes(1, nbytes)
-    if isinstance(stage, GzipSpec) and quickest("gzip", nbytes) != "gzip":
-        needed += nbytes  # scratch; how much that is, nvCOMP says only where there is a GPU
-    if isinstance(stage, GzipSpec | ZlibSpec | BloscSpec) or (stage is None and chain.elements):
-        needed += nbytes  # moved to where it is aligned
-    if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):
-        needed += nbytes  # decompressed, but still shuffled
-    return needed
+def chunk_device_nbytes(spec: ArraySpec) -> int:
+    """Return the bytes of device memory that one chunk of a batch takes: encoded, decoded, and scratch memory.
+
+    The result is not counted. Each part is rounded up to a multiple of 16.
+    """
+    chain = require_chain(spec)
+    compressor, inner_nbytes = chain.compressor, aligned(chain.inner_nbytes)
+    nbytes = inner_nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
+    if isinstance(compressor, ZstdSpec | BloscSpec):
+        nbytes += zstd_temp_nbytes(1, inner_nbytes)
+    if isinstance(compressor, GzipSpec) and quickest("gzip", inner_nbytes) != "gzip":
+        # An estimate of nvCOMP's scratch memory: the library tells its length only on a machine with a GPU.
+        nbytes += inner_nbytes
+    if isinstance(compressor, GzipSpec | ZlibSpec | BloscSpec) or (compressor is None and chain.elements):
+        nbytes += inner_nbytes  # the copy at an aligned address
+    if isinstance(compressor, BloscSpec) or (compressor is not None and chain.shuffle is not None):
+        nbytes += inner_nbytes  # decompressed, but not unshuffled yet
+    return nbytes
 
 
-def read_chain(spec: ArraySpec) -> Chain:
-    """Return what the device does to the chunks of an array that it decodes."""
-    chain = chain_of(spec)
+def require_chain(spec: ArraySpec) -> Chain:
+    """Return the chain of an array that has one: `routes.route` sends all other arrays to the host."""
+    chain = find_chain(spec)
     if isinstance(chain, str):
-        raise TypeError(chain)  # `route` knows, and nobody reads such an array here
+        raise TypeError(chain)
     return chain
 
 
 def why_not_direct(chain: Chain) -> str | None:
-    """Say why the host must see all bytes of chunks that are stored so; None if it need not."""
+    """Return why the host must see the bytes of a chain's chunks before they are decoded; None if it need not."""
     if chain.checksums:
         return "checksums around chunks are checked on the host"
     if chain.compressor is not None and not isinstance(chain.compressor, ZstdSpec):

@@ -7,7 +7,7 @@ from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, parts
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, plan_pieces
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import plan_blocks
@@ -69,7 +69,7 @@ def cuts_of(cutter, pieces):
 
 def batches_of(cutter, shards):
     batches = []
-    for piece, full in cuts_of(cutter, [piece for plan in shards for piece in parts(plan, RULE)]):
+    for piece, full in cuts_of(cutter, [piece for plan in shards for piece in plan_pieces(plan, RULE)]):
         if full == "batch" or not batches:
             batches.append([[]])
         elif full == "segment":
@@ -90,7 +90,7 @@ def room_for(segment, following):
 @many
 @given(plans(), st.lists(st.integers(1, 12), min_size=1), st.integers(1, 400), st.integers(1, 300))
 def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, sizes, nbytes, slot):
-    cutter = Cutter(cycle(sizes), most_nbytes=nbytes, slot_nbytes=slot)
+    cutter = Cutter(cycle(sizes), max_nbytes=nbytes, slot_nbytes=slot)
 
     batches = batches_of(cutter, shards)
 
@@ -111,7 +111,7 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
 @many
 @given(plans(), st.integers(1, 300))
 def test_segments_are_full(shards, slot_nbytes):
-    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
+    cutter = Cutter(repeat(ENDLESS), max_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
 
     segments = [segment for batch in batches_of(cutter, shards) for segment in batch]
 
@@ -121,7 +121,7 @@ def test_segments_are_full(shards, slot_nbytes):
 @many
 @given(plans(), st.integers(1, 12), st.integers(1, 400))
 def test_batches_are_full(shards, size, nbytes):
-    cutter = Cutter(repeat(size), most_nbytes=nbytes, slot_nbytes=ENDLESS)
+    cutter = Cutter(repeat(size), max_nbytes=nbytes, slot_nbytes=ENDLESS)
 
     batches = [b[0] for b in batches_of(cutter, shards)]
 
@@ -130,11 +130,11 @@ def test_batches_are_full(shards, size, nbytes):
         assert len(rows_of(batch)) == size or used + span(first, first.lo, first.lo + 1) > nbytes
 
 
-def limits(needed_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):
-    return BatchLimits.of(
+def limits(chunk_device_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):
+    return BatchLimits.for_budget(
         "/t",
         chunk_nbytes=chunk_nbytes,
-        needed_nbytes=needed_nbytes,
+        chunk_device_nbytes=chunk_device_nbytes,
         budget_nbytes=budget_nbytes,
         options=ResourceOptions(**options),
     )
@@ -172,12 +172,12 @@ def test_batches_share_the_memory(fitting, wanted, n_batches):
 
 @many
 @given(plans(), st.integers(1, 60))
-def test_requests_of_a_piece_bring_all_its_bytes(shards, most_nbytes):
-    for piece in (p for plan in shards for p in parts(plan, RULE)):
-        ranges = [wanted for _, wanted in piece.requests(most_nbytes)]
+def test_requests_of_a_piece_bring_all_its_bytes(shards, max_nbytes):
+    for piece in (p for plan in shards for p in plan_pieces(plan, RULE)):
+        ranges = [wanted for _, wanted in piece.requests(max_nbytes)]
 
         assert ranges[0].offset == piece.first
         assert all(a.offset + a.nbytes == b.offset for a, b in pairwise(ranges))
         assert sum(r.nbytes for r in ranges) == piece.nbytes
-        assert all(r.nbytes <= most_nbytes for r in ranges)
+        assert all(r.nbytes <= max_nbytes for r in ranges)
         assert piece.requests() == [("c/0", (piece.first, piece.nbytes))]

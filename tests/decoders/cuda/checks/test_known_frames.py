@@ -14,9 +14,9 @@ from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.checked import usual_checks
-from xarray_gpuzarr.decoders.cuda.checks.known import known_frames
-from xarray_gpuzarr.decoders.cuda.checks.placing import placing
+from xarray_gpuzarr.decoders.cuda.checks.known_frames import known_frames
+from xarray_gpuzarr.decoders.cuda.checks.placing import placing_check
+from xarray_gpuzarr.decoders.cuda.checks.self_checks import usual_checks
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -89,7 +89,7 @@ def test_the_check_of_a_placing_launches_its_kernel(stored, result, points):
     device, launched = noting_device(2)
     name = ("points" if points else "scatter", stored, result)
     cast = Cast(dtype=result, mask=(7.0,) if result[0] == "f" else ())
-    assert placing(stored, cast, points=points).run(lane_of(device)) > 0
+    assert placing_check(stored, cast, points=points).run(lane_of(device)) > 0
     names = {(k.name, *(dict(k.defines).get(part) for part in ("STORED", "RESULT"))) for k in launched}
     assert (name in names) is (stored != "c16")  # which is copied, by units
     assert any(kernel.name == name[0] for kernel in launched)

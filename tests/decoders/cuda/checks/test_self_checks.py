@@ -33,11 +33,11 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
-from xarray_gpuzarr.decoders.cuda.checks.checked import checks_of, run_checks
-from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
+from xarray_gpuzarr.decoders.cuda.checks import check_all, outcome_cache, self_checks, trial
+from xarray_gpuzarr.decoders.cuda.checks.codecs import element_check
+from xarray_gpuzarr.decoders.cuda.checks.outcome_cache import cache_folder
 from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES
-from xarray_gpuzarr.decoders.cuda.checks.remembered import cache_folder
+from xarray_gpuzarr.decoders.cuda.checks.self_checks import required_checks, run_checks
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
@@ -228,7 +228,7 @@ def test_chunks_of_one_byte_are_asked_apart(compressor):
     for nbytes in (1, 2):
         data = np.arange(12, dtype="u1")
         array = stored_array(write(MemoryStore(), data, chunks=(nbytes,), compressors=compressor))
-        names[nbytes] = {check.name for check in checks_of(array.spec, array.cast, points=False)}
+        names[nbytes] = {check.name for check in required_checks(array.spec, array.cast, points=False)}
 
     (usual,), (of_one,) = names[2] - names[1], names[1] - names[2]
     assert of_one == f"{usual}, one byte"
@@ -240,7 +240,7 @@ def test_what_has_failed_is_kept_with_its_date_until_the_doctor_asks_again():
     with pytest.warns(GpuZarrWarning, match=f"on {datetime.now(UTC):%Y-%m-%d}"):
         values(array, CudaDecoder(lambda: device))
     (file,) = cache_folder().glob("checks-*.json")
-    remembered.save(IDENTITY, {"a check of other arrays": "wrong"})
+    outcome_cache.save(IDENTITY, {"a check of other arrays": "wrong"})
 
     assert all(answer.passed for answer in check_all(FaultyDevice(None)))
 
@@ -273,8 +273,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def impatient(built: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon; kernels are built before."""
-    monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(checked, "_LESS_PATIENCE_S", 1.0)
+    monkeypatch.setattr(self_checks, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(self_checks, "_SHORTER_PATIENCE_S", 1.0)
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def patience_ends(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
                     device.hangs.clear()
                     return None
 
-        monkeypatch.setattr(checked, "_within", within)
+        monkeypatch.setattr(self_checks, "_next_answer", within)
 
     return with_a_hang
 
@@ -339,9 +339,9 @@ def test_all_checks_go_on_behind_one_that_fails():
     assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "lz4, one byte", "blosc lz4"}
 
 
-@pytest.mark.parametrize(("error", "about"), [(DeviceMemoryError, "moment"), (CudaError, "process")])
-def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, error, about):
-    monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
+@pytest.mark.parametrize(("error", "scope"), [(DeviceMemoryError, "moment"), (CudaError, "process")])
+def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, error, scope):
+    monkeypatch.setattr(self_checks, "PATIENCE_S", 1.0)
     device = FaultyDevice(None)
 
     @contextmanager
@@ -352,7 +352,7 @@ def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, er
     monkeypatch.setattr(device, "activate", activate)
     (answer,) = run_checks(device, [COPIES])
 
-    assert (answer.found, answer.about) == (f"{error.__name__}: there is none to be had", about)
+    assert (answer.found, answer.scope) == (f"{error.__name__}: there is none to be had", scope)
 
 
 @pytest.mark.parametrize("kind", ["raise", "hang"])
@@ -375,7 +375,7 @@ def test_what_is_no_error_of_the_device_is_not_remembered(monkeypatch, error):
     array, expected = cases()["lz4"]
     device = FaultyDevice(None)
     with monkeypatch.context() as patch:
-        patch.setattr(trial.Trial, "by_device", lambda *_: (_ for _ in ()).throw(error))
+        patch.setattr(trial.Trial, "read_by_device", lambda *_: (_ for _ in ()).throw(error))
         with pytest.warns(GpuZarrWarning, match=str(error)):
             np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
     decoder = CudaDecoder(lambda: device)
@@ -406,7 +406,7 @@ def test_threads_that_cannot_start_leave_it_to_the_host(monkeypatch):
 )
 def test_filters_of_any_numbers_are_checked_by_their_kernel(scale, offset, decoded, encoded):
     spec = FixedScaleOffsetSpec(decoded=decoded, encoded=encoded, scale=scale, offset=offset)
-    (answer,) = run_checks(FaultyDevice(None), [elements(spec)])
+    (answer,) = run_checks(FaultyDevice(None), [element_check(spec)])
     assert answer.found == ""
 
 
@@ -430,7 +430,7 @@ def test_odd_files_are_passed_over_and_written_anew(said):
     (file,) = cache_folder().glob("checks-*.json")
     file.write_text(said if isinstance(said, str) else json.dumps(json.loads(file.read_text()) | said))
 
-    assert not remembered.of_this_package()
+    assert not outcome_cache.newest_outcomes()
     decoder = CudaDecoder(lambda: FaultyDevice(None))
     assert decoder.route(array.spec, array.cast).where == "cuda"
     np.testing.assert_array_equal(values(array, decoder), expected)
@@ -441,7 +441,7 @@ def test_what_is_no_file_is_passed_over():
     cache_folder().mkdir(parents=True)
     os.mkfifo(cache_folder() / "checks-0.json")
     (cache_folder() / "checks-1.json").mkdir()
-    assert not remembered.of_this_package()
+    assert not outcome_cache.newest_outcomes()
 
 
 @pytest.mark.parametrize("folder", ["x" * 5000, f"{__file__}/below"], ids=["too long a name", "below a file"])
@@ -478,20 +478,20 @@ def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):
 @pytest.mark.parametrize("suffix", [".py", ".cu", ".cuh", ".c", ".h", ".json"])
 def test_outcomes_belong_to_the_code_that_made_them(tmp_path, monkeypatch, suffix):
     package = shutil.copytree(files("xarray_gpuzarr"), tmp_path / "package", ignore=shutil.ignore_patterns("*.pyc"))
-    monkeypatch.setattr(remembered.resources, "files", lambda _: package)
-    names = {remembered._made_of.__wrapped__()}
+    monkeypatch.setattr(outcome_cache.resources, "files", lambda _: package)
+    names = {outcome_cache._package_digest.__wrapped__()}
 
     changed = sorted(package.rglob(f"*{suffix}"))
     for file in (changed[0], changed[-1]):
         file.write_bytes(file.read_bytes() + b"\n")
-        names.add(remembered._made_of.__wrapped__())
+        names.add(outcome_cache._package_digest.__wrapped__())
 
     assert len(names) == 3 if changed[0] != changed[-1] else 2
 
 
 @pytest.mark.parametrize("library", ["np", "numcodecs"])
 def test_outcomes_belong_to_the_libraries_that_said_what_is_right(monkeypatch, library):
-    before = remembered._made_of.__wrapped__()
-    monkeypatch.setattr(getattr(remembered, library), "__version__", "999")
+    before = outcome_cache._package_digest.__wrapped__()
+    monkeypatch.setattr(getattr(outcome_cache, library), "__version__", "999")
 
-    assert remembered._made_of.__wrapped__() != before
+    assert outcome_cache._package_digest.__wrapped__() != before

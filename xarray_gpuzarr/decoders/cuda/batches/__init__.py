@@ -1,1 +1,1 @@
-"""Segments and batches of chunks, their sizes, and the streams that lie in them."""
+"""Segments and batches of chunks, their sizes, and the compressed streams inside them."""

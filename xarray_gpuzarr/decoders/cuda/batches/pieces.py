@@ -1,7 +1,8 @@
-"""Plans -> pieces -> segments, which cross to the device together, and batches, which one call decodes. Pure.
+"""Cut plans into pieces, and pieces into segments and batches. Pure.
 
-nvCOMP gives each chunk to a few threads of the device, so a call takes about as long for one chunk as for as many as
-the device decodes at once: batches have so many, or a multiple if chunks are short.
+A segment is what crosses to the device in one copy, and a batch is what one call decodes. nvCOMP gives each chunk to a
+few threads of the device, so a call takes about as long for one chunk as for as many as the device decodes at once. A
+batch therefore has that many chunks, or a multiple of it if chunks are short.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.records import record
 
 ENDLESS = 2**62
+"""Number of bytes that stands for no limit."""
 _ALIGN = 16
 
 
 def aligned(nbytes: int) -> int:
-    """Round up to 16 bytes, the longest unit that a kernel reads at once."""
+    """Round up to a multiple of 16 bytes, the longest unit that a kernel reads at once."""
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
 @lru_cache(maxsize=64)
-def cut(nbytes: int, most_nbytes: int) -> tuple[tuple[int, int], ...]:
-    """Cut a range into parts of at most so many bytes, at least one; return where each begins and its length.
+def cut_range(nbytes: int, max_nbytes: int) -> tuple[tuple[int, int], ...]:
+    """Cut a range of bytes into parts of at most `max_nbytes`; return the (offset, length) of each, at least one.
 
-    Asked twice for each range: when its requests are expected, and when memory is set aside for their answers.
+    The result is cached because it is computed twice for each range: when its requests are queued, and when memory is
+    set aside for their answers.
     """
-    if nbytes <= most_nbytes:
+    if nbytes <= max_nbytes:
         return ((0, nbytes),)
-    return tuple((at, min(most_nbytes, nbytes - at)) for at in range(0, nbytes, most_nbytes))
+    return tuple((offset, min(max_nbytes, nbytes - offset)) for offset in range(0, nbytes, max_nbytes))
 
 
 class Piece(NamedTuple):
-    """Rows ``[lo, hi)`` of a plan: one range of bytes if they lie in a shard, else one object per row."""
+    """Rows ``[lo, hi)`` of a plan: one range of bytes if they lie in a shard, otherwise one object per row."""
 
     plan: ReadPlan
     lo: int
@@ -48,53 +51,62 @@ class Piece(NamedTuple):
     first: int
     """First byte of the range, counted from the start of the object."""
     nbytes: int
-    """Length of the range in bytes, an estimate of all together if there are objects."""
+    """Length of the range in bytes. For unsharded chunks, an estimate of the length of all objects together."""
 
     @classmethod
-    def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
-        """Return rows ``[lo, hi)`` of a plan, at least one."""
+    def from_rows(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
+        """Return the piece of rows ``[lo, hi)`` of a plan, at least one."""
         if plan.spec.index is None:
             return cls(plan, lo, hi, 0, (hi - lo) * aligned(plan.spec.expected_nbytes))
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
-    def fitting(self, most: int, most_nbytes: int, slot_nbytes: int) -> int:
-        """Return how many rows a batch and a segment have room for: see `Cutter`."""
+    def n_fitting_rows(self, max_chunks: int, max_nbytes: int, slot_nbytes: int) -> int:
+        """Return the number of leading rows that fit the batch and the segment being filled.
+
+        Parameters
+        ----------
+        max_chunks, max_nbytes : int
+            Chunks, and bytes of ranges, that the batch still has room for.
+        slot_nbytes : int
+            Bytes that the segment still has room for.
+        """
         plan, lo, hi = self.plan, self.lo, self.hi
         if plan.spec.index is None:
-            return max(0, min(hi - lo, most, slot_nbytes // aligned(plan.spec.expected_nbytes)))
-        room = min(most_nbytes, slot_nbytes)
-        if self.nbytes <= room:
-            return min(hi - lo, most)
-        # Chosen chunks may lie apart, and a range has what lies between them.
-        offset, nbytes, end = memoryview(plan.offset), memoryview(plan.nbytes), self.first + room
+            return max(0, min(hi - lo, max_chunks, slot_nbytes // aligned(plan.spec.expected_nbytes)))
+        room_nbytes = min(max_nbytes, slot_nbytes)
+        if self.nbytes <= room_nbytes:
+            return min(hi - lo, max_chunks)
+        # There may be gaps between the chunks of a range, and the gaps are read, too.
+        offset, nbytes, end = memoryview(plan.offset), memoryview(plan.nbytes), self.first + room_nbytes
         row = bisect_right(offset, end, lo, hi)
         while row > lo and offset[row - 1] + nbytes[row - 1] > end:
             row -= 1
-        return min(most, row - lo)
+        return min(max_chunks, row - lo)
 
     def split(self, n: int) -> tuple[Piece, Piece | None]:
-        """Return the first rows, and the others if there are any."""
+        """Return the first `n` rows, and the remaining rows, None if there are none."""
         if n >= self.hi - self.lo:
             return self, None
         middle = self.lo + n
-        return Piece.of(self.plan, self.lo, middle), Piece.of(self.plan, middle, self.hi)
+        return Piece.from_rows(self.plan, self.lo, middle), Piece.from_rows(self.plan, middle, self.hi)
 
-    def requests(self, most_nbytes: int | None = None) -> list[Request]:
-        """Return what is to be read, a range by requests of at most so many bytes."""
+    def requests(self, max_nbytes: int | None = None) -> list[Request]:
+        """Return the requests that read the piece; a range is read by requests of at most `max_nbytes` bytes."""
         if self.plan.spec.index is None:
             return self.plan.requests(self.lo, self.hi)
         key, first = self.plan.key_of(self.lo), self.first
-        return [(key, ByteRange(first + at, n)) for at, n in cut(self.nbytes, most_nbytes or self.nbytes)]
+        parts = cut_range(self.nbytes, max_nbytes or self.nbytes)
+        return [(key, ByteRange(first + offset, nbytes)) for offset, nbytes in parts]
 
 
-def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
-    """Return the rows of a plan as parts by a rule."""
-    return [Piece.of(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist()) if lo < hi]
+def plan_pieces(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
+    """Return the rows of a plan as pieces: `rule` decides which neighbours are read together."""
+    return [Piece.from_rows(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist()) if lo < hi]
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
-    """Return the plan of a chunk, counted over all pieces, and its row there."""
+    """Return the plan and the row of a chunk, whose `number` counts the chunks of all pieces."""
     for piece in pieces:
         if number < piece.hi - piece.lo:
             return piece.plan, piece.lo + number
@@ -103,49 +115,61 @@ def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
 
 
 def n_chunks(pieces: Iterable[Piece]) -> int:
-    """Return how many chunks pieces have."""
+    """Return the number of chunks of several pieces."""
     return sum([piece.hi - piece.lo for piece in pieces])
 
 
-Full = Literal["segment", "batch"] | None
-"""Segment or batch that is full before a piece; with a batch, its last segment is full, too."""
+FullUnit = Literal["segment", "batch"] | None
+"""Unit that is full before a piece is added. When a batch is full, so is its last segment."""
 
 
 class Cutter:
-    """Cuts pieces, one after another, into segments, which cross to the device together, and into batches of segments.
+    """Cuts pieces, one after another, so that they fit segments and batches of segments.
 
-    `sizes` yields the chunks that each batch has at most, one batch after another. The ranges of a batch may have
-    `most_nbytes`, and a segment is expected to have `slot_nbytes`, unless it has a single chunk.
+    Parameters
+    ----------
+    sizes : iterator of int
+        Largest number of chunks of each batch, one batch after another.
+    max_nbytes : int
+        Bytes that the ranges of a batch may have. A batch of a single chunk may have more.
+    slot_nbytes : int
+        Bytes that a segment is expected to have at most. A segment of a single chunk may have more.
     """
 
-    def __init__(self, sizes: Iterator[int], *, most_nbytes: int, slot_nbytes: int) -> None:
+    def __init__(self, sizes: Iterator[int], *, max_nbytes: int, slot_nbytes: int) -> None:
         self._sizes = sizes
-        self._most_nbytes = most_nbytes
+        self._max_nbytes = max_nbytes
         self._slot_nbytes = slot_nbytes
-        self._room, self._room_nbytes, self._slot_room = next(sizes), most_nbytes, slot_nbytes
+        self._batch_room = next(sizes)
+        """Chunks that the current batch has room for."""
+        self._batch_room_nbytes = max_nbytes
+        self._segment_room_nbytes = slot_nbytes
         self._is_empty = True
+        """Whether nothing was cut yet."""
 
-    def cut(self, piece: Piece) -> tuple[Piece, Full, Piece | None]:
-        """Return the rows of a piece for which there is room, what is full before them, and the rows that remain."""
-        full: Full = None
-        n = piece.fitting(self._room, self._room_nbytes, self._slot_room)
+    def cut(self, piece: Piece) -> tuple[Piece, FullUnit, Piece | None]:
+        """Return the rows that are taken next, the unit that is full before them, and the remaining rows."""
+        full: FullUnit = None
+        n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
         if not n and not self._is_empty:
             full = "segment"
-            if not piece.fitting(self._room, self._room_nbytes, ENDLESS):
+            if not piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
                 full = "batch"
-                self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
-            self._slot_room = self._slot_nbytes
-            n = piece.fitting(self._room, self._room_nbytes, self._slot_room)
+                self._batch_room = next(self._sizes)
+                self._batch_room_nbytes = self._max_nbytes
+            self._segment_room_nbytes = self._slot_nbytes
+            n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
         head, remaining = piece.split(max(1, n))
-        self._room -= head.hi - head.lo
-        self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
-        self._slot_room -= aligned(head.nbytes)
+        self._batch_room -= head.hi - head.lo
+        if head.plan.spec.index is not None:
+            self._batch_room_nbytes -= head.nbytes
+        self._segment_room_nbytes -= aligned(head.nbytes)
         self._is_empty = False
         return head, full, remaining
 
 
 class ChunkDoesNotFitError(DeviceMemoryError):
-    """A chunk is larger than what reads may use, however much memory there is."""
+    """One chunk needs more device memory than the options allow, however much memory is free."""
 
 
 @record
@@ -153,31 +177,48 @@ class BatchLimits:
     """Limits of the batches of one read."""
 
     n_chunks: int
-    """Chunks of one batch."""
+    """Largest number of chunks in a batch."""
     n_batches: int
-    """Batches that take memory at once, the one that is being staged included."""
+    """Number of batches that may hold memory at once, the one that is being staged included."""
 
     @classmethod
-    def of(
-        cls, path: str, *, chunk_nbytes: int, needed_nbytes: int, budget_nbytes: int, options: ResourceOptions
+    def for_budget(
+        cls, path: str, *, chunk_nbytes: int, chunk_device_nbytes: int, budget_nbytes: int, options: ResourceOptions
     ) -> BatchLimits:
-        """Return limits within which all batches of a read together stay in a budget.
+        """Return limits with which all batches of a read together stay within a budget of device memory.
 
-        Decoding one chunk takes `needed_nbytes` of device memory besides the result: encoded, decoded and scratch.
+        Parameters
+        ----------
+        path : str
+            Path of the array, for the error.
+        chunk_nbytes : int
+            Bytes of a decoded chunk.
+        chunk_device_nbytes : int
+            Bytes of device memory that decoding one chunk takes besides the result: see `chain.chunk_device_nbytes`.
+        budget_nbytes : int
+            Bytes of device memory that the batches may hold together.
+        options : ResourceOptions
+            Its `batch_chunks`, `batch_nbytes` and `n_batches` are respected as far as the budget allows.
+
+        Raises
+        ------
+        ChunkDoesNotFitError
+            If the budget is too small for one chunk.
         """
-        fitting = budget_nbytes // max(1, needed_nbytes)
-        if not fitting:
+        n_fitting = budget_nbytes // max(1, chunk_device_nbytes)
+        if not n_fitting:
             raise ChunkDoesNotFitError(
                 f"a chunk of array '{path}' does not fit the memory set aside for decoding",
-                tried=f"one chunk of {chunk_nbytes} decoded bytes, which takes {needed_nbytes} bytes of device memory",
+                tried=f"one chunk of {chunk_nbytes} decoded bytes, which takes {chunk_device_nbytes} bytes of device "
+                "memory",
                 found=f"scratch_nbytes is {budget_nbytes}",
-                do=f"xarray_gpuzarr.configure(scratch_nbytes={needed_nbytes}) or more, or device='host'",
+                do=f"xarray_gpuzarr.configure(scratch_nbytes={chunk_device_nbytes}) or more, or device='host'",
             )
-        at_once = options.batch_chunks
-        full = at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // at_once)
-        n_chunks = max(1, min(full, fitting // 2))  # rather two full batches than several that are not
-        return cls(n_chunks=n_chunks, n_batches=min(options.n_batches + 1, fitting // n_chunks))
+        n_at_once = options.batch_chunks
+        full = n_at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // n_at_once)
+        n_chunks = max(1, min(full, n_fitting // 2))  # two full batches are better than several shorter ones
+        return cls(n_chunks=n_chunks, n_batches=min(options.n_batches + 1, n_fitting // n_chunks))
 
-    def at_most(self, n_chunks: int) -> BatchLimits:
-        """Return limits of batches that take memory one after another, and have no more than so many chunks."""
+    def shortened(self, n_chunks: int) -> BatchLimits:
+        """Return limits of one batch at a time, which has at most `n_chunks` chunks."""
         return BatchLimits(n_chunks=max(1, min(n_chunks, self.n_chunks)), n_batches=1)

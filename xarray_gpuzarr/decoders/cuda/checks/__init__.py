@@ -1,5 +1,5 @@
-"""The engine proves itself on the device it lands on: known answers, before what gives them is first used."""
+"""Self-checks: small reads with known answers, run on a device before what they check is first used there."""
 
-from xarray_gpuzarr.decoders.cuda.checks.checked import check_all
+from xarray_gpuzarr.decoders.cuda.checks.self_checks import check_all
 
 __all__ = ["check_all"]

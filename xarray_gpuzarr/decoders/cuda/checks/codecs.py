@@ -1,4 +1,4 @@
-"""Checks of compressors, by frames that the package carries, and of filters, by values that NumPy filters."""
+"""Checks of compressors, by frames that the package contains, and of filters, by values that the host filters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
+from xarray_gpuzarr.decoders.cuda.checks.known_frames import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare
 from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
 from xarray_gpuzarr.frames.headers import FrameError
@@ -31,56 +31,67 @@ from xarray_gpuzarr.stored.codecs import (
 )
 
 _BYTES = BytesSpec(endian=None)
-_SEEN = Cast(dtype="|u1")
+_NO_CAST = Cast(dtype="|u1")
 _N_ELEMENTS = 1003
 """Number of elements in a filter's chunk."""
-_N_SUMMED = 40_009
-"""Number of elements in a chunk of a delta, so that several blocks of threads share it."""
+_N_DELTA_ELEMENTS = 40_009
+"""Number of elements in a chunk of a delta: so many that several blocks of threads share the chunk."""
 
 
-def compressor(spec: CompressorSpec, nbytes: int) -> Check:
-    """Return the check of a compressor of chunks of so many decoded bytes."""
-    name = compressor_name(spec, nbytes)
+def compressor_check(spec: CompressorSpec, nbytes: int) -> Check:
+    """Return the check of a compressor for chunks of `nbytes` decoded bytes."""
+    name = _compressor_name(spec, nbytes)
 
     def run(workspace: Workspace) -> int:
-        frames = [f for f in known_frames()[name.partition(",")[0]] if compressor_name(spec, f.nbytes) == name]
-        lengths = sorted({f.nbytes for f in frames})
-        return sum(_decode(workspace, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
+        frames_of_codec = known_frames()[name.partition(",")[0]]
+        frames = [frame for frame in frames_of_codec if _compressor_name(spec, frame.nbytes) == name]
+        n_compared = 0
+        for length in sorted({frame.nbytes for frame in frames}):
+            n_compared += _compare_decoded(workspace, spec, [frame for frame in frames if frame.nbytes == length])
+        return n_compared
 
     return Check(name, run)
 
 
-def compressor_name(spec: CompressorSpec, nbytes: int) -> str:
-    """Return the name of the check of a compressor, for chunks of so many decoded bytes."""
+def _compressor_name(spec: CompressorSpec, nbytes: int) -> str:
+    """Return the name of a compressor's check. Chunks whose lengths give the same name are decoded in the same way.
+
+    Chunks of one byte have a check of their own: hardly any array has them, and decoders get them wrong most often.
+    """
     if isinstance(spec, BloscSpec):
         return f"blosc {spec.cname.removesuffix('hc')}"
     name = quickest("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
-    return f"{name}, one byte" if nbytes == 1 else name  # which hardly an array has, and decoders get wrong most
+    return f"{name}, one byte" if nbytes == 1 else name
 
 
-def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
+def _compare_decoded(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
+    """Decode frames of equal decoded length on the device; return the number of bytes that were compared.
+
+    Raises `WrongAnswerError` if bytes differ, or if the device has left a frame to the host.
+    """
     nbytes = frames[0].nbytes
     codecs = PipelineSpec(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
-    trial = Trial([f.frame for f in frames], dtype="|u1", chunk_shape=(nbytes,), codecs=codecs)
-    result, n_left = trial.by_device(workspace, trial.box(...), _SEEN)
-    wrong = [f for f, values in zip(frames, result.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
+    trial = Trial([frame.frame for frame in frames], dtype="|u1", chunk_shape=(nbytes,), codecs=codecs)
+    result, n_by_host = trial.read_by_device(workspace, trial.box(...), _NO_CAST)
+    chunks = result.reshape(-1, nbytes)
+    wrong = [frame for frame, values in zip(frames, chunks, strict=True) if values.tobytes() != frame.decoded]
     if wrong:
         example = f"{wrong[0].nbytes} bytes of {wrong[0].content} by {wrong[0].writer}"
         raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {example}")
-    if n_left:
-        raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
+    if n_by_host:
+        raise WrongAnswerError(f"{n_by_host} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
     return result.nbytes
 
 
-def shuffle(elementsize: int) -> Check:
-    """Return the check of numcodecs' shuffle of elements of so many bytes."""
+def shuffle_check(elementsize: int) -> Check:
+    """Return the check of numcodecs' shuffle of elements of `elementsize` bytes."""
 
     def run(workspace: Workspace) -> int:
         expected = content("waves", 4099 // elementsize * elementsize)
         shuffled = np.frombuffer(expected, np.uint8).reshape(-1, elementsize).T.tobytes()
         codecs = PipelineSpec(array_to_bytes=_BYTES, bytes_to_bytes=(ShuffleSpec(elementsize=elementsize),))
         trial = Trial([shuffled, shuffled], dtype="|u1", chunk_shape=(len(expected),), codecs=codecs)
-        result, _ = trial.by_device(workspace, trial.box(...), _SEEN)
+        result, _ = trial.read_by_device(workspace, trial.box(...), _NO_CAST)
         if result.tobytes() != 2 * expected:
             raise WrongAnswerError("wrong bytes")
         return result.nbytes
@@ -88,43 +99,52 @@ def shuffle(elementsize: int) -> Check:
     return Check(f"shuffle of {elementsize} bytes", run)
 
 
-def elements(spec: ElementSpec) -> Check:
-    """Return the check of a codec of elements, with numbers for which every dtype has values: its kernel has others."""
+def element_check(spec: ElementSpec) -> Check:
+    """Return the check of a codec of elements, whose oracle is the host codec.
+
+    Scale, offset and mapped values of `spec` are replaced by simple ones that every dtype has values for: the kernel
+    takes them as arguments.
+    """
     if isinstance(spec, FixedScaleOffsetSpec | ScaleOffsetSpec):
         spec = replace(spec, scale=2, offset=3)
     elif isinstance(spec, CastValueSpec):
         spec = replace(spec, scalar_map=())
-    decoded, n = np.dtype(spec.decoded), _N_SUMMED if isinstance(spec, DeltaSpec) else _N_ELEMENTS
+    decoded = np.dtype(spec.decoded)
+    n = _N_DELTA_ELEMENTS if isinstance(spec, DeltaSpec) else _N_ELEMENTS
     kind = str(spec).partition("(")[0]
 
     def run(workspace: Workspace) -> int:
         codecs = PipelineSpec(array_to_array=(spec,), array_to_bytes=_BYTES)
-        codec, pairs = ChunkCodec(codecs, n * decoded.itemsize), []
-        for encoded in _encoded(spec, n):
+        codec = ChunkCodec(codecs, n * decoded.itemsize)
+        chunks: list[bytes] = []
+        expected = []
+        for encoded in _encoded_chunks(spec, n):
             values = np.empty(n, decoded)
             try:
                 codec.decode_into(memoryview(encoded), memoryview(values.view(np.uint8)))
-            except FrameError:  # this filter has no value for some of these elements
+            except FrameError:  # the host has no value for some of these elements either
                 continue
-            pairs.append((encoded, values))
-        trial = Trial([encoded for encoded, _ in pairs], dtype=spec.decoded, chunk_shape=(n,), codecs=codecs)
+            chunks.append(encoded)
+            expected.append(values)
+        trial = Trial(chunks, dtype=spec.decoded, chunk_shape=(n,), codecs=codecs)
         native = decoded.newbyteorder("=")
-        result, _ = trial.by_device(workspace, trial.box(...), Cast(dtype=native.str))
-        compare(result, np.concatenate([values for _, values in pairs]).astype(native))
+        result, _ = trial.read_by_device(workspace, trial.box(...), Cast(dtype=native.str))
+        compare(result, np.concatenate(expected).astype(native))
         return result.nbytes
 
-    rounded = f", {spec.rounding}" if isinstance(spec, CastValueSpec) else ""
-    return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}{rounded}", run)
+    rounding = f", {spec.rounding}" if isinstance(spec, CastValueSpec) else ""
+    return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}{rounding}", run)
 
 
-def _encoded(spec: ElementSpec, n: int) -> Iterator[bytes]:
-    """Yield chunks that a filter may decode: nothing but zeros, small numbers, and any."""
+def _encoded_chunks(spec: ElementSpec, n: int) -> Iterator[bytes]:
+    """Yield encoded chunks of `n` elements for a filter: zeros, small numbers, scaled ones, and arbitrary bits."""
     nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
     assert nbytes is not None
     if isinstance(spec, PackBitsSpec):
         yield bytes([-n % 8]) + content("noise", nbytes - 1)
         return
-    dtype, number = np.dtype(spec.encoded), np.arange(n)
+    dtype = np.dtype(spec.encoded)
+    number = np.arange(n)
     with np.errstate(all="ignore"):
         scaled = number % 16 * getattr(spec, "scale", 1)
         for values in (0 * number, number % 2, number % 16, scaled, 0.37 * number - 99):

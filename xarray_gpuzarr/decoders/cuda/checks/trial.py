@@ -1,6 +1,7 @@
-"""Checks, each a small read with known values by the engine itself: upload, decode on the device, compare.
+"""What checks are made of: small reads with known values, by the CUDA decoder itself.
 
-The chunks are those of a made-up array, one shard of it, whose bytes lie at odd places. Nothing is decided here.
+A `Check` decodes something on the device and compares. Most use a `Trial`, a made-up array of one shard in memory whose
+chunks begin at odd addresses, which `Read` reads like any other array.
 """
 
 from __future__ import annotations
@@ -36,23 +37,30 @@ _KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
 
 
 class WrongAnswerError(Exception):
-    """A check has failed; the text says how."""
+    """A check has failed; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that a device does, and values that it must give."""
+    """A computation on a device whose result is known."""
 
     name: str
-    """Unique; remembered together with its outcome."""
+    """Unique name, stored together with the outcome."""
     run: Callable[[Workspace], int]
-    """Decodes on the workspace's device and returns the bytes that were compared; raises if they are wrong."""
+    """Computes on the workspace's device; returns the number of compared bytes, and raises if one is wrong."""
 
 
 class Trial:
-    """The encoded chunks of a made-up array of one shard, in C order, None for missing ones, which one read decodes.
+    """A made-up array of one shard.
 
-    The rest as in `ArraySpec`; without a `shape`, chunks of one dimension fill the array.
+    Parameters
+    ----------
+    chunks : sequence of bytes or None
+        Encoded chunks in C order; None for missing ones.
+    dtype, chunk_shape, codecs, fill
+        As in `ArraySpec`. Without `fill`, the fill value is 0.
+    shape : tuple of int
+        Shape of the array. If it is empty, the array has one dimension, which the chunks fill.
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class Trial:
         )
         data, offset = bytearray(), []
         for number, chunk in enumerate(chunks):
-            data += bytes(1 + 5 * number % 16)  # so that chunks begin anywhere
+            data += bytes(1 + 5 * number % 16)  # so that chunks begin at any alignment
             offset.append(len(data))
             data += chunk or b""
         nbytes = [MISSING if chunk is None else len(chunk) for chunk in chunks]
@@ -94,20 +102,20 @@ class Trial:
         """Return the target of single elements."""
         return PointTarget(groups=group_points([np.array(axis) for axis in points], self.spec.grid))
 
-    def by_device(self, workspace: Workspace, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
-        """Return what the device makes of a selection, on the host; and how many chunks it did not decode itself."""
+    def read_by_device(self, workspace: Workspace, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
+        """Read a selection with the device; return it in host memory, and the number of chunks the host decoded."""
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
-            out = read.run(self._plans(target))  # alive until it has been downloaded
-            at = workspace.api.address(out)
-            return download(workspace, at, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
+            out = read.run(self._plans(target))  # must live until it has been downloaded
+            address = workspace.api.address(out)
+            return download(workspace, address, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
 
         return workspace.run(run)
 
-    def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
-        """Return what the host makes of a selection."""
+    def read_by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
+        """Read a selection with the host decoder."""
         plans = self._plans(target)
         return HostDecoder(keeps_chunks=False).decode(plans, self._source, spec=self.spec, target=target, cast=cast)
 
@@ -117,35 +125,40 @@ class Trial:
 
 
 def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a copy of device memory that everything has been written to."""
+    """Return a copy of device memory as an array in host memory; waits for the workspace's `copy` stream."""
     nbytes = math.prod(shape) * dtype.itemsize
     return download_pageable(workspace, start, nbytes).view(dtype).reshape(shape)
 
 
-def sent(workspace: Workspace, data: bytes) -> DeviceMemory:
-    """Return device memory that the workspace's `copy` stream fills."""
-    slot, memory = workspace.lend_slot(len(data)), workspace.device_slots.lend(len(data), workspace.copy)
+def upload(workspace: Workspace, data: bytes) -> DeviceMemory:
+    """Return device memory that the workspace's `copy` stream fills with `data`."""
+    slot = workspace.borrow_slot(len(data))
+    memory = workspace.device_slots.borrow(len(data), workspace.copy)
     slot.array[: len(data)] = np.frombuffer(data, np.uint8)
     workspace.upload(memory.address, slot.array[: len(data)], workspace.copy)
-    slot.give_back(workspace.copy)
+    slot.release_after(workspace.copy)
     return memory
 
 
 def compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
-    """Raise unless two arrays have the same bits, but for those within NaN."""
+    """Raise `WrongAnswerError` unless two arrays have the same bits; NaN with different bits are equal."""
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
-    nan = np.isnan(actual) & np.isnan(expected) if actual.dtype.kind == "f" else np.zeros(actual.shape, bool)
-    bits = actual.dtype.itemsize
-    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, bits) for array in (actual, expected))
-    wrong: npt.NDArray[np.bool_] = (a != b).any(axis=1) & ~nan.reshape(-1)
+    wrong: npt.NDArray[np.bool_] = (_bytes_of_elements(actual) != _bytes_of_elements(expected)).any(axis=1)
+    if actual.dtype.kind == "f":
+        wrong &= ~(np.isnan(actual) & np.isnan(expected)).reshape(-1)
     if wrong.any():
-        at = int(wrong.argmax())
-        values = f"{actual.reshape(-1)[at]}, expected {expected.reshape(-1)[at]}"
+        first = int(wrong.argmax())
+        values = f"{actual.reshape(-1)[first]}, expected {expected.reshape(-1)[first]}"
         raise WrongAnswerError(f"{wrong.sum()} of {wrong.size} elements are wrong, such as {values}")
 
 
+def _bytes_of_elements(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of each element; uint8, shape (n_elements, itemsize)."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)
+
+
 class KnownBytes:
-    """A `ByteSource` of one object, which is in memory."""
+    """A `ByteSource` with a single object, which is in memory and answers to every key."""
 
     rule = CoalesceRule(max_gap_nbytes=64, max_nbytes=2**20, max_raw_nbytes=2**20)
     lookahead = 1
@@ -157,15 +170,15 @@ class KnownBytes:
         self._data = data
 
     def local_file(self, key: str) -> LocalFile:
-        """There is no file."""
+        """Raise `FileNotFoundError`: there is no file."""
         raise FileNotFoundError(key)
 
     def prefetch(self, _key: str, _span: ByteRange) -> bool:
-        """Everything is there."""
+        """Return False: nothing has to be prefetched."""
         return False
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Return a range: each comes by itself."""
+        """Return the bytes of one request; the decoder starts requests one at a time."""
         ((_, span),) = requests
         data = self._data[span.offset : span.offset + span.nbytes]
 

@@ -1,7 +1,8 @@
-"""Which self-checks a device has passed; a device that decoded a chunk to other bytes than the host is not used again.
+"""Whether a device can be trusted with a read: the self-checks that the read depends on, and comparisons with the host.
 
-Checks are run before what they stand for is first used, and remembered. Asked by the CUDA decoder before each read; a
-read of what is known costs a few look-ups.
+The CUDA decoder asks before each read. Checks run before the read that first depends on them, and their outcomes are
+kept, so that later reads cost a few look-ups. An array of which the device has decoded a chunk to other bytes than the
+host is decoded by the host from then on.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
-from xarray_gpuzarr.decoders.cuda.checks import remembered
-from xarray_gpuzarr.decoders.cuda.checks.checked import CheckResult, checks_of, run_checks
-from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES, COPY
+from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
+from xarray_gpuzarr.decoders.cuda.checks.placing import COPIES, COPIES_NAME
+from xarray_gpuzarr.decoders.cuda.checks.self_checks import CheckResult, required_checks, run_checks
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import CudaError
@@ -24,85 +25,101 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 class CheckedDevice:
-    """A device, and what it was found to do rightly."""
+    """A device, and the outcomes of its self-checks as far as they are known."""
 
     def __init__(self, api: DeviceApi) -> None:
         self.api = api
         self._lock = threading.Lock()
         self._outcomes: dict[str, str] = {}
+        """What each check has found wrong, by its name; empty if it has passed."""
         self._is_loaded = False
 
     def why_unusable(self) -> str | None:
-        """Say why nothing can be read to this device; None if something can."""
-        return self._first_failure((COPIES,))[0]
+        """Return why nothing can be read to this device; None if something can."""
+        failure, _ = self._first_failure((COPIES,))
+        return failure
 
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
-        """Say why the device is not to decode an array, though it should be able to; runs what nobody has run yet."""
-        why, moment = self._first_failure(checks_of(spec, cast, points=points))
-        if why is not None or moment is None:
-            return why
+        """Return which check keeps the device from decoding an array; None if all pass. Runs checks that are due.
+
+        Parameters are those of `required_checks`.
+        """
+        failure, unfinished = self._first_failure(required_checks(spec, cast, points=points))
+        if failure is not None or unfinished is None:
+            return failure
         advise(
-            f"memory for the self-check of {moment.name}",
-            f"there is no memory to check {moment.name}; what needs it is decoded on the host until there is",
-            found=moment.found,
+            f"memory for the self-check of {unfinished.name}",
+            f"there is no memory to check {unfinished.name}; what needs it is decoded on the host until there is",
+            found=unfinished.found,
             do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
         )
-        return moment.found
+        return unfinished.found
 
     def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say why the device is not to decode boxes of an array, as far as it is known; runs nothing."""
+        """Return which check keeps the device from decoding boxes of an array, as far as is known. Runs no check."""
         identity = self.api.identity
         if identity is None:
             return None
-        known = self._outcomes or remembered.load(identity)
-        return _failure(checks_of(spec, cast, points=False), known, identity)
+        outcomes = self._outcomes or outcome_cache.load(identity)
+        return _describe_failure(required_checks(spec, cast, points=False), outcomes, identity)
 
     def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, CheckResult | None]:
-        """Say what has failed, or is not known because of this moment."""
+        """Return the first failure, in words, and the result of a check that could not run for lack of memory.
+
+        Either may be None. Runs the checks that have no outcome yet.
+        """
         identity = self.api.identity
         if identity is None:
             return None, None
-        outcomes, moment = self._outcomes, None
+        outcomes = self._outcomes
+        unfinished = None
         if any(check.name not in outcomes for check in checks):
             with self._lock:
-                moment = self._find_out(checks, identity)
-        why = _failure(checks, outcomes, identity)
-        if why is not None:
+                unfinished = self._run_missing(checks, identity)
+        failure = _describe_failure(checks, outcomes, identity)
+        if failure is not None:
             advise(
-                f"self-check: {why}",
+                f"self-check: {failure}",
                 "the GPU has failed a self-check; what needs it is decoded on the host",
-                found=why,
+                found=failure,
                 do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
             )
-        return why, moment
+        return failure, unfinished
 
-    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> CheckResult | None:
-        """Run what is not known yet, up to the first failure, unless one is known; return one of this moment only."""
+    def _run_missing(self, checks: Sequence[Check], identity: DeviceIdentity) -> CheckResult | None:
+        """Run the checks without an outcome, up to the first failure, and store their outcomes.
+
+        Runs none if one of the checks is known to fail. Returns the result of a check that lacked memory, or None.
+        """
         outcomes = self._outcomes
         if not self._is_loaded:
-            outcomes.update(remembered.load(identity))
+            outcomes.update(outcome_cache.load(identity))
             self._is_loaded = True
-        todo = [check for check in checks if check.name not in outcomes]
-        if not todo or any(outcomes.get(check.name) for check in checks):
+        missing = [check for check in checks if check.name not in outcomes]
+        if not missing or any(outcomes.get(check.name) for check in checks):
             return None
-        answers = list(run_checks(self.api, todo, until_failure=True))
-        lasting = {answer.name: answer.dated for answer in answers if answer.about == "device"}
-        failed = answers[-1] if not answers[-1].passed else None
-        outcomes.update((answer.name, "") for answer in answers if answer.passed)
-        if failed is not None and failed.about != "moment":
-            outcomes[failed.name] = failed.dated
-            copies = next(run_checks(self.api, [COPIES])) if failed.name != COPY else None
-            if copies is not None and not copies.passed:
-                # The context is broken, perhaps by others, and nothing was learnt but that, for this process.
-                lasting.pop(failed.name, None)
-                if copies.about != "moment":
-                    outcomes[COPY] = copies.found
-        remembered.save(identity, lasting)
-        return failed if failed is not None and failed.about == "moment" else None
+        results = list(run_checks(self.api, missing, until_failure=True))
+        lasting = {result.name: result.dated_finding for result in results if result.scope == "device"}
+        outcomes.update((result.name, "") for result in results if result.passed)
+        last = results[-1]
+        if not last.passed and last.scope != "moment":
+            outcomes[last.name] = last.dated_finding
+            if last.name != COPIES_NAME and self._is_context_broken():
+                # Then the failure says nothing about the device.
+                lasting.pop(last.name, None)
+        outcome_cache.save(identity, lasting)
+        return last if not last.passed and last.scope == "moment" else None
+
+    def _is_context_broken(self) -> bool:
+        """Whether not even copies work any more, perhaps because of other code in this process."""
+        copies = next(run_checks(self.api, [COPIES]))
+        if not copies.passed and copies.scope != "moment":
+            self._outcomes[COPIES_NAME] = copies.found
+        return not copies.passed
 
 
-def _failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
-    """Say which of the checks is the first to have failed; None if none has, as far as it is known."""
+def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
+    """Return which check is the first to have failed, in words; None if none is known to have failed."""
     failed = next((check.name for check in checks if outcomes.get(check.name)), None)
     if failed is None:
         return None
@@ -113,16 +130,17 @@ def _failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: Dev
 
 
 class Trust:
-    """Findings about each device that this process has used. Safe to ask from several threads."""
+    """What is known of each device that this process has used. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._checked: dict[int, CheckedDevice] = {}
+        """Devices by their number."""
         self._distrusted: dict[ArraySpec, str] = {}
-        """Arrays that the host decodes, and why."""
+        """Arrays that the host decodes from now on, and why."""
 
-    def of(self, device: DeviceApi) -> CheckedDevice:
-        """Return what is known of a device."""
+    def checked_device(self, device: DeviceApi) -> CheckedDevice:
+        """Return a device together with the outcomes of its checks."""
         with self._lock:
             checked = self._checked.get(device.index)
             if checked is None or checked.api is not device:
@@ -130,12 +148,27 @@ class Trust:
             return checked
 
     def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
-        """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet."""
+        """Whether a device is not trusted with a read. Runs the checks that the read depends on and that are due.
+
+        Parameters
+        ----------
+        device : DeviceApi
+            Device that would decode.
+        spec, target, cast : ArraySpec, Target, Cast
+            What is read.
+        checks : {"warn", "strict", "off"}
+            Option `checks`.
+
+        Raises
+        ------
+        CudaError
+            If a check fails and `checks` is ``"strict"``.
+        """
         if spec in self._distrusted:
             return True
         if checks == "off":
             return False
-        why = self.of(device).why_not(spec, cast, points=isinstance(target, PointTarget))
+        why = self.checked_device(device).why_not(spec, cast, points=isinstance(target, PointTarget))
         if why is not None and checks == "strict":
             raise CudaError(
                 f"the GPU is not trusted with array '{spec.path}'",
@@ -146,27 +179,28 @@ class Trust:
         return why is not None
 
     def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say which check that reads of an array rest on has failed, or which chunk of it; checks nothing.
+        """Return why the device is not trusted with reads of an array, as far as is known. Runs no check.
 
-        Without a device, by what was found on the GPUs of this machine when they were last used; that starts no CUDA.
+        Without a device, the stored outcomes of the GPUs of this machine decide, so that CUDA is not started.
         """
         if spec in self._distrusted:
             return self._distrusted[spec]
         if device is not None:
-            return self.of(device).known_failure(spec, cast)
-        for identity, outcomes in remembered.of_this_package():
-            if failure := _failure(checks_of(spec, cast, points=False), outcomes, identity):
+            return self.checked_device(device).known_failure(spec, cast)
+        for identity, outcomes in outcome_cache.newest_outcomes():
+            failure = _describe_failure(required_checks(spec, cast, points=False), outcomes, identity)
+            if failure is not None:
                 return failure
         return None
 
     def distrust(self, device: DeviceApi, error: DifferentValuesError) -> None:
-        """Let the host decode an array from now on, and say so."""
+        """Let the host decode the array of `error` from now on, and warn about it."""
         identity = device.identity
-        on = "the GPU" if identity is None else f"{identity.name}, driver {identity.driver}"
-        self._distrusted[error.spec] = f"{on} has decoded a chunk to other bytes than the host"
+        name = "the GPU" if identity is None else f"{identity.name}, driver {identity.driver}"
+        self._distrusted[error.spec] = f"{name} has decoded a chunk to other bytes than the host"
         advise(
             f"other bytes of {error.spec}",
             f"array '{error.spec.path}' is decoded on the host from now on; what was read of it is right",
-            found=f"{error.headline} ({on})",
+            found=f"{error.headline} ({name})",
             do=error.do,
         )

@@ -1,1 +1,1 @@
-"""Decoding of a batch on the device: it is planned, decompressed and placed, and its status is checked."""
+"""Decoding of a batch on the device: plan it, decompress it, place its elements, check the device's report."""

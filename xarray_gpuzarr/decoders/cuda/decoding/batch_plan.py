@@ -1,6 +1,6 @@
-"""Plan for the staged chunks of a batch, and the status that the device reports for each of their streams.
+"""Plan what happens to the staged chunks and streams of a batch.
 
-`plan_batch` decides on the host, in columns, before anything is enqueued. A `Receipt` is one download behind the batch.
+`plan_batch` decides on the host, in columns, before anything is enqueued. `decode` then carries the plan out.
 """
 
 from __future__ import annotations
@@ -11,72 +11,73 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
-from xarray_gpuzarr.cuda.checksum import finish
+from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
-from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.cuda.workspace_memory import Slot
-from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Rows, Streams, join
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
+from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFormat
+from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
 
 Flags = npt.NDArray[np.bool_]
+"""One boolean per chunk or stream, in host memory."""
 
 _ELEMENT_NBYTES = 8
-"""Longest element that a filter knows."""
+"""Length in bytes of the longest element that a filter decodes."""
 
 
 @record
 class Staged:
-    """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
+    """Chunks that are in device memory, or on their way there.
+
+    Columns have one row per chunk of the pieces that were staged, in order.
+    """
 
     memories: Sequence[DeviceMemory]
-    """Where the chunks lie; lent on the workspace's `copy` stream."""
+    """Memory that holds the chunks, borrowed on the workspace's `copy` stream."""
     address: Addresses
-    """shape (n,): device address of the chunk, encoded, or decoded if no stream belongs to it; 0 if there is no such
-    object."""
+    """shape (n,): device address of the chunk, 0 for a missing chunk. The chunk is encoded if it has streams."""
     nbytes: Rows
-    """shape (n,): length in bytes, without checksums that have been checked."""
+    """shape (n,): length in bytes, without checksums that the host has checked."""
     streams: Streams
-    """Streams of the chunks that crossed encoded, numbered as the rows."""
+    """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
     filters: Filters
-    """Filters of the same chunks."""
+    """Blocks of the same chunks that are to be unshuffled."""
     encoded: Flags
-    """shape (n,): whether the chunk crossed encoded."""
+    """shape (n,): whether the chunk was copied encoded, rather than decoded by the host."""
     shadows: Shadows
     """Chunks that the host has decoded as well."""
 
     @classmethod
-    def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:
-        """Return chunks that cross decoded."""
+    def from_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:
+        """Return chunks that the host has decoded."""
         return cls(
             memories=memories,
             address=address,
             nbytes=nbytes,
-            streams=Streams.none(),
-            filters=Filters.none(),
+            streams=Streams.empty(),
+            filters=Filters.empty(),
             encoded=np.zeros(len(address), np.bool_),
-            shadows=Shadows.none(),
+            shadows=Shadows.empty(),
         )
 
 
-def put_together(parts: Sequence[Staged]) -> Staged:
-    """Return the segments of a batch, in order, as one."""
-    if not parts:
-        return Staged.of_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)
-    if len(parts) == 1:
-        return parts[0]
-    counts = [len(part.address) for part in parts]
+def join_segments(segments: Sequence[Staged]) -> Staged:
+    """Return the staged segments of a batch as one, in order; a batch without segments has no rows."""
+    if not segments:
+        return Staged.from_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)
+    if len(segments) == 1:
+        return segments[0]
+    counts = [len(segment.address) for segment in segments]
     return Staged(
-        memories=[memory for part in parts for memory in part.memories],
-        address=np.concatenate([part.address for part in parts]),
-        nbytes=np.concatenate([part.nbytes for part in parts]),
-        streams=join([part.streams for part in parts], counts),
-        filters=join([part.filters for part in parts], counts),
-        encoded=np.concatenate([part.encoded for part in parts]),
-        shadows=join([part.shadows for part in parts], counts),
+        memories=[memory for segment in segments for memory in segment.memories],
+        address=np.concatenate([segment.address for segment in segments]),
+        nbytes=np.concatenate([segment.nbytes for segment in segments]),
+        streams=join([segment.streams for segment in segments], counts),
+        filters=join([segment.filters for segment in segments], counts),
+        encoded=np.concatenate([segment.encoded for segment in segments]),
+        shadows=join([segment.shadows for segment in segments], counts),
     )
 
 
@@ -84,90 +85,112 @@ def put_together(parts: Sequence[Staged]) -> Staged:
 class Group:
     """The streams of one format: a run of rows in columns that are sorted by format."""
 
-    inflate: Inflate
-    format: Format | None
-    """As nvCOMP decodes it; None if a kernel does."""
+    stream_format: StreamFormat
+    nvcomp_format: Format | None
+    """Format, with its algorithm, that nvCOMP is called for; None if a kernel decodes the streams."""
     first: int
+    """Row of the first stream."""
     n: int
+    """Number of streams."""
     temp_nbytes: int
+    """Bytes of scratch memory that nvCOMP needs."""
     max_nbytes: int
-    """Longest decoded stream."""
+    """Length in bytes of the longest decoded stream."""
     alignment: int
-    """Alignment of the address of a stream."""
+    """Number of bytes that the address of each stream must be a multiple of."""
 
 
 @record
 class BatchPlan:
-    """Plan for the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
+    """What happens to the chunks and streams of a batch.
+
+    Stream columns are sorted by format, raw streams last. Columns of type `Rows` hold row numbers of streams or chunks.
+    """
 
     streams: Streams
     groups: list[Group]
     n_coded: int
-    """Streams that are decompressed: those of all groups."""
-    begin: Addresses
-    """shape (n_streams,): first byte of each stream."""
-    moved: Rows
-    """Numbers of the streams that are first moved to an aligned place."""
-    raw: Rows
-    """Numbers of the streams that are only moved, to where they belong."""
-    straight: Flags
+    """Number of streams that are decompressed, which are those of all groups."""
+    stream_address: Addresses
+    """shape (n_streams,): device address of each staged stream."""
+    realigned_streams: Rows
+    """Streams that are first copied to an aligned address."""
+    raw_streams: Rows
+    """Streams that are stored raw, and only copied to where they belong."""
+    is_direct: Flags
     """shape (n_chunks,): whether a chunk is decoded straight into the result."""
-    result: Addresses
-    """shape (n_chunks,): where it begins there."""
-    shifted: Rows
-    """Numbers of the chunks that are read as staged by a kernel that knows elements, and first moved to an aligned
-    place."""
-    apart: Rows
-    """Numbers of the chunks that are decoded into scratch, to be placed from there."""
-    shuffled: Rows
-    """Numbers of the chunks that are decompressed into scratch, to be unshuffled from there."""
-    elements: Rows
-    """Numbers of the chunks of which codecs of elements are undone."""
-    placed: Rows
-    """Numbers of the chunks that a kernel brings to the result."""
+    result_address: Addresses
+    """shape (n_chunks,): address of the chunk's first element in the result; valid where `is_direct`."""
+    realigned_chunks: Rows
+    """Chunks that a kernel reads as elements from where they were staged, and that are first copied to an aligned
+    address."""
+    scratch_chunks: Rows
+    """Chunks that are decoded into scratch memory, and placed from there."""
+    shuffled_chunks: Rows
+    """Chunks that are decompressed into scratch memory, and unshuffled from there."""
+    element_chunks: Rows
+    """Chunks that go through codecs of elements."""
+    placed_chunks: Rows
+    """Chunks that a kernel places in the result."""
 
 
 def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, has_elements: bool) -> BatchPlan:
-    """Decide what happens to each chunk and stream.
+    """Decide what happens to each chunk and stream of a batch.
 
-    `rows` are those of the staged chunks, as `ReadPlan.row`; `has_elements` says whether chunks that crossed encoded
-    have codecs of elements.
+    Parameters
+    ----------
+    staged : Staged
+        Chunks of the batch.
+    rows : int64, shape (n_chunks, k)
+        Rows of the staged chunks, as in `ReadPlan.row`.
+    placing : Placing
+        Placing of the read.
+    nvcomp : Nvcomp
+        Is asked for alignments and lengths of scratch memory.
+    has_elements : bool
+        Whether chunks that were copied encoded have codecs of elements.
     """
+    n_chunks = len(staged.address)
     streams = staged.streams.by_format()
-    groups = _groups(streams, nvcomp)
+    groups = _find_groups(streams, nvcomp)
     n_coded = sum([group.n for group in groups])
-    begin = streams.per_row(staged.address) + streams.source.view(np.uint64)
-    moved = [(begin[group.first :][: group.n] % group.alignment).nonzero()[0] + group.first for group in groups]
-    direct, result = placing.direct(rows)
-    compressed = np.zeros(len(staged.address), np.bool_)
-    compressed[streams.chunk] = True
-    rewritten = put(compressed, staged.filters.chunk, np.True_)
-    elements = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
-    decoded = put(rewritten, elements, np.True_)
-    straight = direct & decoded
-    unit_nbytes = put(np.full(len(rewritten), placing.unit_nbytes, np.uint64), elements, np.uint64(_ELEMENT_NBYTES))
-    shuffled = put(np.zeros(len(rewritten), np.bool_), staged.filters.chunk, np.True_)
+    stream_address = streams.per_row(staged.address) + streams.source.view(np.uint64)
+    realigned_streams = [NO_ROWS]
+    for group in groups:
+        addresses = stream_address[group.first : group.first + group.n]
+        realigned_streams.append((addresses % group.alignment).nonzero()[0] + group.first)
+    fits_direct, result_address = placing.find_direct(rows)
+    is_compressed = np.zeros(n_chunks, np.bool_)
+    is_compressed[streams.chunk] = True
+    # Decompressing or unshuffling writes a chunk to another, aligned address.
+    is_rewritten = replace_rows(is_compressed, staged.filters.chunk, np.True_)
+    element_chunks = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
+    is_decoded = replace_rows(is_rewritten, element_chunks, np.True_)
+    is_direct = fits_direct & is_decoded
+    unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
+    unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_ELEMENT_NBYTES))
+    is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.filters.chunk, np.True_)
     return BatchPlan(
         streams=streams,
         groups=groups,
         n_coded=n_coded,
-        begin=begin,
-        moved=np.concatenate([NO_ROWS, *moved]),
-        raw=np.arange(n_coded, len(streams)),
-        straight=straight,
-        result=result,
-        shifted=(~rewritten & (staged.address % unit_nbytes != 0)).nonzero()[0],
-        apart=(decoded & ~straight).nonzero()[0],
-        shuffled=(shuffled & compressed).nonzero()[0],
-        elements=elements,
-        placed=((staged.address != 0) & ~straight).nonzero()[0],
+        stream_address=stream_address,
+        realigned_streams=np.concatenate(realigned_streams),
+        raw_streams=np.arange(n_coded, len(streams)),
+        is_direct=is_direct,
+        result_address=result_address,
+        realigned_chunks=(~is_rewritten & (staged.address % unit_nbytes != 0)).nonzero()[0],
+        scratch_chunks=(is_decoded & ~is_direct).nonzero()[0],
+        shuffled_chunks=(is_shuffled & is_compressed).nonzero()[0],
+        element_chunks=element_chunks,
+        placed_chunks=((staged.address != 0) & ~is_direct).nonzero()[0],
     )
 
 
-def put[Scalar: np.generic](
+def replace_rows[Scalar: np.generic](
     column: npt.NDArray[Scalar], rows: Rows, values: npt.NDArray[Scalar] | Scalar
 ) -> npt.NDArray[Scalar]:
-    """Return a column with other values in some rows; `column` itself, which stays as it is, if there are none."""
+    """Return a copy of a column with other values in some rows; without rows, the column itself."""
     if not len(rows):
         return column
     changed = column.copy()
@@ -175,92 +198,35 @@ def put[Scalar: np.generic](
     return changed
 
 
-def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
+def _find_groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
+    """Return the groups of streams that are sorted by format, except that of raw streams."""
     groups: list[Group] = []
     first = 0
-    for inflate, n in zip(FORMATS, np.bincount(streams.format, minlength=len(FORMATS)).tolist(), strict=True):
-        if not n or inflate is RAW:
+    counts = np.bincount(streams.format, minlength=len(FORMATS)).tolist()
+    for stream_format, n in zip(FORMATS, counts, strict=True):
+        if not n or stream_format is RAW:
             continue
         nbytes = streams.target_nbytes[first : first + n]
-        longest, fmt, temp_nbytes, alignment = int(nbytes.max()), None, 0, 1
-        if inflate.nvcomp is not None:
-            fmt, total = quickest(inflate.nvcomp, longest), int(nbytes.sum())
-            temp_nbytes = nvcomp.temp_nbytes(fmt, n_chunks=n, max_nbytes=longest, total_nbytes=total)
-            alignment = nvcomp.alignment(fmt).source
+        max_nbytes = int(nbytes.max())
+        nvcomp_format = None
+        temp_nbytes = 0
+        alignment = 1
+        if stream_format.nvcomp is not None:
+            nvcomp_format = quickest(stream_format.nvcomp, max_nbytes)
+            total_nbytes = int(nbytes.sum())
+            temp_nbytes = nvcomp.temp_nbytes(
+                nvcomp_format, n_chunks=n, max_nbytes=max_nbytes, total_nbytes=total_nbytes
+            )
+            alignment = nvcomp.alignment(nvcomp_format).source
         group = Group(
-            inflate=inflate,
-            format=fmt,
+            stream_format=stream_format,
+            nvcomp_format=nvcomp_format,
             first=first,
             n=n,
             temp_nbytes=temp_nbytes,
-            max_nbytes=longest,
+            max_nbytes=max_nbytes,
             alignment=alignment,
         )
         groups.append(group)
         first += n
     return groups
-
-
-@record
-class Receipt:
-    """Report of the device on a batch, in one download.
-
-    Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags. A
-    sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused. There is
-    a flag for each chunk with codecs of elements, not 0 where one of these leaves the chunk to the host. Then uint64
-    CRC-32s, of each chunk that the host has decoded as well.
-    """
-
-    slot: Slot
-    plan: BatchPlan
-    shadows: Shadows
-
-    @classmethod
-    def ask(
-        cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows, address: Address, stream: Stream
-    ) -> Self | None:
-        """Enqueue the download of what is said of a batch; None if nothing is.
-
-        Batches are to ask in the order in which the host looks at their receipts.
-        """
-        nbytes = receipt_nbytes(plan, shadows)
-        if not nbytes:
-            return None
-        slot = workspace.receipts.lend(nbytes)
-        workspace.api.download(slot.array[:nbytes], address, stream)
-        slot.give_back(stream)
-        return cls(slot=slot, plan=plan, shadows=shadows)
-
-    def doubtful(self) -> Rows:
-        """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
-        plan, n, answer = self.plan, self.plan.n_coded, self.slot.array
-        actual, sums = answer[: 8 * n].view(np.int64), answer[8 * n : 16 * n].view(np.uint64)
-        status = answer[16 * n : 20 * n].view(np.int32)
-        wrong = (status != 0) | (actual != plan.streams.target_nbytes[:n])
-        for group in plan.groups:
-            rows = slice(group.first, group.first + group.n)
-            if group.inflate.checksum is not None:
-                wrong[rows] |= finish(group.inflate.checksum, sums[rows]) != plan.streams.checksum[rows]
-            else:
-                wrong[rows] |= sums[rows] != 0  # refused before it was decoded
-        flags = answer[streams_nbytes(n) :][: 8 * len(plan.elements)].view(np.uint64)
-        if not wrong.any() and not flags.any():
-            return NO_ROWS
-        return np.unique(np.concatenate([plan.streams.chunk[:n][wrong], plan.elements[flags != 0]]))
-
-    def different(self) -> Rows:
-        """Return the numbers of the chunks that the host has decoded to other bytes; only once the download is done."""
-        first = streams_nbytes(self.plan.n_coded) + 8 * len(self.plan.elements)
-        sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
-        different: Rows = self.shadows.chunk[finish("crc32", sums) != self.shadows.crc]
-        return different
-
-
-def receipt_nbytes(plan: BatchPlan, shadows: Shadows) -> int:
-    """Return the length of a receipt."""
-    return streams_nbytes(plan.n_coded) + 8 * (len(plan.elements) + len(shadows))
-
-
-def streams_nbytes(n: int) -> int:
-    """Return the bytes of what is said of `n` streams, a multiple of 8."""
-    return 16 * n + -(-n // 2) * 8

@@ -1,4 +1,8 @@
-"""Decoded chunks -> result: what the kernels need to know about a target, said once per read."""
+"""Place decoded chunks in the result: what the kernels need to know about a target, prepared once per read.
+
+`Placing` packs the parameters of a read for the kernel of boxes (`Scatter`) or of points (`Points`). Each batch then
+adds the columns of its chunks to a `BatchTable`, and launches the kernel on them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
 from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
-from xarray_gpuzarr.cuda.launch import Points, Scatter
+from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
+from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.stack import StackTarget
@@ -25,21 +29,23 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 Addresses = npt.NDArray[np.uint64]
+"""Device addresses, in host memory."""
 
 
 def fits_kernels(target: Target) -> bool:
-    """Whether kernels can place what chunks give: not where elements are wanted too often, all of one chunk or in sum.
+    """Whether the kernels can place the chunks of a target.
 
-    A launch has as many blocks of threads for each box as the box with the most elements needs. The axis of the samples
-    of a stack counts like any other.
+    They cannot if a selection repeats elements so often that one box has too many elements, or that all boxes together
+    need too many blocks of threads. A launch has as many blocks for each box as the largest box needs.
     """
     n_boxes = target.n_chunks
     if isinstance(target, PointTarget):
         largest = int(np.diff(target.groups.bounds).max(initial=0))
     elif isinstance(target, StackTarget):
-        if len(target.pieces) > MAX_AXES:
+        if len(target.pieces) > MAX_AXES:  # the axis of samples is one of them
             return False
-        n_boxes, largest = len(target.groups.row), largest_box(target.pieces)
+        n_boxes = len(target.groups.row)
+        largest = largest_box(target.pieces)
     elif not [pieces for pieces in target.pieces if pieces.index is not None]:
         return True
     else:
@@ -47,15 +53,15 @@ def fits_kernels(target: Target) -> bool:
     return largest < MAX_BOX and n_boxes * -(-largest // LEAST_TILE) <= MAX_BLOCKS
 
 
-class Tables:
-    """Columns of 8-byte integers that one copy brings to the device."""
+class BatchTable:
+    """Columns of 8-byte integers that cross to the device in one copy."""
 
     def __init__(self) -> None:
         self._columns: list[npt.NDArray[np.uint64]] = []
         self._n_words = 0
 
     def add(self, *columns: npt.NDArray[Any]) -> int:
-        """Take in columns of 8-byte integers, to lie side by side; return the offset of the first in bytes."""
+        """Append columns of 8-byte integers, one behind the other; return the offset of the first one in bytes."""
         offset = 8 * self._n_words
         for column in columns:
             if column.size:
@@ -63,123 +69,159 @@ class Tables:
                 self._n_words += column.size
         return offset
 
-    def send(self, workspace: Workspace) -> DeviceMemory:
-        """Copy all columns to device memory of the workspace on its `copy` stream; return it."""
+    def upload(self, workspace: Workspace) -> DeviceMemory:
+        """Copy all columns to device memory on the workspace's `copy` stream; return the memory, which is borrowed."""
         nbytes = 8 * self._n_words
-        slot = workspace.tables.lend(nbytes)
+        slot = workspace.tables.borrow(nbytes)
         packed = slot.array[:nbytes]
         np.concatenate(self._columns, out=packed.view(np.uint64))
-        memory = workspace.device_tables.lend(nbytes, workspace.copy)
+        memory = workspace.device_tables.borrow(nbytes, workspace.copy)
         workspace.upload(memory.address, packed, workspace.copy)
-        slot.give_back(workspace.copy)
+        slot.release_after(workspace.copy)
         return memory
 
 
 @record
-class Places:
-    """Columns of one launch, by their offsets in a table."""
+class LaunchColumns:
+    """Columns of one launch, given by their offsets in a `BatchTable`, in bytes."""
 
     row: int
+    """Rows of the chunks, one for each box."""
     source: int | None
-    """None for missing chunks."""
+    """Addresses of the decoded chunks; None for missing chunks."""
     n_rows: int
 
 
 class Placing:
-    """Places the chunks of one read in its result, which begins at `out` and has the machine's byte order."""
+    """Places the chunks of one read in its result.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        Lends device memory for the parameters, which are uploaded on its `copy` stream.
+    spec : ArraySpec
+        Array that is read.
+    target : Target
+        Selection, and shape of the result.
+    cast : Cast
+        Its dtype is the dtype of the result, in the machine's byte order.
+    out : Address
+        First element of the result, which is in C order.
+    """
 
     def __init__(self, workspace: Workspace, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
         self._api = workspace.api
         self._out = out
         self._itemsize = np.dtype(cast.dtype).itemsize
         self._stack = target if isinstance(target, StackTarget) else None
-        self._kernel, self._runs = _planned(spec, target, cast, out)
+        self._kernel, self._direct_boxes = _cached_plan(spec, target, cast, out)
         self.unit_nbytes = self._kernel.unit_nbytes
-        """Alignment of the addresses of decoded chunks."""
+        """Number of bytes that the addresses of decoded chunks must be multiples of."""
         nbytes, copy = self._kernel.nbytes, workspace.copy
-        self.memory = workspace.device_tables.lend(nbytes, copy)
-        """Memory that all launches share."""
-        slot = workspace.tables.lend(nbytes)
+        self.memory = workspace.device_tables.borrow(nbytes, copy)
+        """Parameters of the kernel, shared by all launches of the read."""
+        slot = workspace.tables.borrow(nbytes)
         self._kernel.pack(slot.array[:nbytes], self.memory.address, out)
         workspace.upload(self.memory.address, slot.array[:nbytes], copy)
-        slot.give_back(copy)
+        slot.release_after(copy)
 
-    def direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
-        """Say which chunks, by rows as `ReadPlan.row`, may be decompressed straight into the result, and to where."""
-        if self._runs is None:
+    def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
+        """Return which chunks may be decompressed straight into the result, and the address of each one there.
+
+        `rows` are as in `ReadPlan.row`. A chunk qualifies if it is wanted as a whole, once, without a cast, and is
+        contiguous in the result. Addresses of other chunks mean nothing.
+        """
+        if self._direct_boxes is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
-        alone: npt.NDArray[np.bool_] | bool = True
-        if self._stack is not None:  # the first box of each chunk, which may be its only one
-            alone, rows = self._stack.n_boxes(rows) == 1, self._stack.first_box(rows)
-        placement = self._runs.place(rows)
-        at = placement.out_offset * self._itemsize + self._out
-        return placement.whole & placement.contiguous & alone, at.view(np.uint64)
-
-    def add(self, tables: Tables, rows: Rows, source: Addresses | None = None) -> Places:
-        """Add the columns of decoded chunks to a table, of missing ones without `source`; a row for each box."""
+        is_only_box: npt.NDArray[np.bool_] | bool = True
         if self._stack is not None:
-            source = None if source is None else source.repeat(self._stack.n_boxes(rows))
-            rows = self._stack.boxes(rows)
-        return Places(row=tables.add(rows), source=None if source is None else tables.add(source), n_rows=len(rows))
+            is_only_box = self._stack.n_boxes(rows) == 1
+            rows = self._stack.first_box(rows)
+        placement = self._direct_boxes.place(rows)
+        addresses = placement.out_offset * self._itemsize + self._out
+        return placement.whole & placement.contiguous & is_only_box, addresses.view(np.uint64)
 
-    def launch(self, table: Address, places: Places, work: Stream) -> None:
-        """Enqueue the placing of chunks whose columns are in the table at an address."""
-        if not places.n_rows:
+    def add_columns(self, table: BatchTable, rows: Rows, source: Addresses | None = None) -> LaunchColumns:
+        """Add the columns of chunks to a table: of decoded chunks at the addresses `source`, or of missing chunks."""
+        if self._stack is not None:
+            if source is not None:
+                source = source.repeat(self._stack.n_boxes(rows))
+            rows = self._stack.boxes(rows)
+        return LaunchColumns(
+            row=table.add(rows), source=None if source is None else table.add(source), n_rows=len(rows)
+        )
+
+    def launch(self, table: Address, columns: LaunchColumns, stream: Stream) -> None:
+        """Enqueue the placing of the chunks whose columns are in the table at the address `table`."""
+        if not columns.n_rows:
             return
-        row, at = Address(table + places.row), self.memory.address
-        if places.source is None:
-            self._kernel.fill(self._api, work, at=at, row=row, n_rows=places.n_rows)
+        row, parameters = Address(table + columns.row), self.memory.address
+        if columns.source is None:
+            self._kernel.fill(self._api, stream, table=parameters, row=row, n_rows=columns.n_rows)
         else:
-            source = Address(table + places.source)
-            self._kernel.launch(self._api, work, at=at, src=source, row=row, n_rows=places.n_rows)
+            source = Address(table + columns.source)
+            self._kernel.launch(self._api, stream, table=parameters, source=source, row=row, n_rows=columns.n_rows)
 
 
 _Plan = tuple[Scatter | Points, OutputBoxes | None]
+"""The kernel that places chunks, and the boxes of the result if chunks may be decompressed straight into them."""
 _plans: dict[tuple[Any, ...], _Plan] = {}
-"""Plans of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
-_MAX_PLANS, _MAX_PIECES = 64, 4096
+"""Plans of recent reads of boxes. The tasks of one array mostly differ only in their shard, and share a plan."""
+_MAX_PLANS = 64
+_MAX_PIECES = 4096
+"""Number of pieces on an axis above which a plan is not kept: making the key would take too long."""
 
 
-def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
-    """Return the kernel, and where boxes go if chunks may be decompressed there; planned once for reads cut alike."""
-    first = Address(out % max(UNIT_NBYTES))
-    # Crops at random places are not cut alike again.
+def _cached_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
+    """Return the plan of a read, from the cache if a read of the same layout came before.
+
+    Selections by index, such as random crops, hardly ever have the same layout again, and are not kept.
+    """
+    alignment = Address(out % max(UNIT_NBYTES))
     if not isinstance(target, BoxTarget) or [
-        p for p in target.pieces if p.index is not None or len(p.count) > _MAX_PIECES
+        pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
     ]:
-        return _plan(spec, target, cast, first)
-    columns = tuple([(p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces])
-    key = (spec, cast, first, columns)
-    planned = _plans.get(key)
-    if planned is None:
+        return _make_plan(spec, target, cast, alignment)
+    layout = tuple(
+        [(pieces.in_start.tobytes(), pieces.count.tobytes(), pieces.step, pieces.length) for pieces in target.pieces]
+    )
+    key = (spec, cast, alignment, layout)
+    plan = _plans.get(key)
+    if plan is None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
-        planned = _plans[key] = _plan(spec, target, cast, first)
-    return planned
+        plan = _plans[key] = _make_plan(spec, target, cast, alignment)
+    return plan
 
 
 def element_cast(stored: np.dtype[Any], cast: Cast) -> ElementCast:
-    """Return a cast as kernels carry it out on elements of the dtype `stored`, an unsigned view applied."""
+    """Return a cast as the kernels carry it out on elements of dtype `stored`, after any unsigned view."""
     wide = None if cast.wide_dtype is None else np.dtype(cast.wide_dtype)
     result = np.dtype(cast.dtype)
     return ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset, wide=wide)
 
 
-def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
+def _make_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
     stored = cast.seen_as(spec.numpy_dtype)
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):
-        within = target.groups.chunk_offset @ np.array(_chunk_strides(spec), np.int64)
-        return Points(target.groups.bounds, within, target.groups.position, element, out=out, fill=fill), None
-    is_stack = isinstance(target, StackTarget)
-    axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
-    boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
-    as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
-    return Scatter(axes, element, out=out, fill=fill), boxes if as_stored and boxes.may_be_contiguous else None
+        offsets = target.groups.chunk_offset @ np.array(_chunk_strides(spec), np.int64)
+        return Points(target.groups.bounds, offsets, target.groups.position, element, out=out, fill=fill), None
+    if isinstance(target, StackTarget):
+        axes = _stack_axes(spec, target.pieces)
+        chunk_shape = (1, *spec.grid.chunk_shape)
+    else:
+        axes = _axes(spec, target.pieces, target.shape)
+        chunk_shape = spec.grid.chunk_shape
+    kernel = Scatter(axes, element, out=out, fill=fill)
+    boxes = OutputBoxes(target.pieces, chunk_shape, _c_strides(target.shape))
+    is_stored_as_result = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
+    return kernel, boxes if is_stored_as_result and boxes.may_be_contiguous else None
 
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
+    """Return the axes of a target of a shape, as the kernel of boxes wants them."""
     return [
         AxisColumns(
             in_start=p.in_start,
@@ -200,26 +242,27 @@ def _chunk_strides(spec: ArraySpec) -> list[int]:
 
 
 def _c_strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a result in C order, in elements."""
+    """Return the strides of an array of a shape in C order, in elements."""
     return [*np.cumprod([1, *reversed(shape)])[-2::-1].tolist()]
 
 
 def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColumns]:
-    """Return the axes of a stack.
+    """Return the axes of a stack of samples, the axis of samples first.
 
-    The kernel finds the indices of a piece where the piece goes. Where every sample has a row of indices, positions are
-    therefore counted over all rows, and the axis of samples takes back what that adds: a length of the axis each.
+    The kernel looks an index up at the output position of its element. If every sample has its own row of indices on an
+    axis, output positions on that axis count through the rows of all samples: each sample adds the length of the axis.
+    The stride of the axis of samples is reduced by as much, so that elements still go to the right place.
     """
     samples, *others = pieces
     axes = _axes(spec, others, [p.length for p in others])
-    too_far = sum(a.out_stride * p.length for a, p in zip(axes, others, strict=True) if p.index_start is not None)
-    first = AxisColumns(
+    n_added = sum(axis.out_stride * p.length for axis, p in zip(axes, others, strict=True) if p.index_start is not None)
+    sample_axis = AxisColumns(
         in_start=samples.in_start,
         count=samples.count,
         out_start=samples.out_start,
         index=None,
         step=1,
         in_stride=math.prod(spec.grid.chunk_shape),
-        out_stride=math.prod(p.length for p in others) - too_far,
+        out_stride=math.prod(p.length for p in others) - n_added,
     )
-    return [first, *axes]
+    return [sample_axis, *axes]

@@ -1,12 +1,13 @@
-"""Shadow reads: chosen chunks are decoded by the host as well, from the same bytes, and both results are compared.
+"""Shadow reads: the host decodes chosen chunks as well, from the same bytes, and both results are compared.
 
-Compared are checksums of decoded bytes, which the device takes of its own, so that nothing large comes back. Which
-chunks are chosen is a setting, `ResourceOptions.verify`.
+The comparison uses checksums of decoded bytes, which the device computes on its own, so nothing large is downloaded.
+`ResourceOptions.verify` sets which chunks are chosen.
 """
 
 from __future__ import annotations
 
-from xarray_gpuzarr.decoders.cuda.batches.streams import Columns, Rows, TableColumn
+from xarray_gpuzarr.cuda import checksum
+from xarray_gpuzarr.decoders.cuda.batches.columns import Columns, Rows, TableColumn
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import Verify
@@ -14,51 +15,75 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 class Shadows(Columns):
-    """One row per chosen chunk: what it should be."""
+    """One row per chunk that the host has decoded as well."""
 
     n_columns = 2
     crc = TableColumn(1)
-    """CRC-32 of the bytes that the host decodes it to."""
+    """CRC-32 of the bytes that the host has decoded the chunk to."""
 
 
 _compared: set[int] = set()
 """Hashes of the arrays of which this process has compared a chunk."""
 
 
-class Choice:
-    """Chooses chunks of one read."""
+class ShadowChoice:
+    """Chooses the chunks of one read that the host decodes as well.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+        Array that is read.
+    verify : {"first", "all"}
+        ``"first"`` chooses one chunk of each array in a process, any other value every chunk.
+    """
 
     def __init__(self, spec: ArraySpec, verify: Verify) -> None:
         self._spec = spec
-        self._is_for_first = verify == "first"
-        self._is_asked = False
+        self._is_only_first = verify == "first"
+        self._has_chosen = False
 
-    def of(self, rows: Rows) -> Rows:
-        """Return those of some chunks that are to be decoded by the host as well."""
-        if not self._is_for_first:
+    def choose(self, rows: Rows) -> Rows:
+        """Return those of the chunks `rows` that the host is to decode as well."""
+        if not self._is_only_first:
             return rows
-        if self._is_asked or not len(rows) or hash(self._spec) in _compared:
+        if self._has_chosen or not len(rows) or hash(self._spec) in _compared:
             return rows[:0]
-        self._is_asked = True
+        self._has_chosen = True
         return rows[:1]
 
-    def compared(self) -> None:
-        """Note that chunks have been compared, which may not come to be after they were chosen."""
-        if self._is_for_first:
+    def mark_compared(self) -> None:
+        """Remember that a chunk of this array has been compared.
+
+        This is not done by `choose`, because the read may fail between choosing and comparing.
+        """
+        if self._is_only_first:
             _compared.add(hash(self._spec))
 
 
+def shadow_choice(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
+    """Return what chooses the chunks of a read that the host decodes as well; None if it decodes none.
+
+    Chunks that are too long for the checksum kernel are not compared. If `verify` is None, one chunk of each array is
+    compared, except on a device without an identity, which is one that need not be checked.
+    """
+    if verify is None:
+        verify = "first" if has_identity else "off"
+    if verify == "off" or spec.chunk_nbytes > checksum.MAX_NBYTES:
+        return None
+    return ShadowChoice(spec, verify)
+
+
 class DifferentValuesError(CudaError):
-    """Device and host have decoded a chunk to different bytes; nothing of the read was given to anybody."""
+    """Device and host have decoded a chunk to different bytes. Nothing of the read has been returned to anybody."""
 
     spec: ArraySpec
 
 
 def different_values(plan: ReadPlan, row: int) -> DifferentValuesError:
-    """Return the error for one chunk."""
-    where = f"chunk {tuple(plan.chunk[row].tolist())} of array '{plan.spec.path}', object '{plan.key_of(row)}',"
+    """Return the error for the chunk in one row of a plan."""
+    chunk = f"chunk {tuple(plan.chunk[row].tolist())} of array '{plan.spec.path}', object '{plan.key_of(row)}',"
     error = DifferentValuesError(
-        f"the GPU decoded {where} to other bytes than the host",
+        f"the GPU decoded {chunk} to other bytes than the host",
         tried=f"{plan.spec.codecs}, with the same encoded bytes for both",
         found="the CRC-32 of what they decoded to differs",
         do="run gpuzarr doctor, and report what gpuzarr doctor --report prints",

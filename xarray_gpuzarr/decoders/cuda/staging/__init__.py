@@ -1,1 +1,1 @@
-"""How chunks come to the device: through pinned slots, or straight from files if that is asked for."""
+"""Staging: bring chunks into device memory, through pinned slots, or straight from files if that is requested."""

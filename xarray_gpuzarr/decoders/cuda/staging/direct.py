@@ -1,7 +1,7 @@
-"""Chunks of local files straight into device memory: the host does not see them.
+"""Read chunks of local files straight into device memory, so that the host does not see them.
 
-For chunks that the device can judge by itself: raw ones, and zstd frames. What turns out to be unusual is fetched
-again, by the host, as everything else is.
+This is for chunks that the device can check by itself: raw ones, and zstd frames. Chunks that turn out to be unusual
+are fetched again and decoded by the host, as in `pinned`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Rows, Streams, shuffled, zstd_streams
+from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams, shuffled, zstd_streams
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.errors import StoreReadError
@@ -32,58 +33,68 @@ from xarray_gpuzarr.process.waiting import run_uninterrupted
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PAGE_NBYTES = 4096
-"""Alignment of the byte ranges of a file that cuFile reads without a copy."""
+"""Alignment of the byte ranges of a file that cuFile reads without an extra copy."""
+_MEMORY_ALIGN = 256
+"""Alignment in device memory of the ranges that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """A range of a file, widened to pages, and where it goes."""
+class _FileRange:
+    """A range of a file, widened to whole pages, and its place in device memory."""
 
     path: str
     version: Version
-    """Version of the file that its length is of; before the file is opened, and after it is read."""
+    """Version of the file when its length was looked up. It must still be the same after the range was read."""
     first: int
-    """First byte that is read."""
+    """First byte of the file that is read."""
     nbytes: int
-    at: int
-    """Where it goes, counted from the start of the memory that is taken for all ranges."""
+    """Number of bytes that are read."""
+    position: int
+    """Place of the first byte, counted from the start of the device memory of all ranges."""
 
 
 class DirectStager(Stager):
-    """Brings the chunks of one array to the device; files are read by the device itself."""
+    """Brings the chunks of one array to the device by reads of files into device memory. See `Stager`."""
 
     def __init__(
-        self, workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+        self,
+        workspace: Workspace,
+        source: ByteSource,
+        spec: ArraySpec,
+        *,
+        chain: Chain,
+        choice: ShadowChoice | None = None,
     ) -> None:
         super().__init__(workspace, source, spec, chain=chain, choice=choice)
         self.requests = None
-        self.rule = replace(source.rule, max_nbytes=self.most_nbytes)
+        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)
         self.slot_nbytes = ENDLESS
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Read pieces into device memory, and fetch again what is unusual."""
+        """Read pieces into device memory; let the host fetch and decode the chunks that are unusual."""
         workspace = self._workspace
         with workspace.api.range("read::fetch"), counters.stage("fetch"):
-            ranges, at, nbytes = _layout(pieces, self._source)
-            nbytes_of_all = max([r.at + aligned(r.nbytes) for r in ranges], default=0)
-            memory = workspace.device_slots.lend(nbytes_of_all, workspace.copy)
-            # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
-            n_read: list[int] = []
+            ranges, position, nbytes = _layout(pieces, self._source)
+            total_nbytes = max([part.position + aligned(part.nbytes) for part in ranges], default=0)
+            memory = workspace.device_slots.borrow(total_nbytes, workspace.copy)
+            read_nbytes: list[int] = []
             try:
-                run_uninterrupted(lambda: self._read(ranges, memory, n_read))
+                # On a thread of its own: a signal between the start of a read and its end would otherwise close the
+                # file, or free the memory, while the read is under way.
+                run_uninterrupted(lambda: self._read(ranges, memory, read_nbytes))
             finally:
-                counters.add(read_nbytes=sum(n_read))
-        present = at >= 0
-        address = np.where(present, at, 0).astype(np.uint64) + np.uint64(memory.address) * present
-        chain, filters = self._chain, Filters.none()
+                counters.add(read_nbytes=sum(read_nbytes))
+        present = position >= 0
+        address = np.where(present, position, 0).astype(np.uint64) + np.uint64(memory.address) * present
+        chain, filters = self._chain, Filters.empty()
         if chain.compressor is None:
-            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
+            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.empty()
         else:
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
         if chain.shuffle is not None:
             filters = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
 
-        def fetched(row: int) -> memoryview:  # from the device: files may be other ones by now
+        def download(row: int) -> memoryview:  # not from the file, which may have been replaced since
             return memoryview(download_pageable(workspace, int(address[row]), int(nbytes[row])))
 
         staged = Staged(
@@ -93,20 +104,24 @@ class DirectStager(Stager):
             streams=streams,
             filters=filters,
             encoded=ready,
-            shadows=self._shadows(pieces, ready, fetched),
+            shadows=self._shadows(pieces, ready, download),
         )
-        doubtful = np.flatnonzero(present & ~ready)
-        if not len(doubtful):
+        return self._replace_unusual(staged, pieces, np.flatnonzero(present & ~ready))
+
+    def _replace_unusual(self, staged: Staged, pieces: Sequence[Piece], unusual: Rows) -> Staged:
+        """Let the host decode the chunks `unusual`, and put them in place of those that were read."""
+        if not len(unusual):
             return staged
-        decoded = self.stage_decoded(pieces, doubtful)  # to be put in place of those that were read
-        address, nbytes = address.copy(), nbytes.copy()
-        address[doubtful], nbytes[doubtful] = decoded.address, decoded.nbytes
-        return replace(staged, memories=[memory, *decoded.memories], address=address, nbytes=nbytes)
+        decoded = self.stage_decoded(pieces, unusual)
+        address, nbytes = staged.address.copy(), staged.nbytes.copy()
+        address[unusual] = decoded.address
+        nbytes[unusual] = decoded.nbytes
+        return replace(staged, memories=[*staged.memories, *decoded.memories], address=address, nbytes=nbytes)
 
-    def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
-        """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.
+    def _read(self, ranges: Sequence[_FileRange], memory: DeviceMemory, read_nbytes: list[int]) -> None:
+        """Read all ranges into `memory`, several at a time; appends the number of bytes of each to `read_nbytes`.
 
-        The bytes that each has read are added to `done`.
+        Waits for all reads even if one fails, because they write to the memory.
         """
         workspace, files = self._workspace, dict[str, DeviceFile]()
         with workspace.api.activate(), ExitStack() as stack:
@@ -114,54 +129,67 @@ class DirectStager(Stager):
             for part in ranges:
                 if part.path not in files:
                     files[part.path] = stack.enter_context(closing(workspace.api.open_file(part.path)))
-                to = Address(memory.address + part.at)
-                read = files[part.path].read(to, part.nbytes, part.first, workspace.copy)
+                address = Address(memory.address + part.position)
+                read = files[part.path].read(address, part.nbytes, part.first, workspace.copy)
                 stack.callback(read.finish)
                 reads.append((part, read))
             for part, read in reads:
                 n_read = read.finish()
-                done.append(n_read)
-                found = version_and_length(part.path)
-                if found is None or found[0] != part.version:
-                    raise changed(part.path, part.version, None if found is None else found[0])
-                if n_read != part.nbytes:
-                    raise StoreReadError(
-                        f"{part.path} is shorter than its shard index or its size said",
-                        tried=f"{part.nbytes} bytes at {part.first}, straight into device memory",
-                        found=f"{n_read} bytes",
-                        do="the object is truncated or was replaced while it was read: open the store again, or "
-                        "restore the object",
-                    )
+                read_nbytes.append(n_read)
+                _check_read(part, n_read)
 
 
-def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Rows, Rows]:
-    """Return what is to be read, and per row where the chunk begins in memory, -1 if nowhere, and its length."""
-    ranges: list[_Range] = []
-    starts, lengths, used = [], [], 0
+def _check_read(part: _FileRange, n_read: int) -> None:
+    """Raise if the file has been replaced since its length was looked up, or has ended too early."""
+    current = version_and_length(part.path)
+    version = None if current is None else current[0]
+    if current is None or version != part.version:
+        raise changed(part.path, part.version, version)
+    if n_read != part.nbytes:
+        raise StoreReadError(
+            f"{part.path} is shorter than its shard index or its size said",
+            tried=f"{part.nbytes} bytes at {part.first}, straight into device memory",
+            found=f"{n_read} bytes",
+            do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
+        )
+
+
+def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
+    """Lay the ranges of pieces out in device memory.
+
+    Returns the ranges, and for each row the position of the chunk in memory, -1 if its file is missing, and its length.
+    """
+    ranges: list[_FileRange] = []
+    starts, lengths = [], []
+    used_nbytes = 0
     for piece in pieces:
         for number, (key, span) in enumerate(piece.requests()):
             path, index_version = source.local_file(key)
-            found = version_and_length(path)
-            version, size = (None, 0) if found is None else found
+            current = version_and_length(path)
+            version, size = (None, 0) if current is None else current
             if index_version is not None and version != index_version:
                 raise changed(path, index_version, version)
-            if found is None:
+            if current is None:
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
-            offset = span.offset
-            nbytes = size if span.nbytes == WHOLE_OBJECT else span.nbytes
-            if span.nbytes == WHOLE_OBJECT and size > piece.plan.spec.most_nbytes:
-                raise too_long_chunk(piece.plan, piece.lo + number, size)
-            first = offset // _PAGE_NBYTES * _PAGE_NBYTES
-            end = max(offset + nbytes, min(size, -(-(offset + nbytes) // _PAGE_NBYTES) * _PAGE_NBYTES))
-            ranges.append(_Range(path=path, version=version, first=first, nbytes=end - first, at=used))
+            nbytes = span.nbytes
+            if span.nbytes == WHOLE_OBJECT:
+                nbytes = size
+                if size > piece.plan.spec.most_nbytes:
+                    raise too_long_chunk(piece.plan, piece.lo + number, size)
+            end = span.offset + nbytes
+            first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
+            page_end = -(-end // _PAGE_NBYTES) * _PAGE_NBYTES
+            read_end = max(end, min(size, page_end))
+            part = _FileRange(path=path, version=version, first=first, nbytes=read_end - first, position=used_nbytes)
+            ranges.append(part)
             if piece.plan.spec.index is None:
-                starts.append(np.array([used]))
+                starts.append(np.array([used_nbytes]))
                 lengths.append(np.array([nbytes]))
             else:
                 rows = slice(piece.lo, piece.hi)
-                starts.append(used + piece.plan.offset[rows] - first)
+                starts.append(used_nbytes + piece.plan.offset[rows] - first)
                 lengths.append(piece.plan.nbytes[rows])
-            used += -(-(end - first) // 256) * 256
+            used_nbytes += -(-part.nbytes // _MEMORY_ALIGN) * _MEMORY_ALIGN
     return ranges, np.concatenate(starts).astype(np.int64), np.concatenate(lengths).astype(np.int64)

@@ -1,4 +1,7 @@
-"""Bytes on their way to the device: a pinned slot that many threads fill, and what does not fit it."""
+"""Bytes on their way to the device: a pinned slot that many threads fill, and memory for what does not fit the slot.
+
+Bytes of an upload have positions: from 0 in the slot, and from a large constant in memory on the heap.
+"""
 
 from __future__ import annotations
 
@@ -11,105 +14,121 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
 from xarray_gpuzarr.process.host_memory import copy_bytes
 
-_APART = 1 << 48
-"""Positions from here on lie outside the slot."""
+_HEAP_START = 1 << 48
+"""First position outside the slot."""
 
 
 class Upload:
-    """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded.
+    """Bytes that go to the device together: a pinned slot, and runs of heap memory that did not fit or came decoded.
 
-    The slot should have room for `nbytes`; one of full length may have less.
+    `nbytes` is the length that the slot should have; a slot of full length may have less.
     """
 
     def __init__(self, workspace: Workspace, nbytes: int) -> None:
         self._workspace = workspace
-        self._slot = workspace.lend_slot(min(nbytes, workspace.options.slot_nbytes))
+        self._slot = workspace.borrow_slot(min(nbytes, workspace.options.slot_nbytes))
         self._slot_view = memoryview(self._slot.array)
-        self._used = 0
-        self._apart: list[memoryview] = []
-        self._apart_nbytes = 0
+        self._used_nbytes = 0
+        self._heap: list[memoryview] = []
+        self._heap_nbytes = 0
         self._lock = threading.Lock()
 
     def fits(self, nbytes: int) -> bool:
-        """Say whether the slot has room for so much; once it has not, it never will."""
-        return self._used + nbytes <= len(self._slot_view)
+        """Whether the slot has room for `nbytes`. Once this is False, it stays False for the same length."""
+        return self._used_nbytes + nbytes <= len(self._slot_view)
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """Set memory aside, of the slot if there is room, else of the heap; return its position and itself."""
+        """Set memory aside, in the slot if it has room, otherwise on the heap; return its position and the memory."""
         with self._lock:
-            first, end = self._used, self._used + nbytes
+            first = self._used_nbytes
+            end = first + nbytes
             if end <= len(self._slot_view):
-                self._used = aligned(end)
+                self._used_nbytes = aligned(end)
                 return first, self._slot_view[first:end]
         data = memoryview(bytearray(nbytes))
         return self.append(data), data
 
     def append(self, data: memoryview) -> int:
-        """Take in bytes that stay outside the slot; return their position."""
+        """Add bytes that stay outside the slot, without copying them; return their position."""
         with self._lock:
-            first = _APART + self._apart_nbytes
-            self._apart.append(data)
-            self._apart_nbytes += aligned(len(data))
+            first = _HEAP_START + self._heap_nbytes
+            self._heap.append(data)
+            self._heap_nbytes += aligned(len(data))
             return first
 
     def arrays(self) -> Iterator[tuple[Bytes, int]]:
-        """Yield runs of memory and the position of their first byte."""
-        yield self._slot.array[: self._used], 0
-        first = _APART
-        for data in self._apart:
+        """Yield each run of memory, and the position of its first byte."""
+        yield self._slot.array[: self._used_nbytes], 0
+        first = _HEAP_START
+        for data in self._heap:
             yield np.frombuffer(data, np.uint8), first
             first += aligned(len(data))
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Return bytes of one run of memory."""
-        if start < _APART:
+        """Return the bytes at a position, which lie in one run of memory."""
+        if start < _HEAP_START:
             return self._slot_view[start : start + nbytes]
-        data, first = next((d, f) for d, f in self.arrays() if f <= start < f + max(1, len(d)))
-        return memoryview(data)[start - first :][:nbytes]
+        for data, first in self.arrays():
+            if first <= start < first + max(1, len(data)):
+                return memoryview(data)[start - first :][:nbytes]
+        raise IndexError(start)
 
     def send(self, start: Rows) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
-        """Copy everything to the device; return the memory and the address of each position in `start`."""
-        copy, memories, moved = self._workspace.copy, [], 0
-        if self._used:
-            memories.append(self._workspace.device_slots.lend(self._used, copy))
-            self._workspace.upload(memories[-1].address, self._slot.array[: self._used], copy)
-            self._slot.give_back(copy)
-            moved = memories[-1].address
-        address = (start + moved).view(np.uint64)
-        if self._apart:
-            memories.append(self._workspace.device_slots.lend(self._apart_nbytes, copy))
-            upload_pageable(self._workspace, memories[-1].address, self._apart)
-            apart = start >= _APART
-            address[apart] = start[apart] - _APART + memories[-1].address
+        """Copy everything to the device on the workspace's `copy` stream.
+
+        Returns the device memory, and for each position in `start`, shape (n,), its address there.
+        """
+        copy = self._workspace.copy
+        memories: list[DeviceMemory] = []
+        slot_address = 0
+        if self._used_nbytes:
+            memory = self._workspace.device_slots.borrow(self._used_nbytes, copy)
+            memories.append(memory)
+            self._workspace.upload(memory.address, self._slot.array[: self._used_nbytes], copy)
+            self._slot.release_after(copy)
+            slot_address = memory.address
+        address = (start + slot_address).view(np.uint64)
+        if self._heap:
+            memory = self._workspace.device_slots.borrow(self._heap_nbytes, copy)
+            memories.append(memory)
+            upload_pageable(self._workspace, memory.address, self._heap)
+            on_heap = start >= _HEAP_START
+            address[on_heap] = start[on_heap] - _HEAP_START + memory.address
         return memories, address
 
 
 class Destination:
-    """Memory of an upload for one answer, set aside beforehand, or once the length of the answer is known."""
+    """Memory of an upload for the answer to one request.
+
+    It is set aside beforehand (`view`), or once the length of the answer is known.
+    """
 
     __slots__ = ("_upload", "_view", "first", "nbytes")
 
     def __init__(self, upload: Upload, view: memoryview | None = None) -> None:
         self._upload = upload
         self._view = view
-        self.first, self.nbytes = -1, 0
-        """Position and length of an answer that had nothing set aside; -1 and 0 until it is there."""
+        self.first = -1
+        """Position of an answer for which no memory was set aside beforehand; -1 until there is an answer."""
+        self.nbytes = 0
+        """Length in bytes of the same answer; 0 until there is one."""
 
     def __call__(self, nbytes: int) -> memoryview:
-        """Return the memory."""
+        """Return the memory for an answer of `nbytes` bytes."""
         if self._view is None:
             self.first, self._view = self._upload.allocate(nbytes)
             self.nbytes = nbytes
         return self._view
 
     def keep(self, data: memoryview) -> None:
-        """Take in an answer, which lies in this memory or elsewhere."""
+        """Store an answer, which may be in this memory already."""
         if self._view is None and not self._upload.fits(len(data)):
-            self.first, self.nbytes = self._upload.append(data), len(data)
+            self.first = self._upload.append(data)
+            self.nbytes = len(data)
             return
         view = self(len(data))
         if data is not view:
@@ -117,26 +136,32 @@ class Destination:
 
 
 def download_pageable(workspace: Workspace, start: int, nbytes: int) -> Bytes:
-    """Return a copy of device memory in ordinary host memory, made on the `copy` stream; waits for it."""
+    """Return a copy of device memory in ordinary host memory; blocks until it is complete.
+
+    The copy is made on the workspace's `copy` stream, through a pinned slot.
+    """
     copied = np.empty(nbytes, np.uint8)
     for first in range(0, nbytes, workspace.options.slot_nbytes):
         part = copied[first : first + workspace.options.slot_nbytes]
-        slot = workspace.lend_slot(len(part))
+        slot = workspace.borrow_slot(len(part))
         workspace.api.download(slot.array[: len(part)], Address(start + first), workspace.copy)
         workspace.api.synchronize(workspace.copy)
         part[:] = slot.array[: len(part)]
-        slot.give_back(workspace.copy)
+        slot.release_after(workspace.copy)
     return copied
 
 
-def upload_pageable(workspace: Workspace, to: int, runs: Sequence[memoryview]) -> None:
-    """Copy runs of ordinary host memory to the device, each at a multiple of 16 bytes, through pinned slots."""
+def upload_pageable(workspace: Workspace, address: int, runs: Sequence[memoryview]) -> None:
+    """Copy runs of ordinary host memory to the device, through pinned slots, on the workspace's `copy` stream.
+
+    The first run goes to `address`, and each of the others to the next multiple of 16 bytes behind the one before.
+    """
     for run in runs:
         source = np.frombuffer(run, np.uint8)
         for first in range(0, len(source), workspace.options.slot_nbytes):
             part = source[first : first + workspace.options.slot_nbytes]
-            slot = workspace.lend_slot(len(part))
+            slot = workspace.borrow_slot(len(part))
             slot.array[: len(part)] = part
-            workspace.upload(Address(to + first), slot.array[: len(part)], workspace.copy)
-            slot.give_back(workspace.copy)
-        to += aligned(len(source))
+            workspace.upload(Address(address + first), slot.array[: len(part)], workspace.copy)
+            slot.release_after(workspace.copy)
+        address += aligned(len(source))
