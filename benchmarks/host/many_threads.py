@@ -85,7 +85,7 @@ def _case(n_threads: int, nbytes: int, each: int, folder: Path) -> Case:
         layout: Any = {"shape": (n_chunks, n), "chunks": (1, n), "shards": (-(-n_chunks // _N_SHARDS), n)}
         with zarr_pipeline():
             array = zarr.create_array(path, **layout, dtype="i2", compressors=ZstdCodec(), overwrite=True)
-        chunks, forget = np.broadcast_to(np.ones(n, "i2"), array.shape), encoder.encoder_of.cache_clear
+        chunks, forget = np.broadcast_to(np.ones(n, "i2"), array.shape), encoder.make_encoder.cache_clear
         forget()
         return ready(lambda: array.__setitem__(..., chunks), forget)
 

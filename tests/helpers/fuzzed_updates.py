@@ -34,8 +34,9 @@ from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall
-from xarray_gpuzarr.write.encoder import Encoder, encoder_of
+from xarray_gpuzarr.write.call import WriteCall
+from xarray_gpuzarr.write.encoder import Encoder, make_encoder
+from xarray_gpuzarr.write.written_object import DamagedObjectError
 
 CHUNK, N_CHUNKS = 16, 8
 LENGTH = CHUNK * N_CHUNKS
@@ -85,7 +86,7 @@ def layouts() -> Iterator[Layout]:
                 shards.append(objects["c/0"].to_bytes())
             spec = stored_array(array).spec
             assert isinstance(spec, ArraySpec)
-            encoder = encoder_of(spec, "morton")
+            encoder = make_encoder(spec, "morton")
             assert isinstance(encoder, Encoder)
             yield Layout(spec, encoder, codec, location == "start", shards)
 
@@ -121,7 +122,7 @@ def update(layout: Layout, old: bytes, first: int, end: int, folder: Path | None
     """
     target = box_target(outer_selection((slice(first, end),), (LENGTH,)), layout.spec.grid)
     call = WriteCall(layout.encoder, target, np.arange(first, end, dtype="i4") + 1000, keeps_empty=False)
-    needed: list[memoryview | None] = [memoryview(old) if each.needs_old else None for each in call.objects]
+    needed: list[memoryview | None] = [memoryview(old) if each.needs_stored else None for each in call.objects]
     try:
         if folder is None:
             (new,) = call.to_memory(call.objects, needed)

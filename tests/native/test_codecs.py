@@ -28,7 +28,7 @@ from xarray_gpuzarr.native import codec_functions
 from xarray_gpuzarr.native.codec_functions import native_codec, native_encoder, why_slow
 from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process import advice
-from xarray_gpuzarr.write.encoder import encoder_of
+from xarray_gpuzarr.write.encoder import make_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
@@ -41,7 +41,7 @@ RNG = np.random.default_rng(0)
 def forget():
     for found in (codec_functions._addresses, native_codec, native_encoder, zstd_frames._functions):
         found.cache_clear()
-    for made in (native_program, host_array, encoder_of):
+    for made in (native_program, host_array, make_encoder):
         made.cache_clear()
     advice.warned.discard("slow codecs")
 

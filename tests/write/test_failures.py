@@ -141,4 +141,4 @@ def test_a_name_that_no_file_can_have(tmp_path):
             array[where] = 5
 
     assert contents(LocalStore(tmp_path)) == before
-    assert "zarr-python's to refuse" in str(explain(array))
+    assert "zarr-python refuses it" in str(explain(array))

@@ -55,7 +55,7 @@ class ArrayWriter:
         other_items = await self.by_loops(batch, value, drop_axes)
         if other_items:
             keys = [getattr(item[0], "path", "") for item in other_items]
-            async with turns.of(place_of(self._store, self._path), keys):
+            async with turns.hold_async(place_of(self._store, self._path), keys):
                 await own.write(other_items, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
@@ -116,7 +116,7 @@ def _planned(
         return None
     target = box_target(selection.outer, spec.grid, selection.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
-    return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
+    return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, is_covered=whole)
 
 
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:

@@ -1,1 +1,1 @@
-"""Writing: selection, target, objects, and the compiled loops that encode them."""
+"""Writing: a selection is cut into objects, which the compiled loops encode and store."""

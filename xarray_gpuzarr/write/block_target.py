@@ -1,4 +1,4 @@
-"""`BlockTarget`: a zarr array that takes blocks, as tasks of dask assign them, written by the compiled loops."""
+"""`BlockTarget`: a zarr array to which tasks of dask assign blocks, which the compiled loops write."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 
 @record
-class _Writable:
-    """How the compiled loops write an array."""
+class _LoopsTarget:
+    """An array that the compiled loops can write."""
 
     writer: ObjectWriter
     encoder: Encoder
@@ -37,12 +37,18 @@ class _Writable:
 
 
 class BlockTarget:
-    """A stored array, of which blocks are written: ``target[slices] = block``. zarr-python writes what is left to it.
+    """A stored array that blocks are written to: ``target[slices] = block``.
 
-    No setting of zarr-python is changed, and no event loop is used where the array lies in local files.
+    zarr-python writes blocks that the compiled loops cannot write. No setting of zarr-python is changed, and its event
+    loop is not used for arrays in local files.
 
-    `behind`, if given, waits for the store in place of the threads that assign blocks; other processes, which get a
-    copy of the target, wait themselves.
+    Parameters
+    ----------
+    array : zarr.Array
+        The array.
+    behind : WritesBehind, optional
+        Waits for stores other than local files, in place of the threads that assign blocks. It is not pickled: in other
+        processes the threads wait themselves.
     """
 
     def __init__(self, array: zarr.Array[Any], behind: WritesBehind | None = None) -> None:
@@ -67,49 +73,74 @@ class BlockTarget:
 
     def __setitem__(self, key: Any, block: Any) -> None:
         if not self.write(key, block):
-            with turns.held(place_of(self.array.store, self.array.path), self._keys(key)):
+            with turns.hold(place_of(self.array.store, self.array.path), self._object_keys(key)):
                 self.array[key] = block
 
     def write(self, key: Any, block: Any) -> bool:
-        """Write a block, a NumPy array, to slices of the array; return False if zarr-python has to."""
+        """Write a block with the compiled loops.
+
+        Parameters
+        ----------
+        key : int, slice, Ellipsis, array, or tuple of them
+            The elements, as for `zarr.Array.__setitem__`.
+        block : array
+            Their values.
+
+        Returns
+        -------
+        bool
+            False if zarr-python has to write the block: if it is not a NumPy array of the array's dtype and of the
+            selection's shape, if `key` is anything else than slices with a step of 1, or if the loops cannot encode the
+            array.
+
+        Raises
+        ------
+        GpuZarrError
+            As for `ObjectWriter.write_now`.
+        """
         if type(block) not in (np.ndarray, np.memmap):
             return False
-        writable = self._writable
-        if writable is None or block.dtype.newbyteorder("=") != writable.dtype:
+        loops_target = self._loops_target
+        if loops_target is None or block.dtype.newbyteorder("=") != loops_target.dtype:
             return False
         shape = self.array.shape
         selection = outer_selection(key, shape)
-        slices = _slices_of(selection)
+        slices = _unit_slices(selection)
         if slices is None:
             return False
-        target = box_target(selection, writable.grid, shape)
+        target = box_target(selection, loops_target.grid, shape)
         if target.shape != block.shape or not block.size:
             return False
-        whole = None if writable.is_sharded else _whole_chunks(slices, shape, writable.grid.chunk_shape)
-        value = np.asarray(block).astype(writable.dtype, copy=False)
-        keeps_empty = self.array.config.write_empty_chunks
-        return writable.writer.write_now(
-            WriteCall(writable.encoder, target, value, keeps_empty=keeps_empty, whole=whole), self._behind
+        is_covered = None
+        if not loops_target.is_sharded:
+            is_covered = _covered_chunks(slices, shape, loops_target.grid.chunk_shape)
+        call = WriteCall(
+            loops_target.encoder,
+            target,
+            np.asarray(block).astype(loops_target.dtype, copy=False),
+            keeps_empty=self.array.config.write_empty_chunks,
+            is_covered=is_covered,
         )
+        return loops_target.writer.write_now(call, self._behind)
 
-    def _keys(self, key: Any) -> list[str]:
-        """Return the store keys of the objects that hold a selection; one for all if they are not known."""
-        slices = _slices_of(outer_selection(key, self.array.shape))
+    def _object_keys(self, key: Any) -> list[str]:
+        """Return the store keys of the objects that hold a selection; if they are unknown, the array's path instead."""
+        slices = _unit_slices(outer_selection(key, self.array.shape))
         try:
-            lengths = self.array.shards or self.array.chunks
-        except (AttributeError, NotImplementedError):  # chunks of different lengths
-            slices = None
+            object_shape = self.array.shards or self.array.chunks
+        except (AttributeError, NotImplementedError):  # the chunks have different lengths
+            return [self.array.path]
         if slices is None:
             return [self.array.path]
-        ranges = [range(k.start // n, -(-k.stop // n)) for k, n in zip(slices, lengths, strict=True)]
+        ranges = [range(s.start // n, -(-s.stop // n)) for s, n in zip(slices, object_shape, strict=True)]
         names = map(self.array.metadata.encode_chunk_key, product(*ranges))
         return [f"{self.array.path}/{name}".lstrip("/") for name in names]
 
     @cached_property
-    def _writable(self) -> _Writable | None:
-        """How the loops write the array; None if zarr-python has to."""
+    def _loops_target(self) -> _LoopsTarget | None:
+        """The array as the loops write it; None if zarr-python has to."""
         array = self.array
-        if array.store.read_only or not hasattr(array, "config"):  # which zarr-python before 3.2 does not show
+        if array.store.read_only or not hasattr(array, "config"):  # zarr-python before 3.2 has no `config`
             return None
         stored = stored_array(array, storage="posix")
         spec = stored.spec
@@ -118,7 +149,7 @@ class BlockTarget:
         encoder = encoder_for(array.metadata, spec)
         if isinstance(encoder, str):
             return None
-        return _Writable(
+        return _LoopsTarget(
             writer=ObjectWriter(stored, array.store),
             encoder=encoder,
             grid=spec.grid,
@@ -127,18 +158,31 @@ class BlockTarget:
         )
 
 
-def _slices_of(selection: OuterSelection) -> tuple[slice, ...] | None:
+def _unit_slices(selection: OuterSelection) -> tuple[slice, ...] | None:
     """Return a selection as slices with a step of 1; None if it is anything else."""
     slices = [key for key in selection.selectors if isinstance(key, slice) and key.step == 1]
-    return tuple(slices) if len(slices) == len(selection.selectors) and not selection.undo else None
+    if len(slices) < len(selection.selectors) or selection.undo:
+        return None
+    return tuple(slices)
 
 
-def _whole_chunks(
+def _covered_chunks(
     slices: tuple[slice, ...], shape: tuple[int, ...], chunk_shape: tuple[int, ...]
 ) -> dict[tuple[int, ...], bool]:
-    """Return, for each chunk that slices touch, whether they cover all of it that lies in the array."""
+    """Return, by the coordinates of each chunk that slices touch, whether they cover all of it that lies in the array.
+
+    `shape` is the shape of the array.
+    """
     axes: list[list[tuple[int, bool]]] = []
-    for key, n, length in zip(slices, shape, chunk_shape, strict=True):
-        chunks = range(key.start // length, -(-key.stop // length))
-        axes.append([(c, key.start <= c * length and min((c + 1) * length, n) <= key.stop) for c in chunks])
-    return {tuple([c for c, _ in chunk]): False not in [is_whole for _, is_whole in chunk] for chunk in product(*axes)}
+    for key, length, chunk_length in zip(slices, shape, chunk_shape, strict=True):
+        axis: list[tuple[int, bool]] = []
+        for chunk in range(key.start // chunk_length, -(-key.stop // chunk_length)):
+            start = chunk * chunk_length
+            stop = min(start + chunk_length, length)
+            axis.append((chunk, key.start <= start and stop <= key.stop))
+        axes.append(axis)
+    covered: dict[tuple[int, ...], bool] = {}
+    for chunk_axes in product(*axes):
+        coord = tuple([chunk for chunk, _ in chunk_axes])
+        covered[coord] = False not in [is_covered for _, is_covered in chunk_axes]
+    return covered

@@ -1,15 +1,14 @@
-"""`WriteCall`: gather and encode the chunks of an array by the compiled loops, and write the objects.
+"""`WriteCall`: gather and encode the chunks of an array with the compiled loops, and write the objects.
 
-An object is a shard, or an unsharded chunk. A file is replaced only by a complete one. Objects of other stores are
-assembled in memory.
+An object is a shard, or an unsharded chunk. Objects of local stores are files: the loops write a new file beside the
+old one, and rename it when it is complete. Objects of other stores are assembled in memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 from uuid import uuid4
@@ -18,57 +17,58 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
-from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
+from xarray_gpuzarr.errors import StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import changed
-from xarray_gpuzarr.native.library import address, address_of, int64_columns, loops
+from xarray_gpuzarr.native.library import address, int64_columns, loops
 from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.write.encoder import Encoder
-from xarray_gpuzarr.write.refusals import file_error, naming_object, object_name
+from xarray_gpuzarr.write.refusals import (
+    encoding_memory_error,
+    file_error,
+    naming_object,
+    object_name,
+    replaced_error,
+    unwritten_error,
+)
 from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_bytes, stored_file
 from xarray_gpuzarr.write.written_axis import written_axes
+from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
 _UNIT_NBYTES = 256 * 1024
-"""Length in bytes of the chunks that a thread encodes one after another and hands over together."""
-_MOST_CHUNKS = 64
-"""Most chunks that a thread hands over together; `MOST_CHUNKS` of `encode.h`."""
-_UNITS_A_THREAD = 8
-_WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
-"""What became of an object."""
-_INT64_NBYTES = 8
+"""Decoded bytes of the chunks that a thread encodes one after another before it writes them (a unit)."""
+_MAX_UNIT_CHUNKS = 64
+"""Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
+_UNITS_PER_THREAD = 8
+"""Smallest number of units for each thread, as far as there are chunks, so that all threads end at about one time."""
 
-
-class DamagedObjectError(Exception):
-    """The loops cannot decode what is stored; `key` and `chunk`, its coordinate in the array, say where."""
-
-    def __init__(self, key: str, chunk: tuple[int, ...]) -> None:
-        super().__init__(key)
-        self.key, self.chunk = key, chunk
-
-
-@record
-class WrittenObject:
-    """One object of a write."""
-
-    key: str
-    coord: tuple[int, ...]
-    """Coordinates of the shard."""
-    at: tuple[int, ...]
-    """Its number along each axis, of those that the write changes."""
-    needs_old: bool
-    """Whether what is stored is needed; else what the write leaves out becomes the fill value."""
+# States of an object after a write, as in `encode.h`.
+_WRITTEN = 1
+_REFUSED = 2
+_DAMAGED = 3
+_REPLACED = 4
+_NOT_ENCODED = 5
 
 
 class WriteCall:
-    """A write to the elements `target` of an array, as the compiled loops take it.
+    """A write to some elements of an array, as the compiled loops carry it out.
 
-    `value` has the shape of `target`, the array's dtype in native byte order, and any strides. `keeps_empty` says
-    whether chunks of nothing but the fill value are stored, and `whole` whether each chunk that is an object is written
-    as a whole, by its coordinate.
+    Parameters
+    ----------
+    encoder : Encoder
+        How the array's chunks are encoded.
+    target : BoxTarget
+        The elements that are written.
+    value : numpy.ndarray
+        Their values: shape of `target`, the array's dtype in native byte order, any strides, in host memory.
+    keeps_empty : bool
+        Whether chunks that hold only the fill value are stored.
+    is_covered : mapping of tuple of int to bool, optional
+        For arrays without shards: by the coordinates of each chunk, whether all its elements that lie in the array are
+        written. Without it, a chunk at the end of the array counts as written in part.
     """
 
     def __init__(
@@ -78,188 +78,221 @@ class WriteCall:
         value: npt.NDArray[Any],
         *,
         keeps_empty: bool,
-        whole: Mapping[tuple[int, ...], bool] | None = None,
+        is_covered: Mapping[tuple[int, ...], bool] | None = None,
     ) -> None:
-        self.encoder, self.spec = encoder, encoder.array.spec
-        self._target, self._value = target, value
+        self.encoder = encoder
+        self.spec = encoder.array.spec
+        self._target = target
+        self._value = value
         self._output = LoopOutput(encoder.array, target, value)
-        self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
         axes = written_axes(target, self.spec.grid)
-        piece_numbers, at = int64_columns(piece=[axis.piece_address for axis in axes])
-        self._referenced = axes, piece_numbers
-        struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
+        piece_addresses, addresses = int64_columns(piece=[axis.piece_address for axis in axes])
+        self._referenced = axes, piece_addresses
+        self._struct = EncoderStruct.from_buffer_copy(encoder.struct)
+        self._struct.job = self._output.address
+        self._struct.piece = addresses["piece"]
+        self._struct.keeps_empty = keeps_empty
         self.n_threads = thread_budget()
         """Number of threads that may encode at once."""
-        self.object_nbytes = len(encoder.order) * self.spec.chunk_nbytes
+        self.object_nbytes = len(encoder.chunk_order) * self.spec.chunk_nbytes
         """Decoded bytes of an object."""
-        self.objects = []
-        for numbers in product(*[range(len(axis.coords)) for axis in axes]):
-            coord = tuple([axis.coords[i] for axis, i in zip(axes, numbers, strict=True)])
-            is_whole = whole is not None and whole[coord]  # as one at the end of an array may be
-            is_complete = is_whole or False not in [axis.are_complete[i] for axis, i in zip(axes, numbers, strict=True)]
-            self.objects.append(
-                WrittenObject(key=self.spec.keys.key(coord), coord=coord, at=numbers, needs_old=not is_complete)
-            )
+        self.objects = written_objects(self.spec, axes, is_covered)
+        """The objects that the write touches, in C order."""
 
     def to_files(self, objects: Sequence[WrittenObject], source: LocalSource) -> None:
-        """Write objects as files of a store; those that could not be written are as they were before.
+        """Write objects as files of a store. Objects that could not be written are as they were before.
 
-        Raises `ObjectChangedError` if one is replaced meanwhile, `DamagedObjectError`, `StoreWriteError`, or what
-        `stored_file` raises.
+        Raises
+        ------
+        ObjectChangedError
+            If another process replaces an object at the same time.
+        DamagedObjectError
+            If a chunk that is written in part cannot be decoded.
+        StoreWriteError
+            If a file cannot be read or written, or a chunk not encoded.
+        ShardIndexError
+            If the index of a shard that is written in part is damaged.
+        HostMemoryError
+            If there is not enough memory.
         """
-        old = [self._stored_part(each, source) if each.needs_old else NOTHING for each in objects]
-        self._check_lengths(objects, old)
-        structs, suffix = (ObjectStruct * len(objects))(), f".{uuid4().hex}.partial"
-        for struct, each in zip(structs, objects, strict=True):
-            path = source.local_path(each.key)
-            struct.path, struct.partial = os.fsencode(path), os.fsencode(path + suffix)
-        self._run(objects, structs, old, source)
+        stored_objects = [self._stored_part(written, source) for written in objects]
+        self._check_lengths(objects, stored_objects)
+        structs = (ObjectStruct * len(objects))()
+        suffix = f".{uuid4().hex}.partial"
+        for written, struct in zip(objects, structs, strict=True):
+            path = source.local_path(written.key)
+            struct.path = os.fsencode(path)
+            struct.partial = os.fsencode(path + suffix)
+        self._encode(objects, structs, stored_objects, source)
 
-    def _stored_part(self, each: WrittenObject, source: LocalSource) -> StoredObject:
-        """Return what is stored in a file of which a part is written."""
-        with naming_object(self.spec, each.key, source.name, "to read the part that stays"):
-            return stored_file(source, self.spec, each.key)
+    def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
+        """Return what the file of an object holds, if the write needs it."""
+        if not written.needs_stored:
+            return NOTHING
+        with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
+            return stored_file(source, self.spec, written.key)
 
     def to_memory(
-        self, objects: Sequence[WrittenObject], data: Sequence[memoryview | None], *, may_share: bool = False
+        self, objects: Sequence[WrittenObject], stored: Sequence[memoryview | None], *, may_share: bool = False
     ) -> list[npt.NDArray[np.uint8] | None]:
-        """Assemble objects in host memory, given what is stored of each as uint8, or None for nothing.
+        """Assemble objects in host memory.
 
-        Returns uint8, and None for an object that is not to be there. If `may_share`, raw chunks may be parts of the
-        array that is written. Raises `HostMemoryError`, `DamagedObjectError` or `ShardIndexError`.
+        Parameters
+        ----------
+        objects : sequence of WrittenObject
+            Some of `self.objects`.
+        stored : sequence of memoryview of uint8, or None
+            All bytes of each object as it is stored; None if it is not stored, or not needed.
+        may_share : bool
+            Whether the result may share memory with the values that are written. Raw chunks that are contiguous there
+            are then not copied.
+
+        Returns
+        -------
+        list of numpy.ndarray of uint8, or None
+            The bytes of each object; None for an object that holds only the fill value, and should not be stored.
+
+        Raises
+        ------
+        DamagedObjectError, ShardIndexError, StoreWriteError, HostMemoryError
+            As for `to_files`.
         """
+        keys_and_data = [(written.key, data) for written, data in zip(objects, stored, strict=True)]
+        stored_objects = [stored_bytes(self.spec, key, data) for key, data in keys_and_data]
+        self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
-        old = [stored_bytes(self.spec, each.key, found) for each, found in zip(objects, data, strict=True)]
-        self._check_lengths(objects, old)
-        rooms = []
-        for each, struct, stored in zip(objects, structs, old, strict=True):
-            room = self._callers_chunk(each) if may_share else None
-            length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes
-            if stored.index is not None:
-                length += stored.nbytes or 0  # of chunks that are carried over
-            try:
-                room = np.empty(length, np.uint8) if room is None else room
-            except MemoryError as err:
-                raise self._no_memory(str(err)) from err
-            rooms.append(room)
-            struct.memory, struct.memory_nbytes = address(room), len(room)
-        self._run(objects, structs, old)
-        for room, struct in zip(rooms, structs, strict=True):
-            if room.base is None:
-                room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
-        return [room if struct.nbytes else None for room, struct in zip(rooms, structs, strict=True)]
+        buffers = []
+        for written, struct, stored_object in zip(objects, structs, stored_objects, strict=True):
+            buffer = self._contiguous_chunk(written) if may_share else None
+            if buffer is None:
+                buffer = self._new_buffer(stored_object)
+            buffers.append(buffer)
+            struct.memory = address(buffer)
+            struct.memory_nbytes = len(buffer)
+        self._encode(objects, structs, stored_objects, None)
 
-    def _callers_chunk(self, each: WrittenObject) -> npt.NDArray[np.uint8] | None:
-        """Return the bytes of an object that is a chunk of the caller's array, as it lies there; None if it is not."""
+        encoded: list[npt.NDArray[np.uint8] | None] = []
+        for buffer, struct in zip(buffers, structs, strict=True):
+            if buffer.base is None:  # a new buffer; the memory that was not used is given back
+                buffer.resize(struct.nbytes, refcheck=False)
+            encoded.append(buffer if struct.nbytes else None)
+        return encoded
+
+    def _contiguous_chunk(self, written: WrittenObject) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of a raw, unsharded chunk as they lie in the written values; None if they do not."""
         array = self.encoder.array
         if self.spec.index is not None or not array.is_raw or self._struct.swap:
             return None
         box: list[Any] = []
-        for along, at, length in zip(self._target.pieces, each.at, array.chunk_shape, strict=True):
-            first = int(along.out_start[at])
-            if along.index is not None or along.step != 1 or along.count[at] != length:
+        for pieces, position, length in zip(self._target.pieces, written.positions, array.chunk_shape, strict=True):
+            if pieces.index is not None or pieces.step != 1 or pieces.count[position] != length:
                 return None
+            first = int(pieces.out_start[position])
             box.append(slice(first, first + length))
         chunk = self._value[(*box, ...)]
-        is_in_order = chunk.flags.c_contiguous and chunk.strides == array.placed_strides
-        return chunk.reshape(-1).view(np.uint8) if is_in_order else None
+        if not chunk.flags.c_contiguous or chunk.strides != array.placed_strides:
+            return None
+        return chunk.reshape(-1).view(np.uint8)
 
-    def _run(
+    def _new_buffer(self, stored: StoredObject) -> npt.NDArray[np.uint8]:
+        """Return memory for the largest object that the write may make of a stored one."""
+        nbytes = len(self.encoder.chunk_order) * self._struct.most_nbytes + self._struct.index_nbytes
+        if stored.index is not None:  # chunks that are not written are copied, and may be longer than any new one
+            nbytes += stored.nbytes or 0
+        try:
+            return np.empty(nbytes, np.uint8)
+        except MemoryError as err:
+            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), str(err)) from err
+
+    def _encode(
         self,
         objects: Sequence[WrittenObject],
         structs: ctypes.Array[ObjectStruct],
-        old: Sequence[StoredObject],
-        source: LocalSource | None = None,
+        stored: Sequence[StoredObject],
+        source: LocalSource | None,
     ) -> None:
-        compiled, budget = loops(), self.n_threads
-        assert compiled is not None
-        # Of each: its numbers along the axes, the range of an unsharded chunk in its object, and the version of a file.
-        rows = [(*each.at, 0, stored.nbytes or 0, *stored.version) for each, stored in zip(objects, old, strict=True)]
-        _numbers, at = int64_columns(**dict(zip([each.key for each in objects], rows, strict=True)))
-        for struct, each, stored in zip(structs, objects, old, strict=True):
-            struct.at, struct.needs_old = at[each.key], each.needs_old
-            if stored.nbytes is not None:
-                place = at[each.key] + _INT64_NBYTES * len(each.at)
-                whole = place, place + _INT64_NBYTES
-                struct.old_offset, struct.old_nbytes = stored.index.addresses if stored.index else whole
-                struct.old_version = place + 2 * _INT64_NBYTES
-                struct.old = None if stored.data is None else address_of(stored.data)
-        n_chunks = len(objects) * len(self.encoder.order)
-        step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
-        self._struct.step = step = max(1, step)
-        n_threads = min(len(objects) * -(len(self.encoder.order) // -step), budget)
-        me, helpers = get_ident(), ctypes.c_int64(0)
-        at_helpers = ctypes.addressof(helpers)
-        writing = compiled.begin_write(
-            ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads, budget, at_helpers
-        )
-        if not writing:
-            raise self._no_memory("no memory is left")
-        try:
-            crew.run(
-                lambda _: compiled.write(writing, helpers.value) if get_ident() == me else compiled.help_write(writing),
-                n_threads,
-                budget,
-                helpers,
-            )
-        finally:
-            n_left = compiled.end_write(writing)
-        if n_left:
+        """Encode objects and write each to the file, or the memory, that its struct names."""
+        _referenced = set_stored(structs, objects, stored)
+        n_per_object = len(self.encoder.chunk_order)
+        unit_length = self._unit_length(len(objects))
+        self._struct.step = unit_length
+        n_units = len(objects) * -(n_per_object // -unit_length)
+        if self._run(structs, min(n_units, self.n_threads)):
             self._raise(objects, structs, source)
 
-    def _check_lengths(self, objects: Sequence[WrittenObject], old: Sequence[StoredObject]) -> None:
-        """Raise `DamagedObjectError` if a chunk is longer than it may be, before memory is taken for it."""
-        for each, stored in zip(objects, old, strict=True):
-            entry = 0 if stored.index is None else int(stored.index.nbytes.argmax())
-            longest = (stored.nbytes or 0) if stored.index is None else int(stored.index.nbytes[entry])
-            if longest > self.spec.most_nbytes:
-                raise DamagedObjectError(each.key, self._chunk(each, entry))
+    def _unit_length(self, n_objects: int) -> int:
+        """Return the number of chunks that a thread encodes before it writes them, at least 1."""
+        n_chunks = n_objects * len(self.encoder.chunk_order)
+        n_in_cache = _UNIT_NBYTES // max(1, self.spec.chunk_nbytes)
+        n_for_all_threads = n_chunks // (self.n_threads * _UNITS_PER_THREAD)
+        return max(1, min(_MAX_UNIT_CHUNKS, n_in_cache, n_for_all_threads))
+
+    def _run(self, structs: ctypes.Array[ObjectStruct], n_threads: int) -> int:
+        """Run the loops on up to `n_threads` threads; return the number of objects that were not written."""
+        compiled = loops()
+        assert compiled is not None
+        n_own_threads = ctypes.c_int64(0)  # threads that the loops start, as `crew` allows
+        writing = compiled.begin_write(
+            ctypes.addressof(self._struct),
+            ctypes.addressof(structs),
+            len(structs),
+            n_threads,
+            self.n_threads,
+            ctypes.addressof(n_own_threads),
+        )
+        if not writing:
+            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
+        caller = get_ident()
+
+        def write(_: Callable[[], bool]) -> None:
+            if get_ident() == caller:
+                compiled.write(writing, n_own_threads.value)
+            else:
+                compiled.help_write(writing)
+
+        try:
+            crew.run(write, n_threads, self.n_threads, n_own_threads)
+        finally:
+            n_left: int = compiled.end_write(writing)
+        return n_left
+
+    def _check_lengths(self, objects: Sequence[WrittenObject], stored: Sequence[StoredObject]) -> None:
+        """Raise `DamagedObjectError` if a stored chunk is longer than any may be, before memory for it is allocated."""
+        for written, stored_object in zip(objects, stored, strict=True):
+            entry = 0
+            nbytes = stored_object.nbytes or 0
+            if stored_object.index is not None:
+                entry = int(stored_object.index.nbytes.argmax())
+                nbytes = int(stored_object.index.nbytes[entry])
+            if nbytes > self.spec.most_nbytes:
+                raise DamagedObjectError(written.key, written.chunk_coord(entry, self.spec.grid.chunks_per_shard))
 
     def _raise(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None
     ) -> None:
-        """Raise the error of an object that was not written."""
-        failed = [(each, struct) for each, struct in zip(objects, structs, strict=True) if struct.state > _WRITTEN]
-        each, struct = min(failed, key=lambda one: one[1].state == _CHANGED) if failed else (objects[0], structs[0])
-        n_written = sum(struct.state == _WRITTEN for struct in structs)
-        if struct.state == _CHANGED:
-            raise changed(each.key, None, None)
+        """Raise the error of an object that was not written; of several, one that was not just replaced."""
+        written, struct = objects[0], structs[0]
+        failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
+        if failures:
+            written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
+        if struct.state == _REPLACED:
+            raise changed(written.key, None, None)
         if struct.state == _DAMAGED:
-            raise DamagedObjectError(each.key, self._chunk(each, struct.entry))
+            raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
         if struct.state not in (_REFUSED, _NOT_ENCODED):
-            raise self._no_memory("no memory is left")
+            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
+
         cause = None
         if struct.state == _REFUSED and source is not None:
-            cause = file_error(struct.code, source.local_path(each.key))
-        name = object_name(self.spec)
-        where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
-        error = StoreWriteError(
-            f"cannot write {name} '{each.key}' of array '{self.spec.path}'",
-            tried=f"{len(objects)} {name}{'s'[: len(objects) > 1]}, of which {n_written} have been written{where}",
-            found="the codec cannot encode the chunk" if cause is None else str(cause),
-            do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
-        )
+            cause = file_error(struct.code, source.local_path(written.key))
+        n_written = sum([s.state == _WRITTEN for s in structs])
+        plural = "s" if len(objects) > 1 else ""
+        tried = f"{len(objects)} {object_name(self.spec)}{plural}, of which {n_written} have been written"
+        if struct.entry >= 0:
+            tried += f", at chunk {written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard)}"
+        error = unwritten_error(self.spec, written.key, tried, cause)
         raise error if source is None else error.within(source.name) from cause
 
-    def _no_memory(self, reason: str) -> HostMemoryError:
-        return HostMemoryError(
-            f"not enough host memory to write array '{self.spec.path}'",
-            tried=f"to encode chunks of {self.spec.chunk_nbytes} bytes, {len(self.encoder.order)} in an object",
-            found=reason,
-            do="write in fewer threads at once, or choose smaller chunks and shards",
-        )
-
-    def changed(self, objects: Sequence[WrittenObject]) -> StoreWriteError:
+    def replaced_error(self, objects: Sequence[WrittenObject]) -> StoreWriteError:
         """Return the error for objects that another process keeps replacing."""
-        return StoreWriteError(
-            f"cannot write parts of array '{self.spec.path}'",
-            tried=f"'{objects[0].key}' and {len(objects) - 1} more, several times",
-            found="another process replaces them meanwhile",
-            do="let one process at a time write to a shard, and give each task whole shards",
-        )
-
-    def _chunk(self, each: WrittenObject, entry: int) -> tuple[int, ...]:
-        """Return the coordinate of a chunk of an object in the grid of chunks."""
-        per_object = self.spec.grid.chunks_per_shard
-        inside = np.unravel_index(entry, per_object) if per_object else ()
-        return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
+        return replaced_error(self.spec, objects[0].key, len(objects))

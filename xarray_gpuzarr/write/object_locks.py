@@ -1,4 +1,4 @@
-"""`turns`: two writes of this process to one object run one after another, so that none is lost."""
+"""`turns`: writes of this process to one object run one after another, so that none of them is lost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from threading import Lock
 from xarray_gpuzarr.fetch.object_names import ArrayPlace
 from xarray_gpuzarr.process.advice import advise
 
-_LOOK_S = 2e-3
+_POLL_INTERVAL_S = 2e-3
 """Interval at which a waiting write checks again."""
 _HELD: ContextVar[frozenset[Hashable] | set[Hashable]] = ContextVar("held", default=frozenset())
-"""Objects that the caller holds; zarr-python, which writes them for it, may do so by this package's codec pipeline."""
+"""Objects that the caller holds already. If it lets zarr-python write them, zarr-python may do so through the codec
+pipeline of this package, which must not wait for its own caller."""
 
 
 class Turns:
@@ -26,48 +27,61 @@ class Turns:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all writes; for a forked process, which has no other threads."""
+        """Forget all writes; for a forked process, which has none of the threads of its parent."""
         self._lock = Lock()
         self._taken: set[Hashable] = set()
 
     @asynccontextmanager
-    async def of(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[Sequence[Hashable]]:
-        """Enter when nobody writes any of these objects of an array, and yield their names.
+    async def hold_async(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[Sequence[Hashable]]:
+        """Hold objects of an array for the ``async with`` block; see `hold`."""
+        names = place.names(keys)
+        objects = frozenset(names) - _HELD.get()
+        while not self._take(objects):
+            _advise(place.path)
+            await asyncio.sleep(_POLL_INTERVAL_S)
+        try:
+            yield names
+        finally:
+            self._release(objects)
 
-        Others wait for the end of the block.
+    @contextmanager
+    def hold(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[Sequence[Hashable]]:
+        """Hold objects of an array for the ``with`` block, so that no other write of this process touches them.
+
+        The block begins once all objects are free.
+
+        Parameters
+        ----------
+        place : ArrayPlace
+            Where the array is stored.
+        keys : sequence of str
+            Store keys of the objects.
+
+        Yields
+        ------
+        sequence of Hashable
+            A name for each object, which is the same through every store object that leads to it.
         """
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
         while not self._take(objects):
             _advise(place.path)
-            await asyncio.sleep(_LOOK_S)
-        try:
-            yield names
-        finally:
-            self._give_back(objects)
-
-    @contextmanager
-    def held(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[Sequence[Hashable]]:
-        """Enter as `of` does, for a thread that may wait; yield the names of the objects."""
-        names = place.names(keys)
-        objects = frozenset(names) - _HELD.get()
-        while not self._take(objects):
-            _advise(place.path)
-            time.sleep(_LOOK_S)
-        own = {*_HELD.get(), *objects}
-        token = _HELD.set(own)
+            time.sleep(_POLL_INTERVAL_S)
+        held = {*_HELD.get(), *objects}
+        token = _HELD.set(held)
         try:
             yield names
         finally:
             _HELD.reset(token)
-            own.clear()  # threads that were started meanwhile may keep it
-            self._give_back(objects)
+            held.clear()  # threads that were started inside the block may have a copy of the context
+            self._release(objects)
 
-    def _give_back(self, objects: frozenset[Hashable]) -> None:
+    def _release(self, objects: frozenset[Hashable]) -> None:
         with self._lock:
             self._taken.difference_update(objects)
 
     def _take(self, objects: frozenset[Hashable]) -> bool:
+        """Take objects if all of them are free; return whether they were."""
         with self._lock:
             if not self._taken.isdisjoint(objects):
                 return False
@@ -75,16 +89,17 @@ class Turns:
             return True
 
 
-def _advise(name: str) -> None:
+def _advise(array_path: str) -> None:
     advise(
         "two writes of a shard",
-        f"two tasks write parts of one shard or chunk of array '{name}' at once",
-        found="tasks whose borders lie inside of a shard or chunk; in this process, one waits for the other",
+        f"two tasks write parts of one shard or chunk of array '{array_path}' at once",
+        found="tasks whose borders lie inside a shard or chunk; in this process, one waits for the other",
         do="give each task whole shards, with ds.chunk(...) of multiples of their shape: of two processes that "
         "write one shard at once, one loses what it wrote",
     )
 
 
 turns = Turns()
+"""The turns of this process."""
 
 os.register_at_fork(after_in_child=turns.restart)

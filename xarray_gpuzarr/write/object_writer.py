@@ -1,4 +1,4 @@
-"""`ObjectWriter`: carry out a `WriteCall`, some objects at a time, to files or to any other store."""
+"""`ObjectWriter`: carry out a `WriteCall`, a group of objects at a time, for files or any other store."""
 
 from __future__ import annotations
 
@@ -26,58 +26,102 @@ from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop, on_thread, read_threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.write.call import DamagedObjectError, WriteCall, WrittenObject
+from xarray_gpuzarr.write.call import WriteCall
 from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.puts import put
 from xarray_gpuzarr.write.refusals import naming_object
-from xarray_gpuzarr.write.writes_behind import Encoding, WritesBehind
+from xarray_gpuzarr.write.writes_behind import EncodingProgress, WritesBehind
+from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject
 
-_GROUP_NBYTES, _THREAD_NBYTES = 128 * 1024 * 1024, 16 * 1024 * 1024
-"""Decoded bytes of the objects of one call, or so many for each thread; a write may be stopped between two calls."""
-_LITTLE_NBYTES = 256 * 1024
-"""Decoded bytes that are written on the event loop, in under 1 ms: reaching a thread takes as long."""
+_GROUP_NBYTES = 128 * 1024 * 1024
+"""Decoded bytes of the objects that one call of the loops writes. A write can be stopped between two calls."""
+_THREAD_GROUP_NBYTES = 16 * 1024 * 1024
+"""The same for each thread; the larger number counts."""
+_SMALL_WRITE_NBYTES = 256 * 1024
+"""Writes of at most so many decoded bytes run on the event loop. They take under 1 ms, as long as reaching a thread."""
 _ATTEMPTS = 5
-"""Attempts to write a file that other processes keep replacing."""
+"""Number of attempts to write a file that other processes keep replacing."""
 
 
 class ObjectWriter:
-    """Writes shards, and chunks that are objects, of one array to its store.
+    """Writes the shards, or the unsharded chunks, of one array to its store.
 
-    Writes of this process to one object take turns. Errors are those of `WriteCall`, and `StoreWriteError`.
+    Writes of this process to one object take turns.
+
+    Parameters
+    ----------
+    stored : StoredArray
+        The array, which this package can read.
+    store : zarr.abc.store.Store
+        Its store, which may be written to.
     """
 
     def __init__(self, stored: StoredArray, store: Store) -> None:
         assert isinstance(stored.spec, ArraySpec)
         assert stored.source is not None
-        self._stored, self._spec, self._store = stored, stored.spec, store
+        self._stored = stored
+        self._spec = stored.spec
+        self._store = store
         self._source: ObjectSource = stored.source
         self._place = place_of(store, stored.spec.path)
 
-    async def write(self, call: WriteCall, encoding: Encoding | None = None) -> Sequence[WrittenObject]:
-        """Write on a thread, if it takes long; return the objects that only zarr-python can write.
+    async def write(self, call: WriteCall, progress: EncodingProgress | None = None) -> Sequence[WrittenObject]:
+        """Carry out a write, on another thread unless it is small.
 
-        Those hold chunks that the compiled loops cannot decode. `encoding` is told when all others are encoded.
+        Parameters
+        ----------
+        call : WriteCall
+            The write.
+        progress : EncodingProgress, optional
+            Is told how many bytes are encoded, and when all objects are.
+
+        Returns
+        -------
+        sequence of WrittenObject
+            The objects that are left to zarr-python, because they hold chunks that the compiled loops cannot decode.
+
+        Raises
+        ------
+        StoreWriteError
+            If the store does not take an object, or another process keeps replacing it.
+        GpuZarrError
+            Other errors of `WriteCall.to_files` and `WriteCall.to_memory`, and those of reading a damaged chunk.
         """
         unwritten = list(call.objects)
         try:
             for group in _groups(call):
                 is_last = len(group) == len(unwritten)
-                async with turns.of(self._place, [each.key for each in group]) as names:
+                async with turns.hold_async(self._place, [obj.key for obj in group]) as names:
                     if isinstance(self._source, LocalSource):
-                        await _run(call, partial(_to_files, call, group, self._source))
+                        await _run(call, partial(_write_files, call, group, self._source))
                     else:
-                        await self._to_store(call, group, encoding, is_last=is_last)
+                        await self._to_store(call, group, progress, is_last=is_last)
                 self._forget_indexes(group, names)
                 del unwritten[: len(group)]
         except DamagedObjectError as err:
-            await on_thread(partial(self._explain, err), read_threads(None))
+            await on_thread(partial(self._check_readable, err), read_threads(None))
             return unwritten
         return ()
 
     def write_now(self, call: WriteCall, behind: WritesBehind | None = None) -> bool:
-        """Write on this thread; return False if zarr-python has to write all of it again.
+        """Carry out a write on this thread.
 
-        It waits for the store, unless `behind` does so later.
+        Parameters
+        ----------
+        call : WriteCall
+            The write.
+        behind : WritesBehind, optional
+            Waits for stores other than local files, in the background. Without it, this thread waits.
+
+        Returns
+        -------
+        bool
+            False if zarr-python has to write everything again, because the loops cannot decode a chunk.
+
+        Raises
+        ------
+        GpuZarrError
+            As for `write`.
         """
         if not isinstance(self._source, LocalSource):
             if behind is not None:
@@ -85,45 +129,47 @@ class ObjectWriter:
             return not run_on_loop(self._source.name, partial(self.write, call))
         try:
             for group in _groups(call):
-                with turns.held(self._place, [each.key for each in group]) as names:
-                    _to_files(call, group, self._source, Stop())
+                with turns.hold(self._place, [obj.key for obj in group]) as names:
+                    _write_files(call, group, self._source, Stop())
                 self._forget_indexes(group, names)
         except DamagedObjectError as err:
-            self._explain(err, Stop())
+            self._check_readable(err, Stop())
             return False
         return True
 
     def _forget_indexes(self, group: Sequence[WrittenObject], names: Sequence[Hashable]) -> None:
-        """Let no read use the indexes of shards that were there before; `names` are those of the objects."""
+        """Keep reads from using the old indexes of shards that were written; `names` are those of `turns`."""
         if self._spec.index is not None:
             written.add(names)
-            for each in group:
-                index_cache.cache.drop((self._source.identity, each.key, self._spec.index))
+            for obj in group:
+                index_cache.cache.drop((self._source.identity, obj.key, self._spec.index))
 
     async def _to_store(
-        self, call: WriteCall, group: Sequence[WrittenObject], encoding: Encoding | None, *, is_last: bool
+        self, call: WriteCall, group: Sequence[WrittenObject], progress: EncodingProgress | None, *, is_last: bool
     ) -> None:
-        """Assemble the objects of a group in memory, and pass them to the store."""
-        keys = [each.key for each in group]
-        needed = [each.key for each in group if each.needs_old]
-        old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        # Stores of objects in memory keep what they are handed; fsspec's get a copy by zarr-python.
+        """Assemble the objects of a group in memory, and send them to the store."""
+        keys = [obj.key for obj in group]
+        keys_to_read = [obj.key for obj in group if obj.needs_stored]
+        answers = await _run_concurrently(self._stored_bytes, keys_to_read)
+        stored = dict(zip(keys_to_read, answers, strict=True))
+        # obstore's store in memory keeps the bytes that it is handed, so they must not be the caller's. obstore's other
+        # stores send them. zarr-python copies them for fsspec's stores.
         may_share = isinstance(self._store, ObjectStore) and not is_obstore_memory(self._store.store)
-        encoded = await _run(call, lambda _: call.to_memory(group, [*map(old.get, keys)], may_share=may_share))
-        if encoding is not None:
-            encoding.add(sum(len(data) for data in encoded if data is not None))
+        encoded = await _run(call, lambda _: call.to_memory(group, [*map(stored.get, keys)], may_share=may_share))
+        if progress is not None:
+            progress.add(sum(len(data) for data in encoded if data is not None))
             if is_last:
-                encoding.end()
-        await _some_at_once(self._put, keys, encoded)
+                progress.end()
+        await _run_concurrently(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
-        """Return what is stored under a key."""
+        """Return all bytes of an object; None if it is not stored."""
         with naming_object(self._spec, key, self._source.name, "to read the part that stays"):
             stored = await self._store.get(key, cpu.buffer_prototype)
         return None if stored is None else memoryview(stored.as_buffer_like())
 
     async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
-        """Store an object, or remove it."""
+        """Store an object, or remove it if `data` is None."""
         if data is None:
             with naming_object(self._spec, key, self._source.name, "to remove it, since all of it is the fill value"):
                 await self._store.delete(key)
@@ -131,31 +177,37 @@ class ObjectWriter:
             with naming_object(self._spec, key, self._source.name, f"to store {len(data)} bytes"):
                 await put(self._store, key, data)
 
-    def _explain(self, err: DamagedObjectError, _: Stop) -> None:
-        """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
+    def _check_readable(self, err: DamagedObjectError, _: Stop) -> None:
+        """Read a chunk that the loops cannot decode, which raises an error that names the damage.
+
+        There is no error if other decoders can read the chunk.
+        """
         grid = self._spec.grid
         bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, grid.chunk_shape, strict=True)]
-        shape = tuple([end for _, end in bounds])
-        selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
+        shape = tuple([stop for _, stop in bounds])  # of the array up to the end of the chunk
+        selection = outer_selection(tuple([slice(start, stop) for start, stop in bounds]), shape)
         with naming_object(self._spec, err.key, self._source.name, "to read the part that stays"):
             read_target(self._stored, self._spec, box_target(selection, grid, shape), decoder_for("host"))
 
 
 def _groups(call: WriteCall) -> Iterator[Sequence[WrittenObject]]:
-    """Return the objects of a call, as many at a time as are encoded together."""
-    group_nbytes = max(_GROUP_NBYTES, _THREAD_NBYTES * call.n_threads)
-    n_at_once = group_nbytes // max(1, call.object_nbytes)
-    # `batched` allocates room for as many as it may yield at once.
-    return batched(call.objects, min(max(1, n_at_once), max(1, len(call.objects))))
+    """Return the objects of a call in groups, each of which one call of the loops writes."""
+    group_nbytes = max(_GROUP_NBYTES, _THREAD_GROUP_NBYTES * call.n_threads)
+    n_per_group = group_nbytes // max(1, call.object_nbytes)
+    # `batched` allocates a tuple of the given length, so this is no more than there are objects.
+    return batched(call.objects, min(max(1, n_per_group), max(1, len(call.objects))))
 
 
 async def _run[Result](call: WriteCall, write: Callable[[Stop], Result]) -> Result:
-    """Return the result of `write`, which runs on a thread unless it is very short."""
+    """Return the result of `write`, which runs on another thread unless the whole call is small."""
     nbytes = len(call.objects) * call.object_nbytes
-    return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, read_threads(None))
+    if nbytes <= _SMALL_WRITE_NBYTES:
+        return write(Stop())
+    return await on_thread(write, read_threads(None))
 
 
-def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
+def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
+    """Write a group of objects as files, again if another process has replaced one meanwhile."""
     for attempt in range(_ATTEMPTS):
         stop.check()
         try:
@@ -163,18 +215,20 @@ def _to_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSour
             break
         except ObjectChangedError:
             if attempt + 1 == _ATTEMPTS:
-                raise call.changed(group).within(source.name) from None
+                raise call.replaced_error(group).within(source.name) from None
 
 
-async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
-    """Make as many concurrent requests as a read does; after a failure, none continues."""
+async def _run_concurrently[Result](
+    request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]
+) -> list[Result]:
+    """Return the results of requests, of which as many run at once as for a read. If one fails, all are cancelled."""
     limit = asyncio.Semaphore(requests_at_once())
 
-    async def one(*argument: Any) -> Result:
+    async def run_one(*argument: Any) -> Result:
         async with limit:
             return await request(*argument)
 
-    tasks = [asyncio.ensure_future(one(*argument)) for argument in zip(*arguments, strict=True)]
+    tasks = [asyncio.ensure_future(run_one(*argument)) for argument in zip(*arguments, strict=True)]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -9,9 +9,10 @@ from zarr.abc.store import Store
 from zarr.buffer import cpu
 from zarr.storage import ObjectStore
 
-_PART_NBYTES, _MOST_NBYTES = 5 * 1024 * 1024, 16 * 1024 * 1024
-"""Longer objects than the first are sent in parts by obstore, if it is not told otherwise: three round trips, to begin,
-to send, and to join them. Longer ones than the second are worth that: a connection takes long for all of one."""
+_PART_NBYTES = 5 * 1024 * 1024
+"""By default, obstore sends longer objects in parts, which takes three round trips: to begin, to send and to join."""
+_MAX_SINGLE_NBYTES = 16 * 1024 * 1024
+"""Longest object that is sent in one request. Parts of longer ones share several connections, which is sooner."""
 
 
 async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
@@ -24,16 +25,16 @@ async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
     key : str
         Key of the object in the store.
     data : numpy.ndarray of uint8, shape (n,)
-        The object. It may be sent from where it lies.
+        The object. It may be sent without a copy.
 
     Raises
     ------
     Exception
         What the store raises.
     """
-    is_sent_whole = _PART_NBYTES < data.nbytes <= _MOST_NBYTES
+    is_sent_whole = _PART_NBYTES < data.nbytes <= _MAX_SINGLE_NBYTES
     if is_sent_whole and type(store) is ObjectStore and not store.read_only:
-        import obstore  # noqa: PLC0415  # not everyone has it
+        import obstore  # noqa: PLC0415  # an optional dependency
 
         await obstore.put_async(store.store, key, memoryview(data), use_multipart=False)
     else:

@@ -1,4 +1,4 @@
-"""The errors of shards and chunks that a store does not take, or does not hand out to be written in part."""
+"""The errors of shards and chunks that could not be written, in whole or in part."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xarray_gpuzarr.errors import GpuZarrError, StoreReadError, StoreWriteError
+from xarray_gpuzarr.errors import GpuZarrError, HostMemoryError, StoreReadError, StoreWriteError
 from xarray_gpuzarr.fetch.source import ObjectChangedError, failed
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 @contextmanager
 def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterator[None]:
-    """Replace what a store raises inside a ``with`` block by a `StoreWriteError`, whose cause it becomes.
+    """Turn errors of a store inside a ``with`` block into a `StoreWriteError` that names the object.
 
     Parameters
     ----------
@@ -28,43 +28,84 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
     action : str
         What the block does, such as "to remove it".
 
+    Raises
+    ------
+    StoreWriteError
+        If the store raises any other `Exception`, which becomes the cause, or `StoreReadError`: a part of an object
+        cannot be written unless the object can be read.
+
     Notes
     -----
-    Errors of this package pass, but for `StoreReadError`: what cannot be read cannot be written in part. So do
-    cancellations and interrupts.
+    All other errors of this package, cancellations and interrupts pass through.
     """
     try:
         yield
     except ObjectChangedError:
         raise
     except StoreReadError as err:
-        raise _not_written(spec, key, action, err.found).within(store) from err.__cause__ or err
+        raise _store_error(spec, key, action, err.found).within(store) from err.__cause__ or err
     except GpuZarrError:
         raise
-    except Exception as err:  # a store may raise anything; it is named in the message
-        raise _not_written(spec, key, action, failed(key, action, err).found).within(store) from err
+    except Exception as err:  # a store may raise anything
+        raise _store_error(spec, key, action, failed(key, action, err).found).within(store) from err
 
 
-def _not_written(spec: ArraySpec, key: str, action: str, found: str) -> StoreWriteError:
+def _store_error(spec: ArraySpec, key: str, action: str, found: str) -> StoreWriteError:
+    """Return the error for an object that a store does not take, or does not let this package read."""
     name = object_name(spec)
     return StoreWriteError(
         f"cannot write {name} '{key}' of array '{spec.path}'",
         tried=action,
         found=found,
-        do="check that you may write there, that there is room, and that the store can be reached; then write again. "
-        f"The {name} is as it was before; or complete, if the store wrote it and its answer was lost",
+        do="check that you may write there, that there is space left, and that the store can be reached; then write "
+        f"again. The {name} is as it was before; or complete, if the store wrote it and its answer was lost",
+    )
+
+
+def unwritten_error(spec: ArraySpec, key: str, tried: str, cause: OSError | None) -> StoreWriteError:
+    """Return the error for an object that the compiled loops did not write.
+
+    `cause` is the system's error; None if the codec did not encode a chunk.
+    """
+    name = object_name(spec)
+    return StoreWriteError(
+        f"cannot write {name} '{key}' of array '{spec.path}'",
+        tried=tried,
+        found="the codec cannot encode the chunk" if cause is None else str(cause),
+        do=f"solve the problem and write again; the {name} is as it was before, and no {name} is written in part",
+    )
+
+
+def replaced_error(spec: ArraySpec, key: str, n_objects: int) -> StoreWriteError:
+    """Return the error for objects, the first of which has the key `key`, that another process keeps replacing."""
+    return StoreWriteError(
+        f"cannot write parts of array '{spec.path}'",
+        tried=f"'{key}' and {n_objects - 1} more, several times",
+        found="another process replaces them at the same time",
+        do="let one process at a time write to a shard, and give each task whole shards",
+    )
+
+
+def encoding_memory_error(spec: ArraySpec, chunks_per_object: int, reason: str) -> HostMemoryError:
+    """Return the error for objects for which there is not enough host memory; `reason` is what the system says."""
+    return HostMemoryError(
+        f"not enough host memory to write array '{spec.path}'",
+        tried=f"to encode chunks of {spec.chunk_nbytes} bytes, {chunks_per_object} in an object",
+        found=reason,
+        do="write in fewer threads at once, or choose smaller chunks and shards",
     )
 
 
 def object_name(spec: ArraySpec) -> str:
-    """Return what an object of an array is called."""
+    """Return what an object of an array is called: "shard", or "chunk" if the array has no shards."""
     return "shard" if spec.index else "chunk"
 
 
 def file_error(code: int, path: str) -> OSError:
-    """Return the system's error of a file that could not be written, by its ``errno``.
+    """Return the error of a file that could not be written, given its ``errno``.
 
-    For a folder that does not exist, it is the error of the attempt to make it.
+    If the folder does not exist, the loops have tried in vain to make it. This function tries again, and returns the
+    error of that attempt.
     """
     if code == errno.ENOENT:
         try:

@@ -1,4 +1,4 @@
-"""`StoredObject`: where the chunks lie of an object of which a write changes a part, in one version of it."""
+"""`StoredObject`: what is stored of an object of which a write changes a part."""
 
 from __future__ import annotations
 
@@ -13,42 +13,55 @@ from xarray_gpuzarr.stored.shard_index import ShardIndex, decode_shard_index
 
 @record
 class StoredObject:
-    """What is stored of a shard or of an unsharded chunk."""
+    """One version of a shard or of an unsharded chunk, as it is stored."""
 
     nbytes: int | None = None
-    """Length of its chunks together in bytes; None if nothing is stored, or needed."""
+    """Total length of its encoded chunks in bytes; None if nothing is stored, or if what is stored is not needed."""
     index: ShardIndex | None = None
-    """Index of a shard."""
+    """Index of a shard; None for an unsharded chunk."""
     data: memoryview | None = None
-    """All of it as uint8 in host memory, unless it is a file."""
+    """All bytes of the object, as uint8 in host memory; None if it is a file."""
     version: tuple[int, ...] = ()
-    """Version of a file, as `fetch.local` tells it."""
+    """Version of a file, as `fetch.local.version_and_length` returns it; empty if it is not a file."""
 
 
 NOTHING = StoredObject()
+"""An object that is not stored, or of which nothing is needed."""
 
 
 def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
-    """Return what is stored in a file; raises `StoreReadError`, `ObjectChangedError` or `ShardIndexError`."""
+    """Return what is stored in the file of an object.
+
+    Raises `StoreReadError` if it cannot be read, `ObjectChangedError` if it is replaced while it is read, and
+    `ShardIndexError` if its index is damaged.
+    """
     if spec.index is None:
-        known = version_and_length(source.local_path(key))
-        return NOTHING if known is None else StoredObject(nbytes=known[1], version=known[0])
+        version_and_nbytes = version_and_length(source.local_path(key))
+        if version_and_nbytes is None:
+            return NOTHING
+        version, nbytes = version_and_nbytes
+        return StoredObject(nbytes=nbytes, version=version)
     edge = source.start_edge(key, spec.index.location, spec.index.nbytes)()
-    return NOTHING if edge is None else _shard(spec, key, edge)
+    return NOTHING if edge is None else _stored_shard(spec, key, edge, None)
 
 
 def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredObject:
-    """Return what is stored in an object, given all its bytes or None if there is none; raises `ShardIndexError`."""
+    """Return what is stored in an object whose bytes are in host memory; `data` is None if there is no object.
+
+    Raises `ShardIndexError` if its index is damaged.
+    """
     if data is None:
         return NOTHING
     if spec.index is None:
         return StoredObject(nbytes=len(data), data=data)
-    return _shard(spec, key, Edge(data=spec.index.within(data), object_nbytes=len(data), version=()), data)
+    edge = Edge(data=spec.index.within(data), object_nbytes=len(data), version=())
+    return _stored_shard(spec, key, edge, data)
 
 
-def _shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None = None) -> StoredObject:
+def _stored_shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None) -> StoredObject:
+    """Return what is stored in a shard, given the bytes of its index and, unless it is a file, all its bytes."""
     assert spec.index is not None
     where = f"'{key}' of array '{spec.path}'"
     index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
-    nbytes = int(index.nbytes.clip(0).sum())
+    nbytes = int(index.nbytes.clip(0).sum())  # chunks that are not stored have a length of -1
     return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))

@@ -1,4 +1,4 @@
-"""`WritesBehind`: objects that are on their way to a server while the next ones are encoded."""
+"""`WritesBehind`: objects are sent to a server in the background, while the next ones are encoded."""
 
 from __future__ import annotations
 
@@ -13,116 +13,131 @@ from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, begin_on_loop
 from xarray_gpuzarr.process.records import record
 
-MOST_NBYTES = 32 * 1024 * 1024
-"""Encoded bytes under way from which on nothing else is encoded: what 400 MB/s take in 80 ms."""
+MAX_NBYTES = 32 * 1024 * 1024
+"""While more encoded bytes than this are being sent, no other write begins: what 400 MB/s take in 80 ms."""
 
 
-class Encoding:
-    """A write that is under way, as the event loop sees it."""
+class EncodingProgress:
+    """How far a write has got with encoding. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """Encoded bytes, once they are known."""
+        """Encoded bytes so far."""
         self._is_done = asyncio.Event()
 
     def add(self, nbytes: int) -> None:
-        """Count encoded bytes that will be sent."""
+        """Count encoded bytes, which are about to be sent."""
         self.nbytes += nbytes
 
     def end(self) -> None:
-        """Say that nothing is left to encode."""
+        """Wake up the threads that wait, since everything is encoded."""
         self._is_done.set()
 
     async def wait(self) -> None:
-        """Wait until nothing is left to encode."""
+        """Wait until everything is encoded."""
         await self._is_done.wait()
 
 
 @record
-class _Write:
-    """A write whose objects are under way."""
+class _BackgroundWrite:
+    """A write whose objects are being sent."""
 
     reply: Reply[Any]
+    """Result of the write."""
     nbytes: int
     """Encoded bytes."""
 
 
 class WritesBehind:
-    """Writes that go on after the thread that began them has left them, as soon as their objects are encoded.
+    """Writes that continue in the background once their objects are encoded, so that the calling thread can go on.
 
-    `finish` has to be called at the end of the ``with`` block; what is under way when the block ends is cancelled.
+    A context manager. Call `finish` at the end of the ``with`` block: leaving the block cancels all writes that still
+    run.
     """
 
     def __init__(self) -> None:
-        self._under_way = UnderWay()
-        self._writes: list[_Write] = []
+        self._requests = UnderWay()
+        self._writes: list[_BackgroundWrite] = []
         self._lock = Lock()
 
-    def write[Result](self, name: str, request: Callable[[Encoding], Coroutine[Any, Any, Result]]) -> Result | None:
-        """Begin a write to the store `name`, and return once its objects are encoded.
+    def write[Result](
+        self, name: str, request: Callable[[EncodingProgress], Coroutine[Any, Any, Result]]
+    ) -> Result | None:
+        """Begin a write, and return once its objects are encoded.
+
+        Parameters
+        ----------
+        name : str
+            Name of the store, as errors show it.
+        request : callable
+            Returns the coroutine of the write, which reports how far it has got to its argument.
 
         Returns
         -------
         Result or None
-            The result of the write if it has ended, None if its objects are under way.
+            The result of the write if it has ended, None if its objects are being sent.
 
         Raises
         ------
         Exception
-            What this write, or an earlier one, ended in.
+            The error of this write, or of an earlier one that has failed in the background.
         """
-        self._make_room()
-        encoding = Encoding()
-        write, encoded = begin_on_loop(name, self._under_way, [lambda: _ending(request, encoding), encoding.wait])
+        self._wait_for_room()
+        progress = EncodingProgress()
+        requests = [lambda: _run_write(request, progress), progress.wait]
+        write_reply, encoded_reply = begin_on_loop(name, self._requests, requests)
         try:
-            encoded.result(_limit_s())
+            encoded_reply.result(_timeout_s())
         except BaseException:
-            write.cancel()
+            write_reply.cancel()
             raise
-        if write.is_answered:
-            return write.result()
+        if write_reply.is_answered:
+            return write_reply.result()
         with self._lock:
-            self._writes.append(_Write(reply=write, nbytes=encoding.nbytes))
+            self._writes.append(_BackgroundWrite(reply=write_reply, nbytes=progress.nbytes))
         return None
 
     def finish(self) -> None:
-        """Wait for all writes; raise what one of them ended in."""
+        """Wait for all writes; raise the error of the first that failed."""
         with self._lock:
-            writes, self._writes = self._writes, []
-        for each in writes:
-            each.reply.result(_limit_s())
+            writes = self._writes
+            self._writes = []
+        for write in writes:
+            write.reply.result(_timeout_s())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._under_way.give_up()
+        self._requests.give_up()
 
-    def _make_room(self) -> None:
-        """Wait until fewer bytes and requests are under way; raise what a write ended in."""
+    def _wait_for_room(self) -> None:
+        """Wait until another write may begin; raise the error of a write that has failed meanwhile."""
         while True:
             with self._lock:
-                ended = [each for each in self._writes if each.reply.is_answered]
-                self._writes = [each for each in self._writes if not each.reply.is_answered]
-                nbytes = sum(each.nbytes for each in self._writes)
-                has_room = nbytes < MOST_NBYTES and len(self._writes) < requests_at_once()
+                ended = [write for write in self._writes if write.reply.is_answered]
+                self._writes = [write for write in self._writes if not write.reply.is_answered]
+                nbytes = sum(write.nbytes for write in self._writes)
+                has_room = nbytes < MAX_NBYTES and len(self._writes) < requests_at_once()
                 oldest = None if has_room else self._writes[0]
-            for each in ended:
-                each.reply.result()
+            for write in ended:
+                write.reply.result()
             if oldest is None:
                 return
-            oldest.reply.wait(_limit_s())
+            oldest.reply.wait(_timeout_s())
 
 
-async def _ending[Result](request: Callable[[Encoding], Coroutine[Any, Any, Result]], encoding: Encoding) -> Result:
-    """Carry out a write, after which nothing is left to encode, whatever it ends in."""
+async def _run_write[Result](
+    request: Callable[[EncodingProgress], Coroutine[Any, Any, Result]], progress: EncodingProgress
+) -> Result:
+    """Carry out a write; its encoding has ended when it returns, even by an error."""
     try:
-        return await request(encoding)
+        return await request(progress)
     finally:
-        encoding.end()
+        progress.end()
 
 
-def _limit_s() -> float | None:
-    """Return the seconds that zarr-python waits for a store; None for no limit."""
-    limit: float | None = config.get("async.timeout", None)
-    return limit
+def _timeout_s() -> float | None:
+    """Return for how many seconds zarr-python waits for a store; None for no limit."""
+    timeout_s: float | None = config.get("async.timeout", None)
+    return timeout_s

@@ -1,4 +1,4 @@
-"""`WrittenAxis`: which objects and chunks a write touches along one axis of an array."""
+"""`WrittenAxis`: the objects and chunks that a write touches along one axis of an array."""
 
 from __future__ import annotations
 
@@ -13,45 +13,62 @@ from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
+_NO_PIECE = -1
+"""Stands for the piece of a chunk to which nothing is written."""
+
 
 @record
 class WrittenAxis:
     """The objects that are written to along an axis, and their chunks."""
 
     coords: list[int]
-    """Coordinates of the objects."""
+    """Coordinates of the objects along the axis, in increasing order."""
     are_complete: list[bool]
-    """Whether all elements of an object are written, along this axis."""
+    """For each object, whether all its elements along the axis are written."""
     piece: Column
-    """Piece of the selection that each chunk of the objects takes, -1 for none; int64, shape (objects * chunks,)."""
+    """For each chunk of the objects, the number of the piece that is written to it, or -1. The shape is (n,), and the
+    chunks of one object lie side by side."""
     piece_address: int
     """Address of `piece` in host memory."""
 
 
 def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
-    """Return what a write to the elements `target` of an array touches along each axis of its grid of chunks."""
-    if target.spans is not None and max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_CACHED:
+    """Return what a write touches along each axis of an array.
+
+    Parameters
+    ----------
+    target : BoxTarget
+        The elements that are written.
+    grid : ChunkGrid
+        Chunks and shards of the array.
+    """
+    is_short = max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_CACHED
+    if is_short and target.spans is not None:
         return list(map(_kept_axis, target.spans, grid.chunks_per_shard))
     return list(map(_written_axis, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
 
 
 @lru_cache(maxsize=512)
-def _kept_axis(span: Span, per_object: int) -> WrittenAxis:
-    """Return a short axis: blocks that are written one after another have most axes in common."""
+def _kept_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
+    """Return a short axis, from a cache: consecutive blocks have most of their axes in common."""
     stop = span.first + (span.n_elements - 1) * span.step + 1
     pieces = intersect_axis(slice(span.first, stop, span.step), stop, span.chunk_length)
-    return _written_axis(pieces, span.chunk_length, per_object)
+    return _written_axis(pieces, span.chunk_length, chunks_per_object)
 
 
-def _written_axis(pieces: AxisPieces, chunk_length: int, per_object: int) -> WrittenAxis:
-    """Return an axis of which a selection gives `pieces` to chunks of `chunk_length`, `per_object` in an object."""
-    number = pieces.chunk // per_object
-    first = run_starts(number)
-    coords = number.take(first)
-    piece = np.full(len(coords) * per_object, -1, np.int64)
-    piece[coords.searchsorted(number) * per_object + pieces.chunk % per_object] = np.arange(len(number))
-    n = np.add.reduceat(pieces.count, first) if len(first) else first
-    are_complete = (n == chunk_length * per_object) & (pieces.index is None)
+def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int) -> WrittenAxis:
+    """Return an axis, given its pieces, the elements of a chunk and the chunks of an object along it."""
+    object_of_piece = pieces.chunk // chunks_per_object
+    first_piece = run_starts(object_of_piece)
+    coords = object_of_piece.take(first_piece)
+
+    piece = np.full(len(coords) * chunks_per_object, _NO_PIECE, np.int64)
+    first_chunk = coords.searchsorted(object_of_piece) * chunks_per_object
+    piece[first_chunk + pieces.chunk % chunks_per_object] = np.arange(len(object_of_piece))
+
+    n_written = np.add.reduceat(pieces.count, first_piece) if len(first_piece) else first_piece
+    # An index array may have an element twice, so its number of elements does not tell whether it has all.
+    are_complete = (n_written == chunk_length * chunks_per_object) & (pieces.index is None)
     return WrittenAxis(
         coords=coords.tolist(), are_complete=are_complete.tolist(), piece=piece, piece_address=address(piece)
     )
