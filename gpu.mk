@@ -11,6 +11,9 @@ ifneq ($(GPU_WHEELS),)
 export PYTHONPATH := $(CURDIR):$(CURDIR)/$(SITE)
 GPU_READY += $(SITE)/.installed
 endif
+# For the programs beside the tests for GPUs; they import `benchmarks` from here.
+ON_GPU_PATH = PYTHONPATH=$(CURDIR)/tests:$(CURDIR)$(if $(GPU_WHEELS),:$(CURDIR)/$(SITE))
+ON_GPU = $(ON_GPU_PATH) $(GPU_PYTHON) -m on_gpu
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck synccheck
@@ -62,8 +65,8 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	exit $$status
 
 facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
-	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
-	$(GPU_PYTHON) -m benchmarks.gpu.damage
+	@$(ON_GPU).sanitize --probe
+	$(ON_GPU).damage
 	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
 bench-gpu: $(GPU_READY) ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
@@ -73,21 +76,22 @@ doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, rates (a mi
 	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json benchmarks/results/doctor.json
 
 soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
-	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
+	$(ON_GPU).soak --seconds $(SOAK_SECONDS)
 
 profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is installed
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
 		$(GPU_PYTHON) -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
 
 proof-gpu: $(GPU_READY) ## What docs/gpu.md lists for owners of a GPU, in order, half an hour; logs in gpu-proof/
-	$(GPU_PYTHON) -m benchmarks.gpu.proof
+	$(ON_GPU).proof
 
 sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
-	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
+	@$(ON_GPU).sanitize --probe
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
 		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
 	@status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
-		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
+		$(ON_GPU_PATH) $(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) \
+			$(GPU_PYTHON) -m on_gpu.sanitize || status=1; \
 	done; exit $$status
 
 $(SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)

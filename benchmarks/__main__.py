@@ -18,7 +18,6 @@ from benchmarks.cluster import graphs
 from benchmarks.cold import cases as cold
 from benchmarks.host import copies, many_threads
 from benchmarks.host.cases import host_cases, measured
-from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about, default_out
 from benchmarks.remote import cases as remote
 from benchmarks.remote import network, opening
@@ -43,7 +42,6 @@ MORE_CASES: tuple[CaseBuilder, ...] = (
     graphs.cases,
     copies.cases,
     many_threads.cases,
-    host_cost.cases,
     small.cases,
     writes.cases,
     written_copies.cases,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from benchmarks.gpu.device import Gpu
-from benchmarks.host_cost.stopwatch import Stopwatch
+from benchmarks.gpu.stopwatch import Stopwatch
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Event, Kernel, Stream
 from xarray_gpuzarr.decoders.cuda import CudaDecoder

@@ -59,7 +59,6 @@ one stage alone. It is not a limit.
 def _host(runs: dict[str, Run]) -> list[str]:
     run = runs["host"]
     logs = [titled_table(case, case.name.removeprefix("store/")) for case in run.named("store/")]
-    costs = [titled_table(case) for case in run.named("host cost")]
     return [
         "## On a host",
         described(run),
@@ -75,7 +74,6 @@ def _host(runs: dict[str, Run]) -> list[str]:
         *_section("On a cluster", run, "cluster/"),
         *_section("Copies in memory", run, "copies/"),
         *_logs("Stores behind a network", prose(_STORES_TEXT), logs),
-        *_logs("What a shard costs the host of a GPU", prose(_COST_TEXT), costs),
     ]
 
 
@@ -156,9 +154,7 @@ how much a reader leaves to it; a bare client does nothing with what it receives
 to spare, and the tables show whether a reader keeps the line busy. *to a GPU* means the CUDA engine: everything is real
 except the GPU, which does nothing, so bytes come as far as pinned memory.
 """
-_COST_TEXT = """
-CPU time of the thread that hands a shard to a GPU, with a device that does nothing.
-"""
+
 _BLOG_TEXT = """
 The array of [GPU-accelerated Zarr](https://github.com/TomAugspurger/cuda-streams-sample), read on the host.
 """

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from helpers.simulated import gpu as simulated_gpu
+from on_gpu import damage, proof, sanitize, soak
 
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu import command, damage, pool, proof, sanitize, saturation, soak
+from benchmarks.gpu import command, pool, saturation
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import write
@@ -64,7 +65,7 @@ def test_other_values_are_a_failure(gpu, out, monkeypatch):
 
 
 def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatch):
-    monkeypatch.setattr(CudaDecoder, "_is_for_host", lambda *_: True)
+    monkeypatch.setattr(CudaDecoder, "_host_decodes", lambda *_: True)
 
     assert run(gpu, out, "--only", "codec lz4") == 1
     found = rows(out)

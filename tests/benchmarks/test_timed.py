@@ -1,4 +1,4 @@
-"""The benchmarks on modelled devices: one with a clock, and one that does nothing, for the cost of the host."""
+"""The benchmark on a modelled device with a clock."""
 
 import heapq
 import itertools
@@ -10,15 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.host_cost.cases import Layout, NullReads
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.simulation import Simulation, Stream
-from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
-from xarray_gpuzarr.fetch import snapshot
-from xarray_gpuzarr.plan import read_plan as plan
 
 
 class StillClock:
@@ -154,19 +150,3 @@ def test_streams_and_events_are_honoured_as_by_brute_force(program):
     for operation in operations:
         simulation.wait_for(operation)
     assert [operation.end_s for operation in operations] == ends_by_brute_force(program)
-
-
-SMALL = Layout(name="small", chunks_per_shard=(4, 5), chunk_shape=(30, 20))
-
-
-def test_stages_are_told_apart_and_listening_ends():
-    before = (snapshot.decode_shard_index, plan.coalesce, pinned.find_streams, vars(Stager)["stage"])
-    reads = NullReads(SMALL, 2)
-
-    with reads.listened():
-        stages = reads.seconds(2)
-
-    names = "batches and the rest, coalesce, headers, index, launches, plan, receipt, requests, staging, tables"
-    assert sorted(stages) == names.split(", ")
-    assert (snapshot.decode_shard_index, plan.coalesce, pinned.find_streams, vars(Stager)["stage"]) == before
-    assert set(reads.seconds(2)) == {"batches and the rest"}

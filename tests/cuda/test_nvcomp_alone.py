@@ -10,8 +10,8 @@ import numcodecs
 import numpy as np
 import pytest
 from helpers.simulated import gpu as simulated_gpu
+from on_gpu import damage
 
-from benchmarks.gpu import damage
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
 from xarray_gpuzarr.machine.diagnosis import rates

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from on_gpu import damage
 from test_nvcomp_alone import (  # noqa: F401  # collected here
     test_a_damaged_chunk_is_an_error_or_what_the_host_decodes,
     test_gzip_is_asked_of_the_algorithm_that_reads_use,
@@ -11,7 +12,6 @@ from test_nvcomp_alone import (  # noqa: F401  # collected here
     test_zstd_takes_no_more_scratch_memory_than_is_planned,
 )
 
-from benchmarks.gpu import damage
 from benchmarks.gpu.resident import Workspace
 from xarray_gpuzarr.machine.diagnosis.rates import seconds_of
 

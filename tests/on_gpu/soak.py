@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.soak``: random arrays, selections, threads and budgets, until the time is over.
+"""``python -m on_gpu.soak``: random arrays, selections, threads and budgets, until the time is over.
 
 Every result is compared with NumPy's. What process and device hold at rest is noted after every round; it must not
 grow once the first part of the time is over. A seed makes a round again: ``--seed``.
@@ -180,7 +180,7 @@ def soak(gpu: Gpu, *, seconds: float, seed: int, scale: float) -> Found:
 
 
 COMMAND = Command(
-    module="benchmarks.gpu.soak",
+    module="on_gpu.soak",
     kind="soak",
     description="Read random arrays until the time is over; values right, memory flat.",
     seconds=180.0,

@@ -1,6 +1,6 @@
 """Damaged chunks, each in a process of its own: one may take its GPU with it.
 
-``python -m benchmarks.gpu.damage`` asks nvCOMP alone, for every format and kind of damage: what it says of such a
+``python -m on_gpu.damage`` asks nvCOMP alone, for every format and kind of damage: what it says of such a
 stream between two good ones, and whether the process goes on. With ``nvcomp|read CODEC DAMAGE`` it is such a process;
 ``read`` reads with the engine, for `tests/on_gpu`.
 """
@@ -119,7 +119,7 @@ ASK = {"nvcomp": ask_nvcomp, "read": ask_engine}
 
 def ended_or_said(what: str, codec: str, damage: str) -> dict[str, Any]:
     """Ask one question of the GPU, in a process of its own; say how that ended if it gave no answer."""
-    command = [sys.executable, "-m", "benchmarks.gpu.damage", what, codec, damage]
+    command = [sys.executable, "-m", "on_gpu.damage", what, codec, damage]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

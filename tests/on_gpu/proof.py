@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.proof``: the commands of docs/gpu.md one after another, each within its time.
+"""``python -m on_gpu.proof``: the commands of docs/gpu.md one after another, each within its time.
 
 Nothing stops it: a step that fails or takes too long is noted, and the next one runs. Logs go to a folder.
 """
@@ -68,7 +68,7 @@ def run_step(step: Step, log: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None, run: Run = run_step) -> int:
     """Run the chosen steps; return 1 if one of them failed, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.proof", description="Everything, in order.")
+    parser = argparse.ArgumentParser(prog="python -m on_gpu.proof", description="Everything, in order.")
     parser.add_argument("--only", nargs="+", metavar="TARGET", choices=[s.target for s in STEPS], help="some of them")
     parser.add_argument("--logs", type=Path, default=Path("gpu-proof"), help="folder for logs (gpu-proof)")
     options = parser.parse_args(arguments)
