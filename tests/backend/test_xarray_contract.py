@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from dask.callbacks import Callback
-from helpers.compare import assert_same_values
+from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.datasets import DIMS, open_ours, open_stock, write_weather
 from helpers.older_versions import needs_lazy_scalar_coordinates
 from helpers.stores.fakes import RecordingStore
@@ -98,6 +98,12 @@ def test_selection_after_chunking_reads_only_its_shards(recording, indexers, sha
 
     assert_same_values(picked.values, open_stock(recording._store)["u10"].isel(indexers).values)
     assert sorted(key for key in recording.opened if key.startswith("u10")) == shards
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_schedulers(path, scheduler):
+    with dask.config.set(scheduler=scheduler, num_workers=2):
+        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
 
 
 def test_selection_after_chunking_is_pushed_into_the_read(recording):

@@ -1,10 +1,13 @@
 """Indexes that are known already: fewer requests, within a limit of memory, and never a value of a replaced shard."""
 
+import itertools
 import os
 import random
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -310,6 +313,33 @@ def test_reads_between_rewrites_are_of_the_latest_version(tmp_path_factory, seed
             y, x = chosen.randrange(20), chosen.randrange(12)
             selection = chosen.choice([(slice(y, y + 3), slice(x, x + 3)), (slice(y, None),), (slice(None), x)])
             assert_same_bits(read_array(array, selection, device="host"), np.ascontiguousarray(array[selection]))
+
+
+def test_writer_and_readers_at_once_never_give_a_mixture(local, settled):
+    """Every chunk of a read comes from one version of its shard, whatever is written meanwhile."""
+    array = write(local, np.ones((20, 12), "f4"), chunks=(2, 12), shards=(20, 12), compressors=None)
+    stop = threading.Event()
+
+    def keep_writing():
+        for number in itertools.count(2):
+            if stop.is_set():
+                break
+            array[...] = np.full((20, 12), number, "f4")
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    seen = []
+    try:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            with suppress(StoreReadError):
+                seen.append(read_array(array, device="host"))
+    finally:
+        stop.set()
+        writer.join()
+
+    assert seen
+    assert all((values == values[0, 0]).all() for values in seen)
 
 
 @pytest.mark.filterwarnings("ignore:This process")

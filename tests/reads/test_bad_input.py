@@ -21,6 +21,8 @@ from helpers.data.damage import (
 from helpers.data.datasets import open_ours
 from helpers.stores.fakes import FailAfter, ScriptedStore, put, take
 from helpers.stores.shards import MISSING, with_chunk, with_entry
+from hypothesis import given
+from hypothesis import strategies as st
 from zarr.abc.store import SuffixByteRequest
 from zarr.storage import LocalStore, MemoryStore
 
@@ -79,6 +81,16 @@ def test_damaged_index_fails_every_selection_that_needs_it(store, selection):
 
     with pytest.raises(ShardIndexError):
         read(array, selection)
+
+
+@given(index=st.binary(min_size=0, max_size=200))
+def test_random_shard_is_an_error(index):
+    store = MemoryStore()
+    array = write(store, DATA, name="a/t", **SHARDED)
+    put(store, KEY, index)
+
+    with pytest.raises(GpuZarrError):
+        read(array)
 
 
 ONE_CHUNK = (slice(2), slice(3))
