@@ -400,7 +400,7 @@ CALLS = {
     "memGetInfo": lambda d, s: d.memory_nbytes(),
     "Stream": lambda d, s: d.stream(),
     "get_current_stream": lambda d, s: d.consumer_stream(),
-    "use_stream": lambda d, s: d.use_stream(s),
+    "use": lambda d, s: d.use_stream(s),
     "Event": lambda d, s: d.event(),
     "record": lambda d, s: d.record(d.event(), s),
     "wait_event": lambda d, s: d.wait(s, d.event()),

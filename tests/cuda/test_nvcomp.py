@@ -24,11 +24,11 @@ from xarray_gpuzarr.cuda.nvcomp import (
     Batch,
     Format,
     Nvcomp,
-    find_nvcomp,
     quickest,
     status_name,
     zstd_temp_nbytes,
 )
+from xarray_gpuzarr.cuda.nvcomp_library import find_nvcomp
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
 
 

@@ -1,10 +1,10 @@
-"""The interface between the CUDA decoder and the GPU: everything the decoder may ask for, and nothing else.
+"""The interface between the CUDA decoder and the GPU: everything that the decoder calls, and nothing else.
 
-`device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it once more as a simulator on host
-memory, whose streams run late and in any order that the events allow, so that a forgotten wait is a failing test.
+`device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it a second time as a simulator on
+host memory, whose streams run late and in any order that the events allow, so that a missing wait fails a test.
 
-Addresses are plain integers that only this package's `cuda` and `decoders.cuda` rooms pass on. Nothing here blocks the
-host but `synchronize`, `synchronize_event`, the allocation of pinned memory, and reads of files.
+Addresses are plain integers, which only `cuda` and `decoders.cuda` pass on. Nothing here blocks the host except
+`synchronize`, `synchronize_event`, the allocation of pinned memory, and reads of files.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ Bytes = npt.NDArray[np.uint8]
 """Host memory as a flat array of bytes."""
 
 Undo = Callable[[], None]
-"""Take back what was changed; the second call does nothing."""
+"""Undoes a change; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel, by where its source is and how it is compiled."""
+    """One kernel, identified by its source and by how it is compiled."""
 
     file: str
     """File below ``xarray_gpuzarr/cuda/kernels``."""
     name: str
-    """Its ``extern "C"`` name."""
+    """Name of the ``extern "C"`` function."""
     defines: tuple[tuple[str, str], ...] = ()
     """Preprocessor macros and their values, such as ``(("STORED", "i2"),)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
-    """Everything that decides what a GPU computes: the device, its driver, and the libraries."""
+    """What the results of a GPU depend on: the device, its driver, and the libraries."""
 
     name: str
-    """Such as ``"NVIDIA H200"``."""
+    """Name of the device, such as ``"NVIDIA H200"``."""
     uuid: str
-    """Place of the device, and its UUID as far as CuPy gives it, up to a byte of 0."""
+    """UUID of the device, followed by its PCI bus id. CuPy cuts UUIDs off at a byte of 0, so they may not be unique."""
     compute_capability: str
-    """Such as ``"9.0"``."""
+    """Compute capability, such as ``"9.0"``."""
     driver: str
     """Version of the driver."""
     versions: Mapping[str, str]
@@ -56,7 +56,7 @@ class DeviceIdentity:
 
 
 class Stream(Protocol):
-    """Work that runs in the order in which it was given."""
+    """A queue of work on the device, which runs in the order in which it was enqueued."""
 
     @property
     def handle(self) -> int:
@@ -64,32 +64,32 @@ class Stream(Protocol):
 
 
 class Event(Protocol):
-    """A point in a stream that others can wait for. Reusable: recording it again moves it."""
+    """A point in a stream that others can wait for. Recording it again moves it."""
 
 
 class DeviceMemory(Protocol):
-    """Device memory that belongs to the stream it was allocated on; goes back as by `free` when it is dropped."""
+    """Device memory that belongs to the stream it was allocated on. Garbage collection frees it as `free` does."""
 
     @property
     def address(self) -> Address:
-        """First byte; aligned to 256 bytes."""
+        """Address of the first byte, a multiple of 256."""
 
     @property
     def nbytes(self) -> int:
         """Length in bytes."""
 
     def free(self) -> None:
-        """Give it back once the work that its stream has been given so far is done. Does not block."""
+        """Free the memory once the work that its stream has been given so far is done. Does not block."""
 
     def free_behind(self, stream: Stream) -> None:
-        """Give it back on another stream, once the work that this one has been given so far is done.
+        """Free the memory once the work that `stream`, rather than its own stream, has been given so far is done.
 
-        Does not block, and may be called by the garbage collector: on any thread, at any point, on any device.
+        Does not block. The garbage collector may call it on any thread, at any point, with any current device.
         """
 
 
 class PinnedMemory(Protocol):
-    """Page-locked host memory, until it is garbage."""
+    """Page-locked host memory, freed by garbage collection."""
 
     @property
     def array(self) -> Bytes:
@@ -97,28 +97,37 @@ class PinnedMemory(Protocol):
 
 
 class FileRead(Protocol):
-    """A read into device memory that was started."""
+    """A read of a file into device memory that was started."""
 
     def finish(self) -> int:
-        """Block until the bytes are there, for every stream; return their number. May be called again."""
+        """Block until every stream can see the bytes; return their number. May be called again."""
 
 
 class DeviceFile(Protocol):
     """A local file, open for reads into device memory."""
 
     def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
-        """Start reading a range, after all that `stream` has been given so far; it may be less at the end of the file.
+        """Start reading a range of the file, behind all work that `stream` has been given so far.
 
-        No stream may use the bytes before `FileRead.finish` has returned.
+        The range is cut off at the end of the file. No stream may use the bytes before `FileRead.finish` has returned.
+
+        Parameters
+        ----------
+        to : Address
+            Destination in device memory.
+        nbytes, offset : int
+            Length and first byte of the range.
+        stream : Stream
+            Stream that may still use the destination.
 
         Raises
         ------
         StoreReadError
-            Here or on finishing: the file cannot be read so.
+            If the file cannot be read. `FileRead.finish` may raise it, too.
         """
 
     def close(self) -> None:
-        """Close the file; only once all its reads are finished."""
+        """Close the file. All its reads must be finished."""
 
 
 class DeviceApi(Protocol):
@@ -135,7 +144,8 @@ class DeviceApi(Protocol):
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block.
 
-        A thread that has used no GPU before keeps this one: going back to the one that it began with would start that.
+        A thread that has used no GPU before keeps this device afterwards: restoring its initial device would create a
+        CUDA context there.
         """
 
     def memory_nbytes(self) -> tuple[int, int]:
@@ -151,10 +161,10 @@ class DeviceApi(Protocol):
         """Return the current stream, on which a result will be used."""
 
     def external_stream(self, handle: int) -> Stream:
-        """Return the stream of that handle, which somebody else has made on this device and keeps."""
+        """Return the stream of a ``cudaStream_t`` that another library has made on this device, and keeps alive."""
 
     def use_stream(self, stream: Stream) -> None:
-        """Make `stream` the one that the calling thread's array library works on from now on."""
+        """Make `stream` the current stream of the calling thread's array library."""
 
     def event(self) -> Event:
         """Return a new event; waiting for one that was never recorded returns at once."""
@@ -177,26 +187,26 @@ class DeviceApi(Protocol):
         Raises
         ------
         DeviceMemoryError
-            There is not so much left.
+            If there is not enough memory left.
         """
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
-        """Return page-locked host memory. Slow: for warm-up only.
+        """Return page-locked host memory. This takes milliseconds, so memory is kept for later reads.
 
         Raises
         ------
         DeviceMemoryError
-            The system refuses to lock so much.
+            If the system refuses to lock so much memory.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
         """Return an uninitialised C-ordered device array whose memory belongs to `stream`."""
 
     def array(self, values: npt.NDArray[Any]) -> Any:
-        """Return a device array with these values, made on the caller's stream; for a few of them."""
+        """Return a device array with a few values, made on the caller's stream."""
 
     def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
-        """Return a C-ordered device array over `memory`; it and its views keep `owner` alive."""
+        """Return a C-ordered device array in `memory`; the array and its views keep `owner` alive."""
 
     def address(self, array: Any) -> Address:
         """Return the address of the first element of a device array."""
@@ -211,24 +221,24 @@ class DeviceApi(Protocol):
         """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
 
     def build(self, kernels: Iterable[Kernel]) -> None:
-        """Compile kernels that have not been launched yet, so that no read has to wait for that."""
+        """Compile kernels, so that no read has to wait for that."""
 
     def share_pool(self) -> Undo:
-        """Let the array library allocate from the caller's pool, process-wide; see `rmm_memory.share_memory`."""
+        """Let the array library allocate from RMM's current pool, process-wide; see `rmm_memory.share_memory`."""
 
     def trim(self) -> None:
-        """Give back device memory that pools of the array library keep unused."""
+        """Free unused device memory in the pools of array libraries."""
 
     def why_no_files(self) -> str | None:
-        """Say why files cannot be read straight into device memory; None if they can."""
+        """Return why files cannot be read straight into device memory; None if they can."""
 
     def open_file(self, path: str) -> DeviceFile:
-        """Open a local file; only if `why_no_files` has nothing to say.
+        """Open a local file; only if `why_no_files` returns None.
 
         Raises
         ------
         StoreReadError
-            It cannot be opened.
+            If the file cannot be opened.
         """
 
     @property
@@ -236,4 +246,4 @@ class DeviceApi(Protocol):
         """The binding to nvCOMP."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """Mark a range on a profiler's timeline."""
+        """Mark a ``with`` block as a range on a profiler's timeline."""

@@ -1,6 +1,7 @@
-"""How the kernel that places boxes walks over them: fewer, longer axes and wider elements where the layout allows.
+"""Plan how the kernel that places boxes walks over them: along fewer, longer axes, with wider elements if possible.
 
-Pure NumPy, a few dozen operations per read, whatever the number of chunks. Called by `launch`.
+`plan_walk` simplifies the axes, and `plan_tiles` cuts boxes into tiles for blocks of threads. Pure NumPy, with a few
+dozen operations per read, whatever the number of chunks. `placers` uses it.
 """
 
 from __future__ import annotations
@@ -14,38 +15,46 @@ import numpy as np
 from xarray_gpuzarr.process.records import Column
 
 MAX_AXES = 8
+"""Largest number of axes of a target."""
 N_THREADS = 256
 """Number of threads in a block."""
 MAX_BLOCKS = 2**31 - 1
-"""Most blocks of threads in one launch."""
-MAX_TILE, MAX_LINES = 8192, 256
-"""Elements and lines of a tile; ``scatter.cu`` says why."""
+"""Largest number of blocks of threads in one launch."""
+MAX_TILE = 8192
+"""Largest number of elements in a tile; ``scatter.cu`` gives the reason."""
+MAX_LINES = 256
+"""Largest number of lines in a tile; ``scatter.cu`` gives the reason."""
 STAGE_NBYTES = 17408
-"""Shared memory through which a tile is transposed."""
-TALL = 64
-"""Lines of a transposed tile: that many neighbours in the chunk are read together."""
+"""Bytes of shared memory through which a tile is transposed."""
+MAX_TRANSPOSED_LINES = 64
+"""Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together."""
 MAX_STEP = 2**31
-"""Bytes between neighbours on the last axis are a signed 32-bit number, unless a tile is one element wide."""
+"""Limit of the distance in bytes between neighbours on the last axis, which the kernel keeps in a signed 32-bit number,
+unless a tile is one element wide."""
 MAX_BOX = 2**31
-"""Positions inside a box are 32-bit numbers."""
+"""Limit of the number of elements in a box: positions inside it are 32-bit numbers."""
 LEAST_TILE = 32
-"""Elements of a box for each of its tiles, at least."""
+"""Smallest average number of elements in the tiles of a box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisColumns:
-    """One axis of a box target. Columns are indexed by piece number and have shape (n_pieces,)."""
+    """One axis of a box target.
+
+    Columns have shape (n_pieces,), except `index`. Strides are in elements.
+    """
 
     in_start: Column
     """First wanted element, counted from the start of the chunk."""
     count: Column
-    """Elements of the piece."""
+    """Number of wanted elements of the piece."""
     out_start: Column
     """First position in the output."""
     index: Column | None
-    """Wanted element of every position in the output, counted from the start of its chunk; replaces `step`."""
+    """shape (n_positions,): wanted element of each position in the output, counted from the start of its chunk. If
+    given, it replaces `step`."""
     step: int
-    """Distance between wanted elements."""
+    """Distance between wanted elements, in elements of the axis."""
     in_stride: int
     """Elements between neighbours in the stored chunk."""
     out_stride: int
@@ -53,76 +62,80 @@ class AxisColumns:
 
     @property
     def max_count(self) -> int:
-        """Elements of the longest piece."""
+        """Number of elements of the longest piece."""
         return int(self.count.max(initial=0))
 
     @property
     def is_run(self) -> bool:
-        """Whether wanted elements follow one another."""
+        """Whether wanted elements are neighbours."""
         return self.index is None and self.step == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """The axes in the order in which the kernel walks over them, the last one across neighbouring threads."""
+    """The axes in the order in which the kernel walks over them. Neighbouring threads walk along the last one."""
 
     axes: tuple[AxisColumns, ...]
     columns: tuple[int, ...]
-    """Per axis, the column of piece numbers that belongs to it."""
+    """For each axis, the number of its column of piece numbers."""
     in_first: int = 0
-    """Elements before the box that no axis counts."""
+    """Elements before the box on axes that were dropped."""
     factor: int = 1
-    """Stored elements that are handled as one."""
+    """Number of stored elements that are copied as one."""
 
     @property
     def n_elements(self) -> int:
-        """Handled elements of the largest box."""
-        return math.prod(a.max_count for a in self.axes)
+        """Number of elements of the largest box, after joining elements by `factor`."""
+        return math.prod(axis.max_count for axis in self.axes)
 
     @property
     def is_transposed(self) -> bool:
-        """Whether neighbours in the chunk are not neighbours in the output."""
+        """Whether the chunk is contiguous along another axis than the output."""
         return len(self.axes) > 1 and abs(self.axes[-2].in_stride) < abs(self.axes[-1].in_stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How boxes are cut into the tiles that blocks of threads handle: a piece of the last axis by some lines."""
+    """How boxes are cut into tiles, one for each block of threads: a part of the last axis by some lines."""
 
     width: int
-    """Positions along the last axis."""
+    """Number of positions along the last axis."""
     n_lines: int
-    """Positions on all other axes together."""
+    """Number of positions on all other axes together."""
     tiles_across: int
-    """Tiles along the last axis of the largest box."""
+    """Number of tiles along the last axis of the largest box."""
     n_tiles: int
-    """Tiles of the largest box."""
+    """Number of tiles of the largest box."""
     pitch: int
-    """Elements between lines in shared memory, if tiles are transposed there; else 0."""
+    """Elements between lines in shared memory if tiles are transposed there; otherwise 0."""
 
 
 def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bool) -> Walk:
-    """Bring the axes of a target into the form that the kernel walks over fastest.
+    """Return the walk over a target that is fastest for the kernel.
 
-    They stand in the order of the output, at the address `out`, the last one contiguous; `itemsize` is the bytes of a
-    stored element. `widen`: several elements may be handled as one, because they are only copied.
+    Parameters
+    ----------
+    axes : sequence of AxisColumns
+        Axes in the order of the output, which is contiguous along the last one.
+    itemsize : int
+        Bytes of a stored element.
+    out : int
+        Address of the output.
+    widen : bool
+        Whether several elements may be handled as one, because they are only copied.
+
+    Raises
+    ------
+    ValueError
+        If a box has 2**31 elements or more.
     """
-    walk = _merge(_drop(axes))
-    last, others = walk.axes[-1], walk.axes[:-1]
+    walk = _merge(_drop_single(axes))
+    last = walk.axes[-1]
     if widen and last.is_run and last.in_stride == 1 and last.out_stride == 1:
-        # As many elements are one as all starts, counts and strides are divisible by.
-        bits = walk.in_first | (out // itemsize) | (16 // itemsize)
-        for column in (last.in_start, last.count, last.out_start):
-            bits |= int(np.bitwise_or.reduce(column, initial=0))
-        for axis in others:
-            bits |= axis.in_stride | axis.out_stride
-        k = bits & -bits
-        narrow = [replace(a, in_stride=a.in_stride // k, out_stride=a.out_stride // k) for a in others]
-        narrow.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
-        walk = replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, factor=k)
+        walk = _widen(walk, itemsize=itemsize, out=out)
     if walk.n_elements >= MAX_BOX:
         raise ValueError(f"a box of {walk.n_elements} elements: kernels place fewer than {MAX_BOX} at once")
-    # The axis along which the chunk is contiguous stands next to the one along which the output is.
+    # Put the axis along which the chunk is contiguous next to the one along which the output is.
     n = len(walk.axes)
     fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
     if fastest >= n - 2:
@@ -131,41 +144,63 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
     return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))
 
 
+def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
+    """Handle several elements as one: the largest power of two of them that divides all starts, counts and strides."""
+    last, others = walk.axes[-1], walk.axes[:-1]
+    bits = walk.in_first | (out // itemsize) | (16 // itemsize)
+    for column in (last.in_start, last.count, last.out_start):
+        bits |= int(np.bitwise_or.reduce(column, initial=0))
+    for axis in others:
+        bits |= axis.in_stride | axis.out_stride
+    k = bits & -bits  # the lowest bit that is set in any of them
+    axes = [replace(axis, in_stride=axis.in_stride // k, out_stride=axis.out_stride // k) for axis in others]
+    axes.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
+    return replace(walk, axes=tuple(axes), in_first=walk.in_first // k, factor=k)
+
+
 def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
-    """Cut the largest box into tiles as equal as can be; `itemsize` is the bytes of what is handled as one element."""
+    """Cut the largest box into nearly equal tiles; `itemsize` is the bytes of what is handled as one element."""
     last = walk.axes[-1]
-    length, rest = last.max_count, math.prod(a.max_count for a in walk.axes[:-1])
-    if not length * rest:
+    length = last.max_count
+    n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
+    if not length * n_all_lines:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    each_bank = max(1, 4 // itemsize)
+    elements_per_bank = max(1, 4 // itemsize)
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:
-        width, tallest = 1, MAX_LINES
+        width = 1
+        max_lines = MAX_LINES
     elif walk.is_transposed:
-        tallest = min(TALL, rest)
-        widest = ((STAGE_NBYTES // itemsize // tallest // each_bank - 1) | 1) * each_bank  # whose pitch fits
-        width = _even(length, min(widest, MAX_TILE // tallest))
+        max_lines = min(MAX_TRANSPOSED_LINES, n_all_lines)
+        # The largest width whose pitch, computed below, lets all lines fit into shared memory.
+        max_width = ((STAGE_NBYTES // itemsize // max_lines // elements_per_bank - 1) | 1) * elements_per_bank
+        width = _even_part(length, min(max_width, MAX_TILE // max_lines))
     else:
-        width = _even(length, MAX_TILE)
-        tallest = min(MAX_LINES, MAX_TILE // width)
-    n_lines = _even(rest, tallest)
-    across, down = -(-length // width), -(-rest // n_lines)
-    # The fewest elements, `width` or more, that bring neighbouring lines into different banks.
-    pitch = (-(-width // each_bank) | 1) * each_bank if walk.is_transposed and width > 1 else 0
-    return Tiling(width=width, n_lines=n_lines, tiles_across=across, n_tiles=across * down, pitch=pitch)
+        width = _even_part(length, MAX_TILE)
+        max_lines = min(MAX_LINES, MAX_TILE // width)
+    n_lines = _even_part(n_all_lines, max_lines)
+    tiles_across = -(-length // width)
+    n_tiles = tiles_across * -(-n_all_lines // n_lines)
+    pitch = 0
+    if walk.is_transposed and width > 1:
+        # The smallest pitch, at least `width`, that puts neighbouring lines into different banks: an odd number of
+        # banks.
+        pitch = (-(-width // elements_per_bank) | 1) * elements_per_bank
+    return Tiling(width=width, n_lines=n_lines, tiles_across=tiles_across, n_tiles=n_tiles, pitch=pitch)
 
 
-def _even(length: int, most: int) -> int:
-    """Return the longest of as few, as equal parts as there can be."""
-    return -(-length // -(-length // most))
+def _even_part(length: int, max_part: int) -> int:
+    """Return the largest part when `length` is split into the fewest nearly equal parts of at most `max_part`."""
+    n_parts = -(-length // max_part)
+    return -(-length // n_parts)
 
 
-def _drop(axes: Sequence[AxisColumns]) -> Walk:
-    """Turn axes of a single element into constants."""
+def _drop_single(axes: Sequence[AxisColumns]) -> Walk:
+    """Return a walk without the axes of a single element, which become a constant offset."""
     longer, columns, in_first = [], [], 0
     for column, axis in enumerate(axes):
         if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:
-            at = axis.in_start if axis.index is None else axis.index
-            in_first += int(at[0]) * axis.in_stride
+            elements = axis.in_start if axis.index is None else axis.index
+            in_first += int(elements[0]) * axis.in_stride
         else:
             longer.append(axis)
             columns.append(column)
@@ -177,11 +212,12 @@ def _drop(axes: Sequence[AxisColumns]) -> Walk:
 
 
 def _merge(walk: Walk) -> Walk:
-    """Join axes that are one run of memory on both sides."""
+    """Join neighbouring axes that are contiguous in the chunk and in the output."""
     axes, columns = [walk.axes[0]], [walk.columns[0]]
     for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
-        # Where a stride of the outer axis spans just the wanted elements of the inner one, these are all there are.
-        outer, n = axes[-1], inner.max_count
+        outer = axes[-1]
+        n = inner.max_count
+        # The wanted elements of the inner axis fill exactly one stride of the outer axis, on both sides.
         if (
             len(inner.count) == 1
             and outer.is_run
@@ -189,8 +225,7 @@ def _merge(walk: Walk) -> Walk:
             and outer.in_stride == n * inner.in_stride
             and outer.out_stride == n * inner.out_stride
         ):
-            scaled = (outer.in_start * n, outer.count * n, outer.out_start * n)
-            axes[-1] = replace(inner, in_start=scaled[0], count=scaled[1], out_start=scaled[2])
+            axes[-1] = replace(inner, in_start=outer.in_start * n, count=outer.count * n, out_start=outer.out_start * n)
         else:
             axes.append(inner)
             columns.append(column)

@@ -1,7 +1,6 @@
-"""Kernels for Blosc frames beside nvCOMP: unshuffling their blocks, and decoding streams of blosclz.
+"""Kernels for Blosc frames that nvCOMP does not have: unshuffle blocks, and decompress streams of blosclz.
 
-Knows no frames: walking their headers, and copying streams that are stored raw, is the caller's part. Called by the
-CUDA decoder.
+The CUDA decoder parses the headers of frames on the host (`frames.blosc`), and moves streams that are stored raw.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 
 MAX_NBYTES = 2**31 - 1
-"""Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
+"""Largest length in bytes of a block or a stream, compressed or not. C-Blosc makes none that is longer."""
 
 _TILE_NBYTES = 1 << 15
-_N_STREAMS, _N_BLOSCLZ_THREADS = 8, 64
-"""Streams and threads of a block."""
+_N_STREAMS = 8
+"""Number of blosclz streams that a block of threads decompresses."""
+_N_BLOSCLZ_THREADS = 64
+"""Number of threads in such a block."""
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
 _BLOSCLZ = Kernel(file="blosclz.cu", name="blosclz")
 
@@ -26,20 +27,32 @@ def blosc_kernels() -> list[Kernel]:
 
 
 def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
-    """Put the bytes, or the bits, of decompressed blocks back in order.
+    """Undo the shuffle of bytes or of bits in decompressed Blosc blocks.
 
     Parameters
     ----------
+    api : DeviceApi
+        Device.
+    stream : Stream
+        Stream that the kernel runs on.
     table : Address of uint64, shape (5, n)
         Addresses of the blocks, of any alignment; addresses for the results, likewise; lengths in bytes, up to
         `MAX_NBYTES`; typesizes, from 1 to 255; filters: 0 none, 1 shuffle, 2 bitshuffle.
+    n : int
+        Number of Blosc blocks.
     max_nbytes : int
-        Length of the longest block. One that is too long is a `ValueError`, and so are too many for one launch.
+        Length of the longest block.
+
+    Raises
+    ------
+    ValueError
+        If a block is too long, or one launch cannot have so many blocks of threads.
 
     Notes
     -----
-    Bytes behind the last whole element are copied. C-Blosc leaves a block as it is where bitshuffle is asked for and
-    the number of whole elements is no multiple of 8: the caller gives it filter 0. No result may overlap a block.
+    Bytes behind the last whole element are copied. If bitshuffle is requested and the number of whole elements is not a
+    multiple of 8, C-Blosc leaves a block as it is; the caller must give such a block filter 0. No result may overlap a
+    block.
 
     References
     ----------
@@ -60,20 +73,26 @@ def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: A
 
     Parameters
     ----------
+    api : DeviceApi
+        Device.
+    stream : Stream
+        Stream that the kernel runs on.
     table : Address of uint64, shape (4, n)
         Addresses of the streams, of any alignment; their lengths in bytes, up to `MAX_NBYTES`; addresses for the
         results, likewise; their lengths, likewise.
+    n : int
+        Number of streams.
     actual : Address of uint64, shape (n,)
-        Written: bytes of each result.
+        Set to the number of bytes that were written of each result.
     status : Address of int32, shape (n,)
-        Written: 0, or nvCOMP's status of damaged streams, 12, where a stream gives fewer bytes than its result should
-        have, or more, or refers to what is not there. As many as `actual` says are then written.
+        Set to 0, or to nvCOMP's status for damaged streams, 12. A stream is damaged if it gives fewer or more bytes
+        than its result should have, or refers to bytes before its result.
 
     Notes
     -----
-    Whatever the streams hold, nothing outside of them is read, and nothing outside of the results is read or written.
-    C-Blosc accepts the same streams. A warp decodes several neighbours in the table and goes on until the last of them
-    ends: streams in the order of their lengths are decoded soonest.
+    Whatever the streams hold, nothing outside them is read, and nothing outside the results is read or written. C-Blosc
+    accepts the same streams. A warp decodes several neighbours in the table until the last of them ends, so streams
+    that are sorted by length are decoded fastest.
 
     References
     ----------

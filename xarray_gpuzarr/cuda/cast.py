@@ -1,6 +1,6 @@
-"""Operations of a kernel on one element on its way to the result, as data, and how they are compiled.
+"""What a kernel does to one element on its way to the result, as data, and the macros that compile the kernel.
 
-Pure NumPy. `launch` packs it for the kernels; ``kernels/cast.cuh`` carries it out.
+Pure NumPy. `placers` packs an `ElementCast` into the kernels' parameters, and ``kernels/cast.cuh`` carries it out.
 """
 
 from __future__ import annotations
@@ -12,34 +12,43 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
+"""Parameters of a kernel, as 64-bit words in host memory."""
 
 UNIT_NBYTES = (1, 2, 4, 8, 16)
-"""Widths that the copying kernels are compiled for."""
+"""Lengths of the units, in bytes, that the copying kernels are compiled for."""
 
 REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-"""Dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for, both stored and as results."""
+"""Stored and result dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for."""
 
 Defines = tuple[tuple[str, str], ...]
+"""Preprocessor macros and their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementCast:
-    """Turn a stored element into an element of the result.
+    """Conversion of a stored element to an element of the result.
 
-    In this order, each step rounded to `work`: swap bytes, convert, replace masked values by NaN, multiply, add. Then
-    convert to `result`.
+    The steps are: swap bytes, convert to `work`, replace masked values by NaN, multiply, add, convert to `result`. Each
+    step is rounded to `work`.
+
+    Raises
+    ------
+    ValueError
+        If no kernel can do it; see `can_cast`.
     """
 
     stored: np.dtype[Any]
-    """Dtype of decoded elements, with their byte order; an unsigned view has been applied to it."""
+    """Dtype of decoded elements with their byte order, after any unsigned view."""
     result: np.dtype[Any]
     """Native dtype of the output."""
     mask: tuple[complex, ...] = ()
-    """Values, compared after conversion to `work`, that become NaN."""
+    """Values that become NaN. They are compared after conversion to `work`."""
     scale: complex | None = None
+    """Factor; None for none."""
     offset: complex | None = None
+    """Summand; None for none."""
     wide: np.dtype[Any] | None = None
-    """Native dtype of the arithmetic where it is wider than `result`; None: the arithmetic is in `result`."""
+    """Native dtype of the arithmetic if it is wider than `result`; None if it is `result`."""
 
     def __post_init__(self) -> None:
         why = can_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
@@ -53,23 +62,23 @@ class ElementCast:
 
     @property
     def has_arithmetic(self) -> bool:
-        """Whether values change, beyond their dtype."""
+        """Whether values are masked, multiplied or added to, not only converted."""
         return bool(self.mask) or self.scale is not None or self.offset is not None
 
     @property
     def is_copy(self) -> bool:
-        """Whether bytes pass as they are, but for their order."""
+        """Whether bytes are copied, apart from their order."""
         return not self.has_arithmetic and _same_bytes(self.stored, self.result)
 
     @property
     def swap_nbytes(self) -> int:
-        """Bytes that are reversed together; 0 if the stored byte order is the machine's."""
+        """Number of bytes that are reversed together; 0 if the stored byte order is the machine's."""
         if self.stored.isnative:
             return 0
         return self.stored.itemsize // 2 if self.stored.kind == "c" else self.stored.itemsize
 
     def defines(self, unit_nbytes: int) -> Defines:
-        """Return the macros that compile a kernel for this cast; `unit_nbytes` counts for copies only."""
+        """Return the macros that compile a kernel for this cast; a copy moves `unit_nbytes` bytes at once."""
         if self.is_copy:
             return _copy_defines(unit_nbytes)
         return _cast_defines(self.stored, self.result, self.wide)
@@ -78,15 +87,22 @@ class ElementCast:
         """Return the mask values as elements of `work`, padded to whole words."""
         return pad_words(np.array(self.mask, self.work))
 
-    def words(self, mask_at: int) -> list[int]:
-        """Return the fields of ``struct Cast``; `mask_at` is the place of `mask_words`."""
-        scale, offset = self.scale, self.offset
-        constants = [0 if c is None else int(pad_words(np.array([c], self.work))[0]) for c in (scale, offset)]
-        return [self.swap_nbytes, len(self.mask), mask_at, scale is not None, offset is not None, *constants]
+    def words(self, mask_offset: int) -> list[int]:
+        """Return the fields of ``struct Cast`` except the last; `mask_offset` is the place of `mask_words`."""
+        has_scale, has_offset = self.scale is not None, self.offset is not None
+        scale, offset = self._constant_word(self.scale), self._constant_word(self.offset)
+        return [self.swap_nbytes, len(self.mask), mask_offset, has_scale, has_offset, scale, offset]
+
+    def _constant_word(self, number: complex | None) -> int:
+        """Return a number as an element of `work` in the low bytes of a word; 0 for None."""
+        return 0 if number is None else int(pad_words(np.array([number], self.work))[0])
 
 
 def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bool) -> str | None:
-    """Return why no kernel can do a cast, in words, or None; `has_arithmetic`: values are masked, scaled or offset."""
+    """Return why no kernel can do a cast, in words; None if one can.
+
+    `has_arithmetic` tells whether values are masked, multiplied or added to.
+    """
     if not result.isnative:
         return f"results are written in the byte order of the machine, not as {result.str}"
     if not has_arithmetic and _same_bytes(stored, result):
@@ -100,35 +116,41 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
 
 
 def cast_kernels() -> list[Defines]:
-    """Return the macros of every element that kernels are compiled for."""
+    """Return the macros of every variant of a placing kernel."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     dtypes = [np.dtype(name) for name in REAL_DTYPES]
-    casts = [(s, r) for s in dtypes for r in dtypes if r.kind == "f" or not _same_bytes(s, r)]
-    rounding = [_cast_defines(s, np.dtype("f4"), np.dtype("f8")) for s in dtypes]
-    return copies + [_cast_defines(s, r, None) for s, r in casts] + rounding
+    pairs = [(stored, result) for stored in dtypes for result in dtypes]
+    casts = [
+        _cast_defines(stored, result, None)
+        for stored, result in pairs
+        if result.kind == "f" or not _same_bytes(stored, result)
+    ]
+    wide = [_cast_defines(stored, np.dtype("f4"), np.dtype("f8")) for stored in dtypes]
+    return copies + casts + wide
 
 
 def usual_casts() -> list[Defines]:
-    """Return the macros of the elements that most stores have: copied, masked, or packed in small integers."""
-    pairs = [("f4", "f4"), ("f8", "f8"), *((s, r) for s in ("i2", "u1") for r in ("f4", "f8"))]
-    return [_copy_defines(n) for n in UNIT_NBYTES] + [(("STORED", s), ("RESULT", r)) for s, r in pairs]
+    """Return the macros of the variants that most stores need: copies, masks, and numbers packed in small integers."""
+    copies = [_copy_defines(n) for n in UNIT_NBYTES]
+    pairs = [("f4", "f4"), ("f8", "f8"), ("i2", "f4"), ("i2", "f8"), ("u1", "f4"), ("u1", "f8")]
+    return copies + [(("STORED", stored), ("RESULT", result)) for stored, result in pairs]
 
 
 def pad_words(values: npt.NDArray[Any]) -> Words:
-    """Return the bytes of a flat array as words, with zeros at the end."""
+    """Return the bytes of a flat array as words, padded with zeros."""
     data = values.tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
 
 
 def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
-    """Whether a copy of the bytes is a cast, up to byte order."""
+    """Whether a conversion keeps the bytes, apart from their order."""
     if stored.kind in "iu" and result.kind in "iu":
         return stored.itemsize == result.itemsize
     return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_NBYTES
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return a dtype as the kernels name it, without its byte order."""
+    """Return the name that the kernels have for a dtype, without its byte order, such as ``"f4"``."""
     return f"{dtype.kind}{dtype.itemsize}"
 
 

@@ -1,7 +1,7 @@
 """Checksums of many runs of bytes in device memory, in one launch.
 
-For formats that carry one of decoded bytes, which nvCOMP leaves unverified: gzip a CRC-32, zlib an Adler-32. Comparing
-with what was stored is the caller's part. Called by the CUDA decoder.
+Gzip stores a CRC-32 of the decoded bytes, and zlib an Adler-32; nvCOMP verifies neither. The CUDA decoder computes them
+here, and compares them with the stored ones on the host.
 """
 
 from __future__ import annotations
@@ -22,28 +22,42 @@ TILE_NBYTES = 1 << 16
 
 _WORD_NBYTES = 16
 MAX_NBYTES = 2**32 - _WORD_NBYTES
+"""Largest length of a message in bytes."""
 _ADLER_MODULUS = 65521
 _KERNELS = {kind: Kernel(file="checksum.cu", name="checksum", defines=(("KIND", kind),)) for kind in get_args(Kind)}
 
 
 def checksum_kernels() -> list[Kernel]:
-    """Return the kernel for each kind."""
+    """Return the kernel of each kind of checksum."""
     return list(_KERNELS.values())
 
 
 def checksum(  # noqa: PLR0913
     api: DeviceApi, stream: Stream, kind: Kind, *, table: Address, n: int, max_nbytes: int, result: Address
 ) -> None:
-    """Add the checksums of messages to a column of zeros; `finish` reads it.
+    """Add the checksums of messages to a column of zeros, from which `finish` makes the final values.
 
     Parameters
     ----------
+    api : DeviceApi
+        Device.
+    stream : Stream
+        Stream that the kernel runs on.
+    kind : {"crc32", "crc32c", "adler32"}
+        Kind of the checksum.
     table : Address of uint64, shape (2, n)
         Addresses of the messages, of any alignment; their lengths in bytes, which may be 0.
+    n : int
+        Number of messages.
     max_nbytes : int
-        Length of the longest message, up to `MAX_NBYTES`; else, or with too many for one launch, `ValueError`.
+        Length of the longest message, at most `MAX_NBYTES`.
     result : Address of uint64, shape (n,)
-        Must hold zeros: the caller uploads them, best as a third row of the table.
+        Must hold zeros, which the caller uploads, best as a third row of the table.
+
+    Raises
+    ------
+    ValueError
+        If a message is too long, or one launch cannot have so many blocks of threads.
     """
     if max_nbytes > MAX_NBYTES:
         raise ValueError(f"{kind} of {max_nbytes} bytes: a message may have at most {MAX_NBYTES}")
@@ -56,9 +70,9 @@ def checksum(  # noqa: PLR0913
 
 
 def finish(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    """Return the checksums, in host memory, that `checksum` has left in its column of results.
+    """Return the checksums, uint32 of shape (n,), from a column of results of `checksum`, in host memory.
 
-    That has a CRC in the lower half, or both sums of Adler-32 in a half each, not yet reduced.
+    A result has a CRC in its lower half, or the two sums of an Adler-32 in its halves, not yet reduced.
     """
     if kind != "adler32":
         return column.astype(np.uint32)

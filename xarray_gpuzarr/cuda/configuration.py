@@ -1,4 +1,4 @@
-"""`configure`: one function for all settings of a process; and the way to its GPU."""
+"""`configure`, the one function for all settings of a process, and `native_device`, which finds its GPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from xarray_gpuzarr.process.fetch_options import FetchOptions
 from xarray_gpuzarr.process.settings import ActiveSettings
 
 _RECORDS: tuple[tuple[ActiveSettings[Any], frozenset[str]], ...] = (
-    (fetching.in_force, frozenset(f.name for f in fields(FetchOptions))),
-    (decoding.in_force, frozenset(f.name for f in fields(ResourceOptions))),
+    (fetching.in_force, frozenset(field.name for field in fields(FetchOptions))),
+    (decoding.in_force, frozenset(field.name for field in fields(ResourceOptions))),
 )
+"""The options in force, and the names of their fields."""
 
 
 def options_in_force() -> dict[str, Any]:
-    """Return all options that are in force, as keywords of `configure`."""
+    """Return the values of all options now, as keywords of `configure`."""
     return {**asdict(fetching.fetch_options()), **asdict(decoding.resource_options())}
 
 
@@ -53,13 +54,13 @@ def configure(**options: object) -> dict[str, Any]:
     Returns
     -------
     dict
-        All options that are in force now, as keywords of this function. None stands for a default that depends on the
+        The values of all options now, as keywords of this function. None stands for a default that depends on the
         store, the machine or the read.
 
     Raises
     ------
     OptionError
-        An unknown name or an unusable value. Nothing has changed then.
+        If a name is unknown or a value is unusable. No option has changed then.
 
     Examples
     --------
@@ -77,7 +78,15 @@ def configure(**options: object) -> dict[str, Any]:
 
 
 def native_device(index: int | None = None) -> DeviceApi:
-    """Return the GPU of that number, the calling thread's current one if None."""
+    """Return the GPU number `index`, or the calling thread's current GPU if it is None.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If CuPy or RMM cannot be imported.
+    CudaError
+        If there is no usable GPU.
+    """
     try:
         from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
     except ImportError as error:

@@ -1,4 +1,7 @@
-"""Switch to another CUDA context for a moment: resources of a device are freed on any thread."""
+"""Switch the calling thread to another CUDA context or device, and back.
+
+Resources of a device may be freed on any thread, with any current device, so they remember their context.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import cupy
+
+from xarray_gpuzarr.cuda.failures import cuda_call
 
 
 @contextmanager
@@ -17,3 +22,23 @@ def in_context(context: int) -> Iterator[None]:
         yield
     finally:
         cupy.cuda.driver.ctxSetCurrent(before)
+
+
+@cuda_call("cudaSetDevice")
+def enter_device(index: int) -> int:
+    """Make a device the calling thread's; return the context to restore afterwards, 0 if there is none to restore."""
+    cupy.cuda.runtime.getDevice()  # starts the driver, without which the next call fails
+    before = int(cupy.cuda.driver.ctxGetCurrent())
+    cupy.cuda.runtime.setDevice(index)
+    return 0 if before == cupy.cuda.driver.ctxGetCurrent() else before
+
+
+@cuda_call("cuCtxSetCurrent")
+def restore_context(context: int) -> None:
+    """Make `context`, the result of `enter_device`, the calling thread's context again.
+
+    Setting the device instead may choose another context. Without a context to restore, the device stays: setting the
+    thread's initial device would create a context there, which takes some 500 MiB.
+    """
+    if context:
+        cupy.cuda.driver.ctxSetCurrent(context)

@@ -1,7 +1,7 @@
-"""`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
+"""`DeviceApi` with CuPy, RMM and nvCOMP: a real GPU for the CUDA decoder.
 
-It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator, is
-touched by `rmm_memory.share_memory` alone. Importing it needs CuPy and RMM but no GPU.
+It decides nothing about reads: streams, events and sizes are the caller's. The only process-wide state that it changes
+is CuPy's allocator, by `rmm_memory.share_memory`. Importing this module needs CuPy and RMM, but no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 import rmm
-from rmm.pylibrmm.stream import Stream as RmmStream
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import (
@@ -34,11 +33,13 @@ from xarray_gpuzarr.cuda.api import (
     Stream,
     Undo,
 )
-from xarray_gpuzarr.cuda.contexts import in_context
+from xarray_gpuzarr.cuda.contexts import enter_device, restore_context
 from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
-from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
+from xarray_gpuzarr.cuda.native_stream import NativeStream, StreamOwner
+from xarray_gpuzarr.cuda.nvcomp import Nvcomp
+from xarray_gpuzarr.cuda.nvcomp_library import find_nvcomp
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
@@ -53,46 +54,19 @@ _PER_THREAD_DEFAULT = 2
 """``cudaStreamPerThread`` as an integer."""
 
 
-class NativeStream:
-    """One CUDA stream as CuPy and as RMM see it; both keep it alive."""
-
-    def __init__(self, stream: Any, ending: _Ending | None = None) -> None:
-        self.for_cupy = stream
-        self.for_rmm = RmmStream(stream)
-        self._ending = ending
-
-    @property
-    def handle(self) -> int:
-        """The ``cudaStream_t`` as an integer."""
-        return int(self.for_cupy.ptr)
-
-
-class _Ending:
-    """Keeps a stream for as long as anybody else, and lets it end in the context that it was made in, on any thread."""
-
-    def __init__(self, stream: Any) -> None:
-        self._kept = [stream]
-        self._context = cupy.cuda.driver.ctxGetCurrent()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            with suppress(*FAILURES), in_context(self._context):
-                self._kept.clear()
-
-
 class NativePinned:
     """Page-locked host memory; the array keeps it alive."""
 
     def __init__(self, nbytes: int) -> None:
-        # Not through CuPy's pool, which rounds up and never gives back.
+        # Not through CuPy's pool, which rounds lengths up and never frees memory.
         pointer = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
         self.array: Bytes = np.frombuffer(pointer, np.uint8, nbytes)
 
 
 class NativeDevice:
-    """One GPU through CuPy and RMM; `native_device` keeps one for each.
+    """One GPU through CuPy and RMM; see `DeviceApi`. `native_device` keeps one object for each GPU.
 
-    All members but `activate`, `index` and `identity` are to be called inside `activate`.
+    All members except `activate`, `index` and `identity` must be called inside `activate`.
     """
 
     def __init__(self, index: int, options: ResourceOptions) -> None:
@@ -107,7 +81,8 @@ class NativeDevice:
     def identity(self) -> DeviceIdentity:
         """Identity of the device, with its driver and libraries."""
         runtime = cupy.cuda.runtime
-        properties, version = runtime.getDeviceProperties(self.index), runtime.runtimeGetVersion()
+        properties = runtime.getDeviceProperties(self.index)
+        version = runtime.runtimeGetVersion()
         major, minor = divmod(runtime.driverGetVersion(), 1000)
         return DeviceIdentity(
             name=properties["name"].decode(),
@@ -125,25 +100,27 @@ class NativeDevice:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
-        before = _go_to(self.index)
+        context = enter_device(self.index)
         try:
             yield
         except BaseException:
-            with suppress(CudaError, DeviceMemoryError):  # of a lost device, whose loss is being raised
-                _go_back(before)
+            # A device that was lost raises here, too, but its first error is the one to report.
+            with suppress(CudaError, DeviceMemoryError):
+                restore_context(context)
             raise
-        _go_back(before)
+        restore_context(context)
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
-        """Return (free, total) device memory in bytes; what pools hold unused is not free."""
+        """Return (free, total) device memory in bytes. Unused memory in pools does not count as free."""
         free, total = cupy.cuda.runtime.memGetInfo()
         return int(free), int(total)
 
     @cuda_call("cudaStreamCreateWithFlags")
     def stream(self) -> NativeStream:
         """Return a new stream that does not wait for the legacy default stream."""
-        return NativeStream(stream := cupy.cuda.Stream(non_blocking=True), _Ending(stream))
+        stream = cupy.cuda.Stream(non_blocking=True)
+        return NativeStream(stream, StreamOwner(stream))
 
     @cuda_call("cupy.cuda.get_current_stream")
     def current_stream(self) -> NativeStream:
@@ -151,10 +128,13 @@ class NativeDevice:
         return NativeStream(cupy.cuda.get_current_stream())
 
     def consumer_stream(self) -> NativeStream:
-        """Return CuPy's current stream of the calling thread, unless that is the per-thread default stream.
+        """Return CuPy's current stream of the calling thread.
 
-        The handle of that one means another stream on every thread: memory that is freed on another one would be used
-        again too early.
+        Raises
+        ------
+        DeviceUnavailableError
+            If that is the per-thread default stream. Its handle means another stream on every thread, so memory that
+            is freed on another thread would be reused too early.
         """
         stream = self.current_stream()
         if stream.handle == _PER_THREAD_DEFAULT:
@@ -177,7 +157,7 @@ class NativeDevice:
 
     @cuda_call("cudaEventCreateWithFlags")
     def event(self) -> Event:
-        """Return a new event; a thread that waits for it sleeps, and leaves its core to others."""
+        """Return a new event. A thread that waits for it sleeps, rather than spin on its core."""
         return cast("Event", cupy.cuda.Event(block=True, disable_timing=True))
 
     @cuda_call("cudaEventRecord")
@@ -225,9 +205,9 @@ class NativeDevice:
         return self.array_in(memory, shape, dtype, memory)
 
     def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
-        """Return a C-ordered `cupy.ndarray` over `memory`; it and its views keep `owner` alive."""
-        held = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(held, 0))
+        """Return a C-ordered `cupy.ndarray` in `memory`; the array and its views keep `owner` alive."""
+        unowned = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(unowned, 0))
 
     @cuda_call("cupy.asarray")
     def array(self, values: npt.NDArray[Any]) -> Any:
@@ -260,14 +240,14 @@ class NativeDevice:
             raise cuda_error(call, error) from error
 
     def why_no_files(self) -> str | None:
-        """Say why files cannot be read straight into device memory; None if they can."""
-        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # where it is asked for
+        """Return why files cannot be read straight into device memory; None if they can."""
+        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
 
         return why_no_files()
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file for reads into device memory."""
-        from xarray_gpuzarr.cuda.gds_files import NativeFile  # noqa: PLC0415  # where it is asked for
+        from xarray_gpuzarr.cuda.gds_files import NativeFile  # noqa: PLC0415  # only if storage="gds"
 
         return NativeFile(path, self.synchronize)
 
@@ -283,10 +263,11 @@ class NativeDevice:
 
     @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
     def trim(self) -> None:
-        """Give back what the pools of CuPy and PyTorch keep unused, once the device is idle."""
+        """Wait until the device is idle, then free unused memory in the pools of CuPy and PyTorch."""
         cupy.cuda.runtime.deviceSynchronize()
         cupy.get_default_memory_pool().free_all_blocks()
-        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     @cached_property
@@ -295,16 +276,16 @@ class NativeDevice:
         return Nvcomp(find_nvcomp())
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """Mark a range on a profiler's timeline."""
+        """Mark a ``with`` block as a range on a profiler's timeline, if nvtx is installed."""
         if nvtx is None:
             return _NO_RANGE
         return cast("AbstractContextManager[object]", nvtx.annotate(name, domain="xarray_gpuzarr"))
 
     def _compile(self, kernel: Kernel) -> Any:
-        """Return a kernel's function, built once however many threads ask, through CuPy, for its cache on disk.
+        """Return the function of a kernel, compiled once for all threads. CuPy keeps compiled kernels on disk.
 
-        CuPy appends ``-ftz=true``, and the last such option wins: denormals survive because the arithmetic of the
-        kernels is PTX that does not flush them.
+        CuPy appends ``-ftz=true`` to the options, which cannot be overridden. Denormal numbers are kept all the same,
+        because the kernels' arithmetic is PTX that does not flush them to zero.
         """
         with self._lock:
             if kernel not in self._kernels:
@@ -314,22 +295,6 @@ class NativeDevice:
                 except FAILURES as error:
                     raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
             return self._kernels[kernel]
-
-
-@cuda_call("cudaSetDevice")
-def _go_to(index: int) -> int:
-    """Make a device the calling thread's; return the context that it had, 0 if that was none or is still there."""
-    cupy.cuda.runtime.getDevice()  # the driver says nothing before it was started
-    before = int(cupy.cuda.driver.ctxGetCurrent())
-    cupy.cuda.runtime.setDevice(index)
-    return 0 if before == cupy.cuda.driver.ctxGetCurrent() else before
-
-
-@cuda_call("cuCtxSetCurrent")
-def _go_back(context: int) -> None:
-    """Give the calling thread its context back, which need not be the one that ``cudaSetDevice`` makes current."""
-    if context:  # else its device would get one, of some 500 MiB
-        cupy.cuda.driver.ctxSetCurrent(context)
 
 
 def _native(stream: Stream) -> NativeStream:
@@ -342,16 +307,21 @@ _devices_lock = threading.Lock()
 
 
 def forget_devices() -> None:
-    """Let go of all devices and their private pools; whoever still uses one keeps it."""
+    """Drop all devices and their private pools; those that are still in use stay alive."""
     with _devices_lock:
         _devices.clear()
 
 
 @cuda_call("cudaGetDevice, cudaSetDevice")
 def native_device(index: int | None = None) -> DeviceApi:
-    """Return this process's device of that number, the calling thread's if None, made for the options in force.
+    """Return the GPU number `index`, or the calling thread's current GPU if it is None.
 
-    Without a usable GPU, or in a fork of a process that had used it, this is a `CudaError`.
+    A device is kept for later calls, and made anew if the option `memory` has changed.
+
+    Raises
+    ------
+    CudaError
+        If there is no usable GPU, or if a process that this one was forked from had used it.
     """
     if index is None:
         index = int(cupy.cuda.runtime.getDevice())
@@ -360,6 +330,6 @@ def native_device(index: int | None = None) -> DeviceApi:
         device = _devices.get(index)
         if device is None or device.memory.choice != options.memory:
             device = NativeDevice(index, options)
-            with device.activate():  # a missing device shows here rather than in the middle of a read
+            with device.activate():  # a missing device fails here rather than in the middle of a read
                 _devices[index] = device
         return device

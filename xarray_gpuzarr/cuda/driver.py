@@ -1,4 +1,6 @@
-"""Ask the NVIDIA driver for its version and for its GPUs, their names and number, without starting CUDA.
+"""Query the NVIDIA driver for its version, and for the number and names of its GPUs, without starting CUDA.
+
+The driver need not be installed.
 
 References
 ----------
@@ -16,36 +18,44 @@ from functools import cache
 
 @cache
 def has_driver() -> bool:
-    """Say whether there is a driver."""
+    """Whether a driver is installed."""
     return _library("libcuda.so.1") is not None
 
 
 @cache
 def n_gpus() -> int | None:
-    """Return how many GPUs the driver knows, whichever this process may use; None where NVML cannot say."""
+    """Return the number of GPUs that the driver knows, usable by this process or not; None if NVML does not tell."""
     with _nvml() as nvml:
         return None if nvml is None else _count(nvml)
 
 
 def cuda_version() -> int | None:
-    """Return the newest CUDA that the driver has, such as 13000; None if there is no driver."""
-    cuda, version = _library("libcuda.so.1"), ctypes.c_int()
-    return None if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)) else version.value
+    """Return the newest version of CUDA that the driver supports, such as 13000; None if there is no driver."""
+    cuda = _library("libcuda.so.1")
+    version = ctypes.c_int()
+    if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value
 
 
 def driver_version() -> str | None:
-    """Return the driver's version, such as ``"580.65.06"``; None where NVML cannot say."""
+    """Return the driver's version, such as ``"580.65.06"``; None if NVML does not tell."""
     with _nvml() as nvml:
-        return None if nvml is None else _text(nvml, "nvmlSystemGetDriverVersion") or None
+        if nvml is None:
+            return None
+        return _text(nvml, "nvmlSystemGetDriverVersion") or None
 
 
 def gpu_names() -> list[str]:
-    """Return what the driver calls the GPUs of this machine, whichever this process may use."""
+    """Return the names of the GPUs of this machine, usable by this process or not."""
     names = []
     with _nvml() as nvml:
-        for number in range(0 if nvml is None else _count(nvml) or 0):
+        if nvml is None:
+            return []
+        for number in range(_count(nvml) or 0):
             handle = ctypes.c_void_p()
-            if nvml is not None and not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
+            failed = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle))
+            if not failed:
                 names.append(_text(nvml, "nvmlDeviceGetName", handle))
     return names
 
@@ -59,7 +69,7 @@ def _library(name: str) -> ctypes.CDLL | None:
 
 @contextmanager
 def _nvml() -> Iterator[ctypes.CDLL | None]:
-    """Start the driver's library of facts for a ``with`` block; None where there is none."""
+    """Initialize NVML for a ``with`` block; yields None if it is not installed or does not start."""
     nvml = _library("libnvidia-ml.so.1")
     if nvml is None or nvml.nvmlInit_v2():
         yield None
@@ -71,11 +81,13 @@ def _nvml() -> Iterator[ctypes.CDLL | None]:
 
 
 def _count(nvml: ctypes.CDLL) -> int | None:
+    """Return the number of GPUs; None if the call fails."""
     count = ctypes.c_uint()
     return None if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) else count.value
 
 
 def _text(nvml: ctypes.CDLL, call: str, *handle: object) -> str:
+    """Return the text that a call of NVML writes; empty if the call fails."""
     text = ctypes.create_string_buffer(96)
     failed = getattr(nvml, call)(*handle, text, ctypes.c_uint(len(text)))
     return "" if failed else text.value.decode(errors="replace")

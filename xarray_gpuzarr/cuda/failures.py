@@ -1,6 +1,7 @@
-"""Turn errors of CUDA, CuPy and RMM into this package's: the call, CUDA's own words, and whether work can go on.
+"""Translate errors of CUDA, CuPy and RMM into this package's errors.
 
-Only `device` and `rmm_memory` use it. nvCOMP's statuses are translated in `nvcomp`.
+The message names the call and CUDA's own error, and tells whether the process can go on. `device` and `rmm_memory` use
+this module; statuses of nvCOMP are translated in `nvcomp`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from xarray_gpuzarr.cuda.driver import cuda_version
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 
 FAILURES = (RuntimeError, CompileException)
-"""CuPy's and RMM's errors of the CUDA runtime, driver and compiler; RMM's C++ errors arrive as bare RuntimeError."""
+"""Classes of the errors that CuPy and RMM raise for the CUDA runtime, driver and compiler.
 
-# "the process must be terminated and relaunched" in the CUDA runtime's documentation of `cudaError_t`, 13.x; the
-# driver's names are the same but for LAUNCH_FAILED.
+RMM's C++ errors arrive as plain `RuntimeError`.
+"""
+
+# Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA
+# runtime 13.x. The driver has the same names, except LAUNCH_FAILED.
 _FATAL = {
     *("illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert"),
     *("hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained"),
@@ -41,7 +45,10 @@ _OUT_OF_MEMORY = {"memoryallocation", "outofmemory"}
 
 
 def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function that does nothing but make a CUDA call, so that what fails there is a `CudaError`."""
+    """Decorate a function that makes one CUDA call, so that a failure is a `CudaError` or a `DeviceMemoryError`.
+
+    `call` is the name of the call, for the message.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -50,7 +57,7 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*args, **kwargs)
             except GpuZarrError:
                 raise
-            except (*FAILURES, MemoryError) as error:  # CuPy's own pool raises the latter
+            except (*FAILURES, MemoryError) as error:  # CuPy's own pool raises MemoryError
                 raise cuda_error(call, error) from error
 
         return translated
@@ -59,7 +66,10 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
-    """Return the error to raise for what CuPy or RMM raised in a call: any may lack memory."""
+    """Return the error to raise in place of an error of CuPy or RMM.
+
+    Any call may fail for lack of device memory, which is a `DeviceMemoryError`.
+    """
     name = _name(error)
     if is_out_of_memory(error):
         return DeviceMemoryError("not enough device memory", tried=call, found=str(error), do=_FREE_MEMORY)
@@ -70,16 +80,8 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
             'CUDA_LAUNCH_BLOCKING=1 finds; device="host" reads without the GPU'
         )
     elif name in _NO_DEVICE:
-        state, remedy = "no usable GPU", _REMEDIES.get(name, _NO_GPU)
-        if name == "insufficientdriver":
-            version = cuda_version() or 0
-            remedy = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
-            if version == 0:
-                remedy = "there is no NVIDIA driver here, or it cannot be loaded: install one"
-            elif _CUDA_12 <= version < _CUDA_13:
-                remedy += ": pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
-            else:
-                remedy += ", older than these packages want: update it"
+        state = "no usable GPU"
+        remedy = _driver_remedy() if name == "insufficientdriver" else _REMEDIES.get(name, _NO_GPU)
         do = f'{remedy}; device="host" reads without the GPU'
     else:
         state = "the process can go on"
@@ -87,16 +89,27 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
     return CudaError("a CUDA call failed", tried=call, found=f"{error}; {state}", do=do)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation failed for want of memory rather than of a working device.
+def _driver_remedy() -> str:
+    """Return what to do about a driver that is missing or older than the installed packages need."""
+    version = cuda_version()
+    if not version:
+        return "there is no NVIDIA driver here, or it cannot be loaded: install one"
+    supported = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
+    if _CUDA_12 <= version < _CUDA_13:
+        return f"{supported}: pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
+    return f"{supported}, older than these packages want: update it"
 
-    RMM says MemoryError whatever the reason, and names the CUDA error in its text.
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed for lack of memory, rather than because the device does not work.
+
+    RMM raises MemoryError whatever the reason, and names the CUDA error in its message.
     """
     name = _name(error)
     return name in _OUT_OF_MEMORY or (name is None and isinstance(error, MemoryError))
 
 
 def _name(error: Exception) -> str | None:
-    """Return the name of the CUDA error, without prefix and underscores, lower case; None if there is none."""
+    """Return the name of the CUDA error in a message, lower case without prefix and underscores; None without one."""
     match = re.search(r"\b(?:cudaError|CUDA_ERROR_)(\w+)", str(error))
     return match[1].replace("_", "").lower() if match else None

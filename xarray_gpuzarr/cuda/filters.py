@@ -1,7 +1,7 @@
-"""Filters on the GPU: codecs of elements, whole batches of chunks at a time.
+"""Filters on the GPU: codecs of elements, undone for whole batches of chunks at a time.
 
-Each class is one codec, ready to launch: what it needs to know beside addresses is in its `words`, which lie in device
-memory. Knows no Zarr. Called by the CUDA decoder.
+Each class is one codec, ready to launch. What its kernel needs besides addresses is in its `words`, which the caller
+copies to device memory. This module knows no Zarr; the CUDA decoder uses it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 from xarray_gpuzarr.cuda.cast import REAL_DTYPES, Words, dtype_name, pad_words
 
 Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
+"""How ``element_codec.cu`` turns an encoded element into a decoded one."""
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
 
-_ELEMENTS_PER_TILE, _BOOLEANS_PER_TILE = 16 * N_THREADS, 32 * N_THREADS
+_ELEMENTS_PER_TILE = 16 * N_THREADS
+_BOOLEANS_PER_TILE = 32 * N_THREADS
 _LANES = 32
+"""Number of threads in a warp."""
 _DELTA = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
     for stored in (1, 2, 4, 8)
     for decoded in (1, 2, 4, 8)
 }
-_DELTA_TILE, _LEAST_TILES, _ENOUGH_BLOCKS = 4096, 4, 1056
-"""Elements of a tile, tiles of a segment, blocks of threads that fill 132 multiprocessors."""
+_DELTA_TILE = 4096
+"""Number of elements in a tile of a delta."""
+_LEAST_TILES = 4
+"""Smallest number of tiles in a segment, which is what one block of threads decodes."""
+_ENOUGH_BLOCKS = 1056
+"""Number of blocks of threads that fill 132 multiprocessors."""
 _FLOAT_DELTA = {
     name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
 }
@@ -39,11 +46,15 @@ _PACKBITS = Kernel(file="packbits.cu", name="packbits")
 def filter_kernels() -> list[Kernel]:
     """Return the kernels of this module."""
     pairs = [(encoded, decoded) for encoded in REAL_DTYPES for decoded in REAL_DTYPES]
-    cast = [pair for pair in pairs if not {"b1", "f2"} & set(pair)]
-    integers = [(name, name) for name in REAL_DTYPES if name[0] in "iu"]
-    rules: tuple[Rule, ...] = ("astype", "scaled", "scaled_integer", "cast_value")
-    of_rules = zip(rules, (pairs, pairs, integers, cast), strict=True)
-    codecs = [_element_kernel(*pair, rule) for rule, pairs_of_rule in of_rules for pair in pairs_of_rule]
+    pairs_of_rule: dict[Rule, list[tuple[str, str]]] = {
+        "astype": pairs,
+        "scaled": pairs,
+        "scaled_integer": [(name, name) for name in REAL_DTYPES if name[0] in "iu"],
+        "cast_value": [pair for pair in pairs if not {"b1", "f2"} & set(pair)],
+    }
+    codecs = []
+    for rule, dtypes in pairs_of_rule.items():
+        codecs += [_element_kernel(encoded, decoded, rule) for encoded, decoded in dtypes]
     return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *codecs]
 
 
@@ -54,17 +65,17 @@ def _element_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterChunks:
-    """Where the chunks of a launch lie, in device memory."""
+    """The chunks of one launch, in device memory."""
 
     table: Address
     """uint64, shape (2, n): addresses of encoded and of decoded chunks, aligned to their elements."""
     n: int
     """Number of chunks."""
     n_elements: int
-    """Elements of every chunk; fewer than 2**31."""
+    """Number of elements of every chunk; fewer than 2**31."""
     flags: Address
-    """uint64, shape (n,), zeros. Written: 1 where a chunk is not what it should be, or holds an element whose decoded
-    value is left to the host."""
+    """uint64, shape (n,): must hold zeros. Set to 1 where a chunk is damaged, or holds an element whose decoded value
+    is left to the host."""
     words: Address
     """The codec's `words`."""
 
@@ -74,61 +85,70 @@ class Filter(Protocol):
 
     @property
     def words(self) -> Words:
-        """Words that the kernel reads besides."""
+        """Parameters of the kernel, to be copied to device memory."""
 
-    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
-        """Decode chunks; `ValueError` if so many do not fit one launch."""
+    def launch(self, api: DeviceApi, stream: Stream, chunks: FilterChunks) -> None:
+        """Decode chunks on a stream.
+
+        Raises
+        ------
+        ValueError
+            If one launch cannot have so many blocks of threads.
+        """
 
 
 def why_no_filter(*dtypes: np.dtype[Any]) -> str | None:
-    """Return why the kernels do not decode elements of some dtypes, in words, or None if they do."""
-    return next((f"elements of {d}" for d in dtypes if dtype_name(d) not in REAL_DTYPES), None)
+    """Return why the kernels do not decode elements of some dtypes, in words; None if they do."""
+    return next((f"elements of {dtype}" for dtype in dtypes if dtype_name(dtype) not in REAL_DTYPES), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElementCodec:
-    """A codec of each element by itself."""
+    """A codec that decodes each element by itself."""
 
     encoded: np.dtype[Any]
     decoded: np.dtype[Any]
     rule: Rule
     rounding: Rounding = "nearest-even"
     scale: float = 1
-    """Scale of the rules that have one: exactly a number of `inner`."""
+    """Scale of the rules that have one; exactly a number of dtype `inner`."""
     offset: float = 0
+    """Offset of the same rules; likewise a number of dtype `inner`."""
     mapped: tuple[tuple[int, float], ...] = ()
-    """Encoded integers, and what they decode to before any rule."""
+    """Encoded integers, and the values that they decode to instead of by the rule."""
 
     @property
     def inner(self) -> np.dtype[Any]:
         """Dtype in which elements are scaled."""
-        is_inner = self.encoded.kind == "f" or self.rule == "scaled_integer"
-        return self.encoded.newbyteorder("=") if is_inner else np.dtype("f8")
+        if self.encoded.kind == "f" or self.rule == "scaled_integer":
+            return self.encoded.newbyteorder("=")
+        return np.dtype("f8")
 
     @cached_property
     def words(self) -> Words:
-        """Fields of ``struct Codec``, and the pairs of numbers behind them."""
-        rounding, native = get_args(Rounding).index(self.rounding), self.decoded.newbyteorder("=")
+        """Fields of ``struct Codec``, followed by the mapped numbers and their values."""
+        rounding = get_args(Rounding).index(self.rounding)
+        encoded, decoded = self.encoded.newbyteorder("="), self.decoded.newbyteorder("=")
         with np.errstate(all="ignore"):
-            scale, offset = (_word(np.array([number]).astype(self.inner)) for number in (self.scale, self.offset))
-            pairs = [
-                (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(native)))
-                for key, value in self.mapped
-            ]
-        head = [_swap_nbytes(self.encoded), _swap_nbytes(self.decoded), rounding, scale, offset, len(pairs)]
-        return np.array([*head, *(word for pair in pairs for word in pair)], np.uint64)
+            scale = _word(np.array([self.scale]).astype(self.inner))
+            offset = _word(np.array([self.offset]).astype(self.inner))
+            mapped = []
+            for key, value in self.mapped:
+                mapped += [_word(np.array([key], encoded)), _word(np.array([value]).astype(decoded))]
+        swaps = [_swap_nbytes(self.encoded), _swap_nbytes(self.decoded)]
+        return np.array([*swaps, rounding, scale, offset, len(self.mapped), *mapped], np.uint64)
 
-    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, chunks: FilterChunks) -> None:
         """Decode chunks; see `Filter.launch`."""
-        n_tiles = -(-places.n_elements // _ELEMENTS_PER_TILE)
-        args = (places.table, places.n, n_tiles, places.n_elements, places.words, places.flags)
+        n_tiles = -(-chunks.n_elements // _ELEMENTS_PER_TILE)
+        args = (chunks.table, chunks.n, n_tiles, chunks.n_elements, chunks.words, chunks.flags)
         kernel = _element_kernel(dtype_name(self.encoded), dtype_name(self.decoded), self.rule)
-        _launch(api, stream, kernel, places.n * n_tiles, args)
+        _launch(api, stream, kernel, chunks.n * n_tiles, args)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """Differences between neighbours, added up in the dtype that NumPy takes for both."""
+    """Differences between neighbours, which are summed in the dtype that NumPy promotes both dtypes to."""
 
     encoded: np.dtype[Any]
     decoded: np.dtype[Any]
@@ -136,53 +156,62 @@ class Delta:
 
     @property
     def inner(self) -> np.dtype[Any]:
-        """Dtype in which elements are added up."""
+        """Dtype in which elements are summed."""
         return np.result_type(self.encoded, self.decoded)
 
-    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
-        """Decode chunks; see `Filter.launch`."""
-        dtypes = dtype_words(self.encoded), dtype_words(self.decoded)
-        args = (places.table, places.n, places.n_elements, *dtypes)
+    def launch(self, api: DeviceApi, stream: Stream, chunks: FilterChunks) -> None:
+        """Decode chunks; see `Filter.launch`.
+
+        Floating numbers are summed one after another, as NumPy does. For integers, a block of threads decodes a chunk.
+        If there are too few chunks to fill a device, several blocks share each chunk, in three launches, and read it
+        twice; ``delta.cu`` describes the steps.
+        """
+        dtypes = dtype_word(self.encoded), dtype_word(self.decoded)
+        args = (chunks.table, chunks.n, chunks.n_elements, *dtypes)
         if self.inner.kind == "f":
-            _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=2 * _LANES)
+            kernel = _FLOAT_DELTA[f"f{self.inner.itemsize}"]
+            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _LANES)
             return
-        # A block decodes a chunk. Where there are too few for a device, several share each, and read it twice.
-        blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(places.n, 1))
-        n_tiles = max(_LEAST_TILES, -(-places.n_elements // (blocks_per_chunk * _DELTA_TILE)))
-        n_segments, length = places.n_elements // (n_tiles * _DELTA_TILE), n_tiles * _DELTA_TILE
-        steps = [(1, places.n * n_segments), (2, places.n), (3, places.n * n_segments)]
+        blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
+        n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
+        segment_length = n_tiles * _DELTA_TILE
+        n_segments = chunks.n_elements // segment_length
+        steps = [(1, chunks.n * n_segments), (2, chunks.n), (3, chunks.n * n_segments)]
         if n_segments <= 1 or blocks_per_chunk == 1:
-            steps, n_segments, length = [(0, places.n)], 1, places.n_elements
+            steps = [(0, chunks.n)]
+            n_segments = 1
+            segment_length = chunks.n_elements
         kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
         for step, n_blocks in steps:
-            _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, length))
+            _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, segment_length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackBits:
-    """Eight booleans a byte."""
+    """Booleans, eight in a byte."""
 
     words: ClassVar[Words] = np.zeros(0, np.uint64)
 
-    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, chunks: FilterChunks) -> None:
         """Decode chunks, of any alignment; see `Filter.launch`."""
-        n_tiles = -(-places.n_elements // _BOOLEANS_PER_TILE)
-        args = (places.table, places.n, n_tiles, places.n_elements, places.flags)
-        _launch(api, stream, _PACKBITS, places.n * n_tiles, args)
+        n_tiles = -(-chunks.n_elements // _BOOLEANS_PER_TILE)
+        args = (chunks.table, chunks.n, n_tiles, chunks.n_elements, chunks.flags)
+        _launch(api, stream, _PACKBITS, chunks.n * n_tiles, args)
 
 
 def _swap_nbytes(dtype: np.dtype[Any]) -> int:
+    """Return the number of bytes that are reversed together; 0 if the byte order is the machine's."""
     return 0 if dtype.isnative else dtype.itemsize
 
 
-def dtype_words(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as ``dtypes.cuh`` takes it apart."""
+def dtype_word(dtype: np.dtype[Any]) -> int:
+    """Return a dtype as the argument that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
     is_swapped = dtype.itemsize > 1 and not dtype.isnative
     return dtype.itemsize | ord(dtype.kind) << 8 | is_swapped << 16
 
 
 def _word(number: npt.NDArray[Any]) -> int:
-    """Return a number of one element as it stands in a register: with its sign in all higher bits."""
+    """Return an array of one number as it is in a 64-bit register; signed integers are sign-extended."""
     if number.dtype.kind == "i":
         return int(number[0]) % 2**64
     return int(pad_words(number)[0])

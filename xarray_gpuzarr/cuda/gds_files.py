@@ -1,7 +1,8 @@
-"""Local files read straight into device memory with GPUDirect Storage, through kvikio.
+"""Read local files straight into device memory with GPUDirect Storage, through kvikio.
 
-`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode, and cuFile's own, copy
-through host memory, which this package does better itself. Importing this module needs no kvikio.
+`why_no_files` tells whether cuFile really reaches the GPU on this machine. In the compatibility modes of kvikio and of
+cuFile, bytes are copied through host memory, which this package does faster itself. Importing this module does not need
+kvikio.
 
 References
 ----------
@@ -22,10 +23,10 @@ from xarray_gpuzarr.errors import DeviceUnavailableError, StoreReadError
 
 @cache
 def why_no_files() -> str | None:
-    """Say why files cannot be read straight into device memory on this machine; None if they can."""
+    """Return why files cannot be read straight into device memory on this machine; None if they can."""
     try:
         defaults = importlib.import_module("kvikio.defaults")
-    except (ImportError, OSError, RuntimeError) as err:  # the latter two: a library that it loads is missing
+    except (ImportError, OSError, RuntimeError) as err:  # the last two if a library that kvikio loads is missing
         return f"kvikio cannot be imported ({err})"
     if defaults.is_compat_mode_preferred():
         return "kvikio is in compatibility mode: cuFile or its driver (nvidia-fs) is missing, or was switched off"
@@ -37,7 +38,10 @@ def why_no_files() -> str | None:
 
 
 class NativeFile:
-    """One file, open for reads into device memory; `synchronize` blocks until a stream has done its work."""
+    """A local file, open for reads into device memory; see `DeviceFile`.
+
+    `synchronize` is a function that blocks until a stream has done its work.
+    """
 
     def __init__(self, path: str, synchronize: Callable[[Stream], None]) -> None:
         self._path = path
@@ -49,22 +53,22 @@ class NativeFile:
 
     def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
         """Start reading a range of the file; see `DeviceFile.read`."""
-        described = {"shape": (nbytes,), "typestr": "|u1", "data": (int(to), False), "version": 3}
-        buffer = SimpleNamespace(__cuda_array_interface__=described)
+        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (int(to), False), "version": 3}
+        buffer = SimpleNamespace(__cuda_array_interface__=interface)
         try:
-            self._synchronize(stream)  # kvikio's threads know nothing of it
+            self._synchronize(stream)  # kvikio's threads do not wait for the stream
             future = self._file.pread(buffer, nbytes, file_offset=offset)
         except (RuntimeError, OSError) as err:
             raise _failed(self._path, f"read {nbytes} bytes at {offset}", err) from err
         return NativeRead(future.get, self._path, buffer)
 
     def close(self) -> None:
-        """Close the file; only once all its reads are finished."""
+        """Close the file. All its reads must be finished."""
         self._file.close()
 
 
 class NativeRead:
-    """A read that was started; keeps what it writes to described until it is finished."""
+    """A read that was started; see `FileRead`. It keeps the description of its destination alive."""
 
     def __init__(self, wait: Callable[[], int], path: str, buffer: object) -> None:
         self._wait: Callable[[], int] | None = wait
@@ -73,7 +77,7 @@ class NativeRead:
         self._n_read = 0
 
     def finish(self) -> int:
-        """Block until the bytes are there; return their number."""
+        """Block until the bytes are in device memory; return their number."""
         wait, self._wait = self._wait, None
         if wait is not None:
             try:
@@ -93,7 +97,7 @@ def _failed(path: str, action: str, err: Exception) -> StoreReadError:
 
 
 def no_direct_files(why: str) -> DeviceUnavailableError:
-    """Return the error of a machine where files cannot be read straight into device memory."""
+    """Return the error for a machine that cannot read files straight into device memory; `why` is `why_no_files`."""
     return DeviceUnavailableError(
         'storage="gds" cannot be used here',
         tried="GPUDirect Storage, with kvikio",

@@ -1,26 +1,25 @@
-"""nvCOMP's low-level batched decompression: finding the library, calling it, and turning its codes into errors.
+"""nvCOMP's low-level batched decompression: call the library, and turn its status codes into errors.
 
-Addresses go in and out as integers; no memory is allocated and no stream is waited for here. nvCOMP 5.3 and 6 fit;
-of these only the question for scratch memory differs. All numbers were retyped from the headers of 6.0.0
-or measured with that library; those of 5.3.0, which RAPIDS 26.10 asks for, are the same. Of 5.1 they are not: it takes
-chunks of any length and promises none. Before 5.3, damaged snappy streams could keep the GPU busy for ever.
+Addresses are passed as integers; nothing here allocates memory or waits for a stream. nvCOMP 5.3 and 6 are supported,
+which differ only in the function that returns the length of scratch memory. All numbers are from the headers of 6.0.0,
+or were measured with that library; those of 5.3.0, which RAPIDS 26.10 requires, are the same. 5.1 has others: it
+documents no largest chunk. Before 5.3, a damaged snappy stream could keep the GPU busy for ever.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
+from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
-"""Wire format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by either of two algorithms, see
-`quickest`), raw deflate, raw snappy."""
+"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by one of two algorithms, see `quickest`),
+raw deflate, or raw snappy."""
 
 MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
     "zstd": (2**31 - 1, 2**31 - 1),
@@ -32,12 +31,13 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 }
 """Largest compressed and largest decompressed chunk, in bytes (``nvcomp<Format>DecompressionMaxAllowedChunkSize``)."""
 
-_FIRST, _END, _FITTING = 5300, 7000, ">=5.3,<7"
-_ASKS_WITH_STREAM = 6000
-_BACKEND_CUDA = 2  # corrupt LZ4 is undefined in the hardware engine, and reported by the CUDA kernels
+_TEMP_SIZE_VERSION = 6000
+"""Version from which on ``GetTempSize`` takes a stream, in place of ``GetTempSizeAsync``, which takes none."""
+_BACKEND_CUDA = 2
+"""Corrupt LZ4 is undefined behaviour in the hardware engine, while the CUDA kernels report it."""
 _LOOKAHEAD = 1
 _NAIVE_NBYTES = 64 * 1024
-"""Decoded bytes of a gzip chunk beyond which the header recommends to look ahead."""
+"""Decoded length of a gzip chunk above which the header recommends the algorithm that looks ahead."""
 _CUDA_ERROR, _INTERNAL = 1000, 10000
 _STATUS_NAMES = {
     0: "Success",
@@ -71,7 +71,7 @@ _C_NAMES: dict[Format, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Alignment of addresses, in bytes."""
+    """Numbers of bytes that addresses must be multiples of."""
 
     source: int
     """Start of each compressed chunk."""
@@ -83,23 +83,23 @@ class Alignment:
 
 @record
 class Batch:
-    """Addresses of the columns that describe a batch: one entry per chunk, in device memory.
+    """Addresses of the columns that describe a batch, with one entry per chunk, in device memory.
 
-    Columns of 8-byte entries start at multiples of 8, the statuses at a multiple of 4.
+    Columns of 8-byte entries begin at multiples of 8, the statuses at a multiple of 4.
     """
 
     sources: Address
-    """uint64: addresses of the compressed chunks."""
+    """uint64: address of each compressed chunk."""
     source_nbytes: Address
-    """uint64: their lengths."""
+    """uint64: length of each compressed chunk."""
     capacity: Address
-    """uint64: lengths of the memory at `outputs`."""
+    """uint64: length of the memory for each decompressed chunk."""
     actual: Address
-    """uint64, written: lengths of the decompressed chunks."""
+    """uint64, written: length of each decompressed chunk."""
     outputs: Address
-    """uint64: addresses for the decompressed chunks."""
+    """uint64: address for each decompressed chunk."""
     statuses: Address
-    """int32, written: 0 or what is wrong with a chunk; see `status_name`."""
+    """int32, written: 0, or what is wrong with a chunk; see `status_name`."""
 
 
 class _Properties(ctypes.Structure):
@@ -107,7 +107,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    """Options of any format: they differ in the meaning of bytes that are zero here."""
+    """Options of any format. They differ only in the meaning of bytes that are zero here."""
 
     _fields_ = (("backend", ctypes.c_int), ("algorithm", ctypes.c_int), ("zero", ctypes.c_uint8 * 56))
 
@@ -124,80 +124,62 @@ class _Alignments(ctypes.Structure):
 
 _POINTER, _NBYTES = ctypes.c_void_p, ctypes.c_size_t
 _TEMP_SIZE = (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES)
-_PARAMETERS: dict[str, tuple[type, ...]] = {
+_ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
     "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
     "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
 }
-"""Argument types of a format's functions, by what follows ``nvcompBatched<Format>Decompress``."""
+"""Argument types of a format's functions, by the suffix behind ``nvcompBatched<Format>Decompress``."""
 
 
 def status_name(code: int) -> str:
-    """Return the name of a status of a call or of a chunk, or the number where it has none."""
+    """Return the name of the status of a call or of a chunk, or the number if it has no name."""
     return _STATUS_NAMES.get(code, str(code))
 
 
 def quickest(fmt: Format, max_nbytes: int) -> Format:
-    """Return the format with the algorithm that suits chunks of up to so many decoded bytes."""
+    """Return the format with the fastest algorithm for chunks of up to `max_nbytes` decoded bytes."""
     return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _NAIVE_NBYTES else fmt
 
 
 def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
-    """Return the bytes of scratch memory that decoding a zstd batch takes, without asking the library.
+    """Return the bytes of scratch memory that decoding a batch of zstd chunks takes, without calling the library.
 
-    What ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 answers for fewer than 2**24 chunks, to the byte: fitted to
-    980 000 of its answers up to 4 TiB (November 2026), it has no other source. For planning: the call itself is to be
-    given what `Nvcomp.temp_nbytes` says.
+    This is for planning on machines without nvCOMP; a call must be given what `Nvcomp.temp_nbytes` returns. The formula
+    equals ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 for fewer than 2**24 chunks. It was fitted to 980 000 of
+    that function's results up to 4 TiB (November 2026), and has no other source.
+
+    Parameters
+    ----------
+    n_chunks : int
+        Number of chunks.
+    total_nbytes : int
+        Decoded bytes of all chunks together.
     """
     return 3 * total_nbytes + 3468 * max(2 * n_chunks, total_nbytes // 65536)
 
 
-def find_nvcomp() -> ctypes.CDLL:
-    """Load nvCOMP from the ``nvidia-libnvcomp`` package. Needs no driver and no GPU."""
-    try:
-        libnvcomp = importlib.import_module("nvidia.libnvcomp")
-    except ImportError as error:
-        raise _unavailable("the package nvidia.libnvcomp", str(error)) from error
-    tried = f"libnvcomp in {', '.join(libnvcomp.__path__)} and on the system's library path"
-    try:
-        library: ctypes.CDLL | None = libnvcomp.load_library()
-    except OSError as error:
-        raise _unavailable(tried, str(error)) from error
-    if library is None:
-        raise _unavailable(tried, f"the package's version is {libnvcomp.__version__}, but no library loads")
-    version = _version(library)
-    if not _FIRST <= version < _END:
-        raise _unavailable(tried, f"nvCOMP {_version_text(version)}; this package calls nvCOMP {_FITTING}")
-    return library
-
-
-def _unavailable(tried: str, cause: str) -> DeviceUnavailableError:
-    return DeviceUnavailableError(
-        "nvCOMP cannot be loaded",
-        tried=tried,
-        found=cause,
-        do="pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver), or read with device='host'",
-    )
-
-
-def _version(functions: object) -> int:
+def library_version(functions: object) -> int:
+    """Return the version of a library, such as 6000 for 6.0.0."""
     get_properties = _function(functions, "nvcompGetProperties", (ctypes.POINTER(_Properties),))
     properties = _Properties()
     _check(get_properties(properties), "nvcompGetProperties")
     return int(properties.version)
 
 
-def _version_text(version: int) -> str:
+def version_text(version: int) -> str:
+    """Return a version as text, such as ``"6.0.0"``."""
     return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
 
 
-def _function(functions: object, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:
+def _function(functions: object, name: str, argument_types: tuple[type, ...]) -> Callable[..., int]:
     function = getattr(functions, name)
-    function.argtypes = parameters
+    function.argtypes = argument_types
     function.restype = ctypes.c_int
     return cast("Callable[..., int]", function)
 
 
 def _check(code: int, call: str) -> None:
+    """Raise `CudaError` if the status of a call is not 0; `call` is the call with its arguments, for the message."""
     if code == 0:
         return
     do = "report it: nvCOMP refused what it was asked; nothing was started, and the GPU works on"
@@ -207,10 +189,14 @@ def _check(code: int, call: str) -> None:
 
 
 class Nvcomp:
-    """The C functions of nvCOMP that decoding takes, for all formats. Safe to use from several threads.
+    """The C functions of nvCOMP that decoding needs, for all formats. Safe to use from several threads.
 
-    `functions` has them as attributes: the library of `find_nvcomp`, or ctypes callbacks of the same types. Every call
-    asks for the CUDA kernels, never for the hardware engine of newer GPUs.
+    Every call requests the CUDA kernels, never the hardware engine of newer GPUs.
+
+    Parameters
+    ----------
+    functions : object
+        Has the functions as attributes: the library of `find_nvcomp`, or ctypes callbacks of the same types.
 
     References
     ----------
@@ -218,63 +204,94 @@ class Nvcomp:
     """
 
     def __init__(self, functions: object) -> None:
-        version = _version(functions)
-        self.version = _version_text(version)
+        version = library_version(functions)
+        self.version = version_text(version)
         """Version of the library, such as ``"6.0.0"``."""
-        self._asks_with_stream = version >= _ASKS_WITH_STREAM
-        asks = {"GetTempSize": (*_TEMP_SIZE, _POINTER)} if self._asks_with_stream else {"GetTempSizeAsync": _TEMP_SIZE}
-        self._functions = {
-            name: _function(functions, name, parameters)
-            for c_name in _C_NAMES.values()
-            for suffix, parameters in {**_PARAMETERS, **asks}.items()
-            for name in [f"nvcompBatched{c_name}Decompress{suffix}"]
-        }
+        self._has_temp_size = version >= _TEMP_SIZE_VERSION
+        argument_types = dict(_ARGUMENT_TYPES)
+        if self._has_temp_size:
+            argument_types["GetTempSize"] = (*_TEMP_SIZE, _POINTER)
+        else:
+            argument_types["GetTempSizeAsync"] = _TEMP_SIZE
+        self._functions: dict[str, Callable[..., int]] = {}
+        for c_name in _C_NAMES.values():
+            for suffix, types in argument_types.items():
+                name = f"nvcompBatched{c_name}Decompress{suffix}"
+                self._functions[name] = _function(functions, name, types)
         self._alignments: dict[Format, Alignment] = {}
 
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
-        """Return the bytes of scratch memory that `decompress` needs; takes about 3 us, and a GPU only to look ahead.
+        """Return the bytes of scratch memory that `decompress` needs.
 
-        `max_nbytes` are the decompressed bytes of the largest chunk, `total_nbytes` of all together. A chunk that is
-        larger than `MAX_CHUNK_NBYTES` is a `CudaError`.
+        The call takes about 3 us. It needs a GPU only for the algorithm that looks ahead.
+
+        Parameters
+        ----------
+        fmt : Format
+            Format of the chunks.
+        n_chunks : int
+            Number of chunks.
+        max_nbytes : int
+            Decompressed bytes of the largest chunk.
+        total_nbytes : int
+            Decompressed bytes of all chunks together.
+
+        Raises
+        ------
+        CudaError
+            If a chunk is larger than `MAX_CHUNK_NBYTES`.
         """
-        answer = ctypes.c_size_t()
-        said = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
-        args = (n_chunks, max_nbytes, _OPTIONS[fmt], answer, total_nbytes)
-        if self._asks_with_stream:
-            self._call(fmt, "GetTempSize", said, (*args, None))
+        temp_nbytes = ctypes.c_size_t()
+        described = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
+        args = (n_chunks, max_nbytes, _OPTIONS[fmt], temp_nbytes, total_nbytes)
+        if self._has_temp_size:
+            self._call(fmt, "GetTempSize", described, (*args, None))
         else:
-            self._call(fmt, "GetTempSizeAsync", said, args)
-        return answer.value
+            self._call(fmt, "GetTempSizeAsync", described, args)
+        return temp_nbytes.value
 
     def alignment(self, fmt: Format, /) -> Alignment:
-        """Return what the addresses given to `decompress` must be multiples of."""
+        """Return the numbers of bytes that the addresses given to `decompress` must be multiples of."""
         if fmt not in self._alignments:
-            answer = _Alignments()
-            self._call(fmt, "GetRequiredAlignments", "", (_OPTIONS[fmt], answer))
-            self._alignments[fmt] = Alignment(source=answer.source, output=answer.output, temp=answer.temp)
+            required = _Alignments()
+            self._call(fmt, "GetRequiredAlignments", "", (_OPTIONS[fmt], required))
+            self._alignments[fmt] = Alignment(source=required.source, output=required.output, temp=required.temp)
         return self._alignments[fmt]
 
     def decompress(
         self, fmt: Format, /, batch: Batch, *, n_chunks: int, temp: int, temp_nbytes: int, stream: int
     ) -> None:
-        """Decode a batch on a stream; returns before it is done, and does nothing for no chunks.
+        """Enqueue the decompression of a batch on a stream; returns before it is done.
 
-        The columns of the batch, and all memory they point to, must live until the stream has passed here; so must the
-        scratch memory at the address `temp`, which is overwritten.
+        A chunk that cannot be decoded does not raise. It has a status other than 0, or is decoded to anything, so the
+        length in `batch.actual` must be checked as well.
+
+        Parameters
+        ----------
+        fmt : Format
+            Format of the chunks.
+        batch : Batch
+            Columns of the batch. They, and all memory that they point to, must live until the stream has passed here.
+        n_chunks : int
+            Number of chunks; may be 0.
+        temp, temp_nbytes : int
+            Address and length of scratch memory, which must live as long.
+        stream : int
+            The ``cudaStream_t``.
 
         Raises
         ------
         CudaError
-            Nothing was started. Chunks that cannot be decoded do not raise: they have a status that is not 0, or are
-            decoded to something. The length in `batch.actual` is to be checked too.
+            If nvCOMP refuses the call. Nothing has been started then.
         """
         if n_chunks == 0:  # some formats would launch an empty grid, which CUDA refuses
             return
         columns = (batch.sources, batch.source_nbytes, batch.capacity, batch.actual)
         args = (*columns, n_chunks, temp, temp_nbytes, batch.outputs, _OPTIONS[fmt], batch.statuses, stream)
-        said = f"n_chunks={n_chunks}, temp={temp:#x}, temp_nbytes={temp_nbytes}, stream={stream:#x}"
-        self._call(fmt, "Async", said, args)
+        described = f"n_chunks={n_chunks}, temp={temp:#x}, temp_nbytes={temp_nbytes}, stream={stream:#x}"
+        self._call(fmt, "Async", described, args)
 
-    def _call(self, fmt: Format, suffix: str, said: str, args: tuple[object, ...]) -> None:
+    def _call(self, fmt: Format, suffix: str, described: str, args: tuple[object, ...]) -> None:
+        """Call a function of a format; `described` are its arguments, for the message of an error."""
         name = f"nvcompBatched{_C_NAMES[fmt]}Decompress{suffix}"
-        _check(self._functions[name](*args), f"{name}({said})")
+        _check(self._functions[name](*args), f"{name}({described})")

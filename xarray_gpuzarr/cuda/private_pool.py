@@ -1,4 +1,4 @@
-"""A pool of the driver for reads alone, with settings that RMM's own resource over such a pool does not have.
+"""A memory pool of the CUDA driver for reads alone, with settings that RMM's own resource for such a pool lacks.
 
 References
 ----------
@@ -21,37 +21,38 @@ from xarray_gpuzarr.cuda.contexts import in_context
 from xarray_gpuzarr.cuda.failures import FAILURES
 from xarray_gpuzarr.process.settings import numbers_from_environment
 
-_KEPT = 4
-"""An idle pool keeps up to that part of the device's memory, beside what is in use."""
+_KEPT_DIVISOR = 4
+"""A pool keeps up to a quarter of the device's memory besides what is in use."""
 _SWITCHES = ("pool_waits", "pool_kept_nbytes")
-"""For measurements: 1 lets streams wait as CUDA's default does, and the bytes that a pool keeps, what is in use
-included."""
+"""Environment settings for measurements. The first is 1 to let streams wait, which is CUDA's default; the second is the
+number of bytes that a pool keeps, memory in use included."""
 
 
 def private_pool(index: int, total_nbytes: int) -> PrivatePool:
-    """Return a new pool of a device that has so much memory; the device is the calling thread's."""
+    """Return a new pool of the calling thread's device, whose number is `index` and which has `total_nbytes` bytes."""
     properties = runtime.cudaMemPoolProps()
     properties.allocType = runtime.cudaMemAllocationType.cudaMemAllocationTypePinned
     properties.location.type = runtime.cudaMemLocationType.cudaMemLocationTypeDevice
     properties.location.id = index
     pool = PrivatePool(_checked("cudaMemPoolCreate", runtime.cudaMemPoolCreate(properties)))
-    pool.set_up(total_nbytes // _KEPT)
+    pool.set_up(total_nbytes // _KEPT_DIVISOR)
     return pool
 
 
 class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # RMM has no types here
-    """RMM's resource over a pool of the driver, which it owns.
+    """RMM's resource for a pool of the driver, which it owns.
 
-    A stream that takes memory is not made to wait for the kernels of whoever freed it, as CUDA's default is, unless
-    there is no other memory left. What idles is given back to the device only beyond a share of all memory; CUDA counts
-    what is in use, too, so the limit moves with that.
+    By default, CUDA lets a stream wait for the kernels of the stream that freed the memory it gets. This pool does so
+    only if there is no other memory left. It gives idle memory back to the device only above `kept_nbytes`. CUDA's
+    threshold for that includes memory in use, so the threshold is moved at each allocation.
     """
 
     _process = 0
-    """Until there is a pool to be destroyed."""
+    """Id of the process that made the pool. It is 0 while there is no pool to be destroyed."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        """The ``cudaMemPool_t``."""
         self._context = cupy.cuda.driver.ctxGetCurrent()
         self._process = os.getpid()
         self._waiting = threading.Lock()
@@ -61,44 +62,44 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._fixed_nbytes = switches.get("pool_kept_nbytes")
 
     def set_up(self, kept_nbytes: int) -> None:
-        """Let the pool keep so many bytes beside those that are in use."""
+        """Let the pool keep `kept_nbytes` bytes besides those in use."""
         self._kept_nbytes = kept_nbytes
-        self._let_wait(waits=self._waits)
-        self._keep()
+        self._set_waiting(allowed=self._waits)
+        self._update_threshold()
 
     def allocate(self, nbytes: int, stream: Any) -> int:
-        """Return the address of new memory; only where there is none left, `stream` waits for others."""
+        """Return the address of new memory. `stream` waits for other streams only if no other memory is left."""
         try:
             address = super().allocate(nbytes, stream)
         except MemoryError:
             if self._waits:
                 raise
             with self._waiting:
-                self._let_wait(waits=True)
+                self._set_waiting(allowed=True)
                 try:
                     address = super().allocate(nbytes, stream)
                 finally:
-                    self._let_wait(waits=False)
-        self._keep()
+                    self._set_waiting(allowed=False)
+        self._update_threshold()
         return int(address)
 
     def deallocate(self, address: int, nbytes: int, stream: Any) -> None:
-        """Take memory back, behind what `stream` has been given."""
+        """Free memory behind what `stream` has been given."""
         super().deallocate(address, nbytes, stream)
-        self._keep()
+        self._update_threshold()
 
     def __del__(self) -> None:
-        """Let the pool go; CUDA keeps it until the last memory of it is back."""
+        """Destroy the pool. CUDA keeps it until its last memory is freed."""
         if self._process == os.getpid() and not sys.is_finalizing():
             with suppress(*FAILURES), in_context(self._context):
                 _checked("cudaMemPoolDestroy", runtime.cudaMemPoolDestroy(self._handle))
 
-    def _let_wait(self, *, waits: bool) -> None:
-        """Choose whether a stream may be made to wait for one that has freed the memory that it takes."""
-        self._set("cudaMemPoolReuseAllowInternalDependencies", int(waits))
+    def _set_waiting(self, *, allowed: bool) -> None:
+        """Set whether an allocation may make its stream wait for the stream that freed the memory."""
+        self._set("cudaMemPoolReuseAllowInternalDependencies", int(allowed))
 
-    def _keep(self) -> None:
-        """Let the pool keep its share beside what is in use now."""
+    def _update_threshold(self) -> None:
+        """Let the pool keep its share besides what is in use now."""
         nbytes = self._fixed_nbytes
         if nbytes is None:
             attribute = runtime.cudaMemPoolAttr.cudaMemPoolAttrUsedMemCurrent
@@ -112,7 +113,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
 
 
 def _checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """Return what a call has given; raise RuntimeError, as CuPy and RMM do, if it failed."""
+    """Return the value in the answer of a CUDA runtime call; raise `RuntimeError`, as CuPy does, if it failed."""
     error, *values = answer
     if error != runtime.cudaError_t.cudaSuccess:
         raise RuntimeError(f"{error.name}, by {call}")

@@ -3,9 +3,8 @@
 A `Workspace` has all of them for one read at a time. `WorkerResources` hands workspaces to reads, whatever their
 threads; a few reads run at once, and others wait.
 
-Everything is written against `DeviceApi`, so that tests can run it on a simulator. Uploads run on the `copy` stream,
-and batches are decoded on the streams of `works` in turn, so that fetching, copying and decoding overlap. Events order
-them.
+Uploads run on the `copy` stream, and batches are decoded on the streams of `works` in turn, so that fetching, copying
+and decoding overlap. Events order them.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ class Workspace:
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
-        """Whether a signal has interrupted a read or its cleaning."""
 
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to at once.

@@ -1,7 +1,7 @@
-"""Which RMM resource device memory comes from, and memory from it.
+"""Device memory from an RMM resource, and the choice of that resource.
 
-RMM's current resource is the application's own choice, and stays in force. `share_memory` alone sets CuPy's allocator,
-where a process has asked for that, and can undo it.
+RMM's current resource is the application's choice, and is never changed. Only `share_memory` sets CuPy's allocator, if
+a process has requested it, and can undo it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ _ADAPTORS = tuple(
     getattr(rmm.mr, f"{name}ResourceAdaptor")
     for name in ("Limiting", "Logging", "Statistics", "Tracking", "FailureCallback", "Prefetch")
 )
-"""Adaptors that pass every request on to the resource below them."""
+"""Adaptors that pass every request on to their upstream resource."""
 
 
 class NativeMemory:
-    """Device memory of an RMM resource; goes back to it in the order of a stream, at the latest when it is dropped."""
+    """Device memory of an RMM resource; see `DeviceMemory`.
+
+    It is freed in the order of its stream, at the latest when it is garbage collected.
+    """
 
     def __init__(self, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
         self.address = address
@@ -44,16 +47,16 @@ class NativeMemory:
         self._process = os.getpid()
 
     def free(self) -> None:
-        """Give the memory back once the work that its stream has been given so far is done."""
+        """Free the memory once the work that its stream has been given so far is done."""
         resource, self._resource = self._resource, None
-        # A process that was forked off, or is ending, has no CUDA to give anything back to.
+        # A forked process, or one that is ending, cannot call CUDA.
         if resource is None or not self.nbytes or self._process != os.getpid() or sys.is_finalizing():
             return
-        with suppress(*FAILURES), in_context(self._context):  # of a lost device there is nothing to give back
+        with suppress(*FAILURES), in_context(self._context):  # a lost device has no memory to free
             resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
 
     def free_behind(self, stream: Any) -> None:
-        """Give the memory back on another stream, behind what that has been given; see `DeviceMemory`."""
+        """Free the memory on another stream, behind the work of that one; see `DeviceMemory.free_behind`."""
         self._stream = stream
         self.free()
 
@@ -62,19 +65,34 @@ class NativeMemory:
 
 
 class RmmMemory:
-    """Device memory of one device; `choice` is `ResourceOptions.memory`."""
+    """Allocates memory of one device.
+
+    Parameters
+    ----------
+    index : int
+        Number of the device.
+    choice : str
+        `ResourceOptions.memory`.
+    """
 
     def __init__(self, index: int, choice: MemoryChoice) -> None:
         self._index = index
         self.choice = choice
         self._lock = threading.Lock()
         self._private: Any = None
-        self._seen: object = None
-        """The caller's resource that was looked at last."""
+        """Pool of reads alone; None until it is needed."""
+        self._last_current: object = None
+        """RMM's current resource when it was last used."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
-        """Return uninitialised memory, which goes back in the order of `stream` when it is dropped."""
+        """Return uninitialised memory, which is freed in the order of `stream`.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If the resource or the device has not enough memory.
+        """
         resource = self.resource()
         try:
             address = resource.allocate(nbytes, stream.for_rmm) if nbytes else 0
@@ -94,13 +112,13 @@ class RmmMemory:
         return NativeMemory(resource, Address(address), nbytes, stream)
 
     def resource(self) -> Any:
-        """Return the RMM resource to allocate from now; the caller may have changed theirs since the last call."""
+        """Return the RMM resource to allocate from. The application may have changed its own since the last call."""
         if self.choice in {"auto", "current"}:
             current = rmm.mr.get_per_device_resource(self._index)
-            # Anything around a plain resource was put there by the caller, to limit or count, and holds for us too.
+            # An adaptor around a plain resource is the application's, to limit or count memory, and is respected.
             if self.choice == "current" or not is_plain(current):
-                if current is not self._seen:
-                    self._seen = current
+                if current is not self._last_current:
+                    self._last_current = current
                     _advise_on(current)
                 return current
         if self._private is None:
@@ -116,24 +134,24 @@ class RmmMemory:
         ):
             _, total = runtime.memGetInfo()
             return private_pool(self._index, total)
-        # RMM would take half of the free memory at once; this one starts empty and grows.
+        # By default, RMM's pool would allocate half of the free memory at once. This one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
 
 
 def is_plain(resource: object) -> bool:
-    """Whether a resource is RMM's first one, which keeps nothing and stalls the device at every call."""
+    """Whether a resource is RMM's initial one, which keeps no memory and stalls the device at every call."""
     return type(resource) is rmm.mr.CudaMemoryResource
 
 
 def has_no_pool(resource: object) -> bool:
-    """Whether a resource is a plain one, or hands everything on to one."""
+    """Whether a resource is a plain one, or passes every request on to one."""
     while isinstance(resource, _ADAPTORS):
         resource = resource.upstream_mr
     return is_plain(resource)
 
 
 def _advise_on(resource: object) -> None:
-    """Say so if a caller's resource, which is not RMM's first one, asks the driver for each piece of memory."""
+    """Warn if the application's resource requests each piece of memory from the driver."""
     if has_no_pool(resource) and not is_plain(resource):
         advise(
             "memory without a pool",
@@ -145,20 +163,20 @@ def _advise_on(resource: object) -> None:
 
 
 def share_memory(index: int) -> Undo:
-    """Let CuPy allocate from the pool of a device that is RMM's current one; return what takes that back.
+    """Let CuPy allocate from RMM's current pool on a device; return a function that undoes this.
 
-    Without a pool nothing is changed: CuPy's own is quicker. Arrays that live keep their memory. Nothing is taken back
-    that somebody else has set since.
+    If RMM's resource has no pool, nothing is changed, because CuPy's own pool is faster. Existing arrays keep their
+    memory. If another allocator has been set meanwhile, undoing leaves that one in place.
     """
     before = cupy.cuda.get_allocator()
     if before is rmm_cupy_allocator or has_no_pool(rmm.mr.get_per_device_resource(index)):
         return lambda: None
     cupy.cuda.set_allocator(rmm_cupy_allocator)
-    kept = [before]
+    to_restore = [before]
 
     def undo() -> None:
-        if kept and cupy.cuda.get_allocator() is rmm_cupy_allocator:
-            cupy.cuda.set_allocator(kept[0])
-        kept.clear()
+        if to_restore and cupy.cuda.get_allocator() is rmm_cupy_allocator:
+            cupy.cuda.set_allocator(to_restore[0])
+        to_restore.clear()
 
     return undo

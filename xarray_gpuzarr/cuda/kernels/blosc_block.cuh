@@ -1,4 +1,4 @@
-// A Blosc block, its bytes from any address, and a few of its elements one byte at a time.
+// A Blosc block; loads of its bytes from any address; and its first and last elements, one byte at a time.
 
 typedef unsigned char u1;
 typedef unsigned short u2;
@@ -11,10 +11,10 @@ constexpr u4 n_shared = 8192;  // words of 4 bytes
 struct Block {
     const u1* in;
     u1* out;
-    u4 nbytes, typesize, n;  // n: elements
+    u4 nbytes, typesize, n;  // n: number of whole elements
 };
 
-// Bytes 4 to 7 after bytes 0 to 3, without the first `shift` bits; shift < 32.
+// Return 32 bits of the two words from bit `shift` on; shift < 32.
 __device__ inline u4 joined(u4 low, u4 high, u4 shift) { return (u4)(((u8)high << 32 | low) >> shift); }
 
 template <u4 n> struct alignas(n < 4 ? 4 : n) Bytes { u4 part[n < 4 ? 1 : n / 4]; };
@@ -26,7 +26,7 @@ template <u4 n> __device__ inline Bytes<n> load(const u1* from)
     else return *(const Bytes<n>*)from;
 }
 
-// From any address. Reads up to 3 bytes before it, and up to 4 behind.
+// Load from any address. Up to 3 bytes before and up to 4 bytes behind are read, too.
 template <u4 n> __device__ inline Bytes<n> load_anywhere(const u1* from)
 {
     if constexpr (n == 1) return load<1>(from);
@@ -46,6 +46,7 @@ template <u4 n> __device__ inline Bytes<n> load_anywhere(const u1* from)
     }
 }
 
+// Return byte `k` of an unshuffled element.
 template <bool is_bits> __device__ inline u1 byte_of(const Block& block, u4 element, u4 k)
 {
     if constexpr (!is_bits) return block.in[k * block.n + element];
@@ -55,7 +56,7 @@ template <bool is_bits> __device__ inline u1 byte_of(const Block& block, u4 elem
     return (u1)byte;
 }
 
-// Elements before `first` and from `last` on.
+// Write the elements before `first`, and those from `last` on.
 template <bool is_bits> __device__ inline void unshuffle_ends(const Block& block, u4 first, u4 last)
 {
     const u4 n_before = first * block.typesize, n = n_before + (block.n - last) * block.typesize;

@@ -1,22 +1,23 @@
-// Streams of blosclz, the default codec of C-Blosc.
+// Decompress streams of blosclz, the default codec of C-Blosc.
 //
-// Grid: ceil(n / 8) blocks of 64 threads; a warp decodes 4 streams. `table` has four columns of n words: source, its length, target, its length, both lengths below 2^31.
-// `actual` (u8) gets the bytes written; `statuses` (int) 0, or 12 if the stream is damaged or does not give as many bytes
-// as the target has. Nothing outside of both is touched. Neighbours in the table are best of about the same length: a
-// warp goes on until its last stream ends.
-// Memory: a source is read ahead, 32 bytes at a time; a literal run or a match is copied by 8 neighbouring threads, the
-// greater part of a longer one by 32.
+// Grid: ceil(n / 8) blocks of 64 threads; a warp decodes 4 streams. `table` has four columns of n words: source, its
+// length, target, its length; both lengths are below 2^31. `actual` (u8) is set to the number of bytes that were written,
+// and `statuses` (int) to 0, or to 12 if the stream is damaged or does not give as many bytes as the target has. Nothing
+// outside source and target is accessed. Neighbours in the table should have similar lengths, because a warp goes on until
+// its last stream ends.
+// Memory: a source is read ahead, 32 bytes at a time. A literal run or a match is copied by 8 neighbouring threads, most
+// bytes of a long one by 32.
 // Python, for the bytes of one stream, until they are used up:
 //   control < 32 (the first one modulo 32): copy the next control + 1 bytes
 //   else: length = (control >> 5) + 2, if that is 9 plus the next bytes up to the first that is not 255; the next byte
 //   gives distance = (control % 32 << 8) + byte + 1, or if that is 8192, 8192 plus the next 2 bytes, high one first;
 //   `length` times: out.append(out[-distance]). Something must follow a match.
 //
-// Lane i of a warp reads the tokens of stream i, and says in a job what is to be copied; then 8 lanes do each job. So
-// all streams share the instructions of one loop, whatever their tokens are. Bytes that a lane loads in a turn it stores
-// in the next, when the token behind is already known. Between the two lies no write to what is read: target bytes are
-// written once. A __syncwarp lies between jobs and those who read them, and between stores and the loads that may want
-// their bytes. Jobs of odd and even turns have places of their own.
+// Lane i of a warp reads the tokens of stream i, and describes in a job what is to be copied. Then 8 lanes carry out each
+// job. All streams therefore share the instructions of one loop, whatever their tokens are. A lane stores the bytes that it
+// has loaded in the next turn, when the next token is known already. Nothing that was loaded is overwritten in between,
+// because target bytes are written only once. A __syncwarp separates the writing of jobs from their reading, and stores
+// from loads that may read the same bytes. Jobs of odd and even turns are in separate memory.
 
 typedef unsigned char u1;
 typedef unsigned short u2;
@@ -24,16 +25,16 @@ typedef unsigned int u4;
 typedef unsigned long long u8;
 
 constexpr u4 n_lanes = 32, n_warps = 2, all_lanes = 0xffffffff;
-constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job that a lane holds; that are held
-constexpr u4 n_streams = n_lanes / job_lanes;  // of a warp: a job of each is done at a time
-constexpr u4 n_steps = 7, most = (1 + n_steps) * step;  // steps of a job that are not held; bytes of a job
+constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job in one lane; in 8
+constexpr u4 n_streams = n_lanes / job_lanes;  // number of streams of a warp, each with one job at a time
+constexpr u4 n_steps = 7, most = (1 + n_steps) * step;  // limits: steps of a job that are not held; bytes of a job
 constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;
-constexpr u4 token_nbytes = 12;  // that a turn looks at
+constexpr u4 token_nbytes = 12;  // bytes that a turn looks at
 
 struct alignas(16) Words { u4 word[4]; };
 
-// Bytes to be copied: `before` of them at once, a multiple of `step`; then `n`, up to `step`. If `repeat` is not 0, they
-// repeat a few from `from` on: it is their number, and its reciprocal << 8.
+// Bytes to be copied: first `before` of them, a multiple of `step`, by the whole warp; then `n`, up to `step`, by 8 lanes.
+// If `repeat` is not 0, the few bytes at `from` are repeated: `repeat` is their number | its reciprocal << 8.
 struct alignas(16) Job {
     u1* to;
     u2 n, before;
@@ -41,9 +42,9 @@ struct alignas(16) Job {
     const u1* from;
 };
 
-// 1024 / n, rounded up: i * reciprocal / 1024 is i / n for all i below `step`.
+// 1024 / n, rounded up. i * reciprocal / 1024 equals i / n for all i below `step`.
 struct Reciprocals {
-    u2 of[step];  // 0 of 0
+    u2 of[step];  // the first one is 0
 
     __device__ constexpr Reciprocals() : of()
     {
@@ -52,9 +53,9 @@ struct Reciprocals {
 };
 __constant__ const Reciprocals reciprocals;
 
-// A source, counted from where the 32 bytes begin that its first one lies in.
+// A source. Positions are counted from the start of the aligned 32 bytes that its first byte lies in.
 struct Input {
-    Words* ring;  // bytes before `staged`, as many as fit, and a second time the first 16
+    Words* ring;  // the last bytes before `staged`, followed by a copy of the ring's first 16 bytes
     const u1* base;
     u4 begin, end, staged;
     Words ahead[2];  // bytes from `staged` on
@@ -77,7 +78,8 @@ struct Input {
             for (u4 i = 0; i < 8; ++i) ahead[i / 4].word[i % 4] = word_at(staged + 4 * i);
     }
 
-    // Zeros where the source is not. The first byte says no more than the number of literals.
+    // Return 4 bytes, with zeros outside the source. Only the lower five bits of the first byte have a meaning: it is the
+    // control byte of a literal run.
     __device__ u4 word_at(u4 at) const
     {
         u4 word = 0;
@@ -87,7 +89,7 @@ struct Input {
         return word;
     }
 
-    // Makes what a turn looks at from `at` on readable; bytes before `at` may then be gone.
+    // Make the bytes that a turn looks at, from `at` on, readable. Bytes before `at` may be overwritten.
     __device__ void stage(u4 at)
     {
         while (staged < at + token_nbytes && staged < end) {
@@ -96,7 +98,7 @@ struct Input {
             ring[slot + 1] = ahead[1];
             if (slot == 0) ring[ring_nbytes / 16] = ahead[0];
             staged += ahead_nbytes;
-            load();  // waited for when it is next stored
+            load();  // arrives when it is next stored
         }
     }
 
@@ -104,22 +106,22 @@ struct Input {
 };
 
 struct Token {
-    u4 length, distance, next;  // distance: 0 for literals; next: where the following token begins
+    u4 length, distance, next;  // distance: 0 for literals; next: position of the following token
 };
 
-// What one lane knows of its stream.
+// State of one stream, kept by one lane.
 struct Decoder {
-    static constexpr u4 nowhere = 0xffffffff;  // behind a token that is damaged
+    static constexpr u4 nowhere = 0xffffffff;  // position behind a damaged token
 
     Input input;
     u1* target;
-    u4 nbytes, at, done;  // at: of the source, the next token; done: bytes of the target that jobs have covered
+    u4 nbytes, at, done;  // at: position of the next token in the source; done: bytes of the target that jobs cover so far
 
-    // The token that is being copied: `left` bytes from `from` on, at most `limit` a turn. Where a match repeats itself
-    // within `step` bytes, `reciprocal` is not 0.
+    // The token that is being copied: `left` bytes from `from` on, at most `limit` in a turn. If a match repeats itself
+    // within `step` bytes, `reciprocal` is that of its distance, otherwise 0.
     const u1* from;
     u4 left, limit, distance, reciprocal;
-    u4 long_control, long_length;  // of a match whose length has more bytes at `at`; else 0
+    u4 long_control, long_length;  // of a match whose length has more bytes at `at`; otherwise 0
 
     __device__ Decoder(Words* ring, const u1* source, u4 source_nbytes, u1* target, u4 nbytes)
         : input(ring, source, source_nbytes), target(target), nbytes(nbytes), at(input.begin), done(0), from(target),
@@ -142,8 +144,8 @@ struct Decoder {
         return token;
     }
 
-    // A match whose distance, or whose length, has several bytes. Of the length up to 8 are read; while there are more,
-    // the token has no bytes yet, and the next one begins with them.
+    // Read a match whose distance or length has several bytes. Up to 8 bytes of the length are read in a turn. While there
+    // are more, the token has length 0, and the next turn goes on with them.
     __device__ Token read_long()
     {
         const u1* byte = input.bytes(at);
@@ -183,7 +185,7 @@ struct Decoder {
         input.stage(at);
     }
 
-    // What has been repeated once may be taken for a match from twice as far.
+    // Bytes that were repeated once are the same as those of a match with twice the distance.
     __device__ void go_on()
     {
         if (reciprocal) limit = distance * (((step - 1) * reciprocal >> 10) + 1);
@@ -206,11 +208,11 @@ struct Decoder {
     }
 };
 
-// What lane `lane` of 8 has loaded of a job, every eighth byte.
+// The bytes of a job that lane `lane` of 8 has loaded: every eighth one.
 struct Held {
     u4 byte[n_each];
     u1* to;
-    int n;  // of the job, less the lane
+    int n;  // bytes of the job, minus the lane
 
     __device__ void load(const Job job, u4 lane)
     {
@@ -237,7 +239,7 @@ struct Held {
     }
 };
 
-// The bytes of a job that are not held, by a whole warp.
+// Copy the bytes of a job that are not held, with the whole warp.
 __device__ inline void copy_before(const Job job, u4 lane)
 {
     const u1* const from = job.from - job.before + lane;
@@ -256,7 +258,7 @@ struct Shared {
     Job jobs[2][n_streams];
 };
 
-// Returns when the streams of all lanes that have one are decoded.
+// Return when the streams of all lanes are decoded.
 __device__ inline void decode(Decoder& decoder, Shared& shared, u4 lane)
 {
     Held held = {};
@@ -281,7 +283,7 @@ extern "C" __global__ void blosclz(u8 table, u8 n, u8 actual, u8 statuses)
     const u8 row = ((u8)blockIdx.x * n_warps + warp) * n_streams + lane;
     const bool is_row = lane < n_streams && row < n;
     const u8* const column = (const u8*)table + (is_row ? row : 0);
-    // A lane without a stream has one without bytes.
+    // A lane without a stream gets one without bytes.
     const u1* const source = is_row ? (const u1*)column[0] : nullptr;
     const u4 source_nbytes = is_row ? (u4)column[n] : 0, nbytes = is_row ? (u4)column[3 * n] : 0;
     Decoder decoder(shared[warp].rings[lane % n_streams], source, source_nbytes, (u1*)column[2 * n], nbytes);

@@ -1,12 +1,12 @@
-// One element on its way from a decoded chunk to the result: swap bytes, convert, mask, scale, add.
+// Turn an element of a decoded chunk into an element of the result: swap bytes, convert, mask, scale, add.
 //
-// Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. With COPY, these are the
-// same unsigned type and may cover several elements; only bytes are swapped then. With WORK, values are masked and
-// scaled as this type, and then rounded to RESULT once.
+// The kernels that place elements include this file. Each is compiled for one pair of STORED and RESULT. With COPY, both
+// are the same unsigned type, which may cover several elements, and only bytes are swapped. With WORK, values are masked
+// and scaled as this type, and then rounded to RESULT once.
 //
-// Values equal NumPy's on x86-64 bit for bit, NaN payloads included.
+// Values equal NumPy's on x86-64 bit for bit, including NaN payloads.
 // NumPy: values = stored.astype(result); hit = values == mask; values *= scale; values += offset; values[hit] = nan
-// Where an element and a constant are both NaN, NumPy keeps the payload of either; here it is that of the element.
+// If an element and a constant are both NaN, NumPy keeps the payload of either one. This code keeps the element's.
 
 #include "numbers.cuh"
 #include "order.cuh"
@@ -22,7 +22,7 @@ struct Cast {
     u8 swap_nbytes, n_mask;
     const Work* mask;
     u8 has_scale, has_offset, scale, offset;
-    const STORED* missing;  // if not null, stands for every stored element
+    const STORED* missing;  // if not null, the fill value, used in place of every stored element
 };
 
 #ifdef COPY
@@ -38,12 +38,13 @@ template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], 
 
 __device__ inline f2 rounded_product(f2 a, f2 b) { return As<f2>::from(rounded_product(as_f4(a), as_f4(b))); }
 
-// Scales and adds. GPUs forget the payload of a NaN, so where one may have come out all is done again, with care.
-template <class R> struct Arithmetic {  // no integer result has any
+// Mask, scale and add. GPUs lose the payload of a NaN. If a result may be NaN, all is computed again by slower code that
+// keeps payloads.
+template <class R> struct Arithmetic {  // results that are integers have no arithmetic
     template <u4 n> static __device__ void apply(R (&)[n], const Cast&) {}
 };
 template <class R, class Bits> struct FloatArithmetic {
-    // Of f8 the upper half tells whether a value is NaN or infinite.
+    // The upper half of an f8 is enough to tell whether it is NaN or infinite.
     static constexpr u4 drop = 8 * sizeof(Bits) - (sizeof(Bits) == 2 ? 16 : 32);
     static constexpr u4 infinity = (u4)(Float<Bits>::infinity >> drop);
 

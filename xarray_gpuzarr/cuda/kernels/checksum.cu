@@ -1,12 +1,15 @@
-// Checksums of messages: runs of bytes in device memory.
+// Compute checksums of messages, which are runs of bytes in device memory.
 //
-// Compiled for one KIND: crc32, crc32c or adler32. All are linear in the bytes but for a constant, so any thread may
-// take any of them, weighted by how many bytes follow. Tiles are counted from the end of the message, which is padded
-// with zeros to a multiple of 16: zeros in front of a message add nothing, and what follows it is taken out again.
+// Compiled for one KIND: crc32, crc32c or adler32. Apart from a constant, each is linear in the bytes of the message,
+// so threads may take any bytes, weighted by the number of bytes that follow. Tiles are counted from the end of the
+// message, which is padded with zeros to a multiple of 16. Zeros in front of a message add nothing; the effect of those
+// behind it is removed from the result.
 //
-// Grid: n * tiles_per_message blocks of 256 threads; a block adds 64 KiB of one message to its result. `table` has two
-// columns of n words: address, length up to 2^32 - 16. `result` has one, zero at first; see `finish` in checksum.py.
-// Memory: words of 16 bytes, neighbouring threads beside one another; bytes where a word is not all message.
+// Grid: n * tiles_per_message blocks of 256 threads; a block adds 64 KiB of one message to the message's result. `table`
+// has two columns of n words: address, and length up to 2^32 - 16. `result` has one column, zeros at first; `finish` in
+// checksum.py makes the checksums from it.
+// Memory: neighbouring threads read neighbouring words of 16 bytes. Words that cross an end of a message are read byte by
+// byte.
 // Python, per message: zlib.crc32(message), google_crc32c.value(message), zlib.adler32(message)
 // References: RFC 1952 section 8 (CRC-32), RFC 3720 section 12.1 (CRC-32C), RFC 1950 section 8.2 (Adler-32)
 
@@ -18,12 +21,12 @@ struct alignas(16) Word { u4 part[4]; };
 
 #define UNROLL _Pragma("unroll")
 
-constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is a word for every thread
+constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is one word of each thread
 
-// ---- CRC: a polynomial over GF(2) modulo another one, bit 31 being the coefficient of x^0
+// ---- CRC: a polynomial over GF(2) modulo another polynomial; bit 31 is the coefficient of x^0
 
 template <u4 polynomial> struct Zeros {
-    u4 after[32][32];  // [k][i]: the CRC whose bit i alone is set, followed by 2^k zero bytes
+    u4 after[32][32];  // [k][i]: the CRC with only bit i set, after 2^k more zero bytes
 
     __device__ constexpr Zeros() : after()
     {
@@ -47,7 +50,7 @@ template <u4 polynomial> struct Zeros {
 template <u4 polynomial> __constant__ constexpr Zeros<polynomial> zeros;
 
 template <u4 polynomial> struct Crc {
-    u4 lane[4] = {0, 0, 0, 0};  // of every part of a word its own, without the factor x^32
+    u4 lane[4] = {0, 0, 0, 0};  // one CRC for each of the four parts of a word, without the factor x^32
 
     static __device__ u4 followed(u4 crc, u4 nbytes)
     {
@@ -83,11 +86,11 @@ template <u4 polynomial> struct Crc {
 typedef Crc<0xedb88320u> crc32;
 typedef Crc<0x82f63b78u> crc32c;
 
-// ---- Adler: the sum of all bytes, and the sum of those sums at every byte
+// ---- Adler-32: the sum of all bytes, and the sum over all bytes of the sum up to that byte
 
 struct adler32 {
     static constexpr u4 modulus = 65521;
-    u4 a = 0, b = 0, strides = 0;  // strides: the sum of a over those passed since; all fit 32 bits within a tile
+    u4 a = 0, b = 0, strides = 0;  // strides: sum of `a` over all strides so far; within a tile, all fit into 32 bits
 
     __device__ void add(const Word& word)
     {
@@ -110,9 +113,9 @@ struct adler32 {
     static __device__ void put_constant(u8* result, u4 nbytes) { atomicAdd(result, (u8)(nbytes % modulus) << 32); }
 };
 
-// ---- any kind
+// ---- all kinds
 
-// 16 bytes of a message; those outside of it are zero.
+// Return 16 bytes from position `at` of a message on; bytes outside the message are zero.
 __device__ inline Word word_at(const u1* message, i8 nbytes, i8 at)
 {
     if (at >= 0 && at + 16 <= nbytes) return *(const Word*)(message + at);

@@ -1,12 +1,13 @@
-// Running sums of integers: chunks from differences between neighbours to elements.
+// Undo a delta of integers: turn differences between neighbours into running sums.
 //
-// Grid: n * n_segments blocks of 256 threads; a block decodes one segment of a chunk, of `length` elements or, if it is the
-// last, as many more as there are. `table` has two columns of n words: addresses of the differences and of the elements,
-// aligned to them; the two may not overlap. Sums wrap around. Compiled for FROM and TO, the bytes of a difference and of
-// an element. A chunk of one segment takes one launch, of the step `whole`. Several take three, in the order below: until
-// its elements are written, a segment holds what is added up before it, at its first multiple of 8 bytes.
-// Memory: a thread reads and writes 8 or 16 elements in a row, in words of 16 bytes where all is aligned for it; the next
-// thread takes those behind. Where segments are added up first, differences are read twice.
+// Grid: n * n_segments blocks of 256 threads; a block decodes one segment of a chunk. A segment has `length` elements; the
+// last one has all that remain. `table` has two columns of n words: addresses of the differences and of the elements,
+// aligned to them, which must not overlap. Sums wrap around. Compiled for FROM and TO, the bytes of a difference and of an
+// element. Chunks of one segment take one launch, of the step `whole`. Chunks of several segments take three launches:
+// `sums` adds up each segment, `offsets` adds up the sums of the segments before each, and `segments` writes the elements.
+// Between the launches, the sum of a segment is kept in its own output, at the first multiple of 8 bytes.
+// Memory: a thread reads and writes 8 or 16 neighbouring elements, in words of 16 bytes if these are aligned; the next
+// thread takes the next elements. If there are several segments, differences are read twice.
 // NumPy: np.cumsum(encoded, out=decoded)
 
 #include "dtypes.cuh"
@@ -20,7 +21,7 @@ constexpr u4 n_each = FROM == 8 || TO == 8 ? 8 : 16, n_tile = n_threads * n_each
 
 template <u4 nbytes> struct alignas(nbytes) Vector { u4 word[nbytes / 4]; };
 
-// Elements of a thread, of `nbytes` bytes.
+// The elements of a thread, of `nbytes` bytes each, in registers.
 template <u4 nbytes> struct Elements {
     typedef typename Unsigned<nbytes>::type Element;
     static constexpr u4 n_words = n_each * nbytes / 4, width = n_words < 4 ? n_words : 4;
@@ -34,7 +35,7 @@ template <u4 nbytes> struct Elements {
         else return word[2 * i] | (u8)word[2 * i + 1] << 32;
     }
 
-    __device__ void set(u4 i, u8 value)  // once, to what was 0
+    __device__ void set(u4 i, u8 value)  // only once, and only if the element was 0
     {
         if constexpr (nbytes == 8) word[2 * i + 1] = (u4)(value >> 32);
         word[i * nbytes / 4] |= (u4)(Element)value << i * nbytes % 4 * 8;
@@ -42,7 +43,7 @@ template <u4 nbytes> struct Elements {
 
     __device__ static bool is_aligned(u8 address) { return address % sizeof(Words) == 0; }
 
-    // The first `count` from an address on, and zeros.
+    // Load `count` elements from an address on, and zeros behind them.
     __device__ void load(u8 address, u4 count)
     {
         if (count >= n_each && is_aligned(address)) {
@@ -84,7 +85,7 @@ template <u4 nbytes> struct Elements {
         else return get(i);
     }
 
-    // From one byte order to the other.
+    // Reverse the bytes of each element.
     __device__ void swap()
     {
         if constexpr (nbytes == 8)
@@ -99,7 +100,7 @@ template <u4 nbytes> struct Elements {
             for (u4 i = 0; i < n_words; ++i) word[i] = __byte_perm(word[i], 0, nbytes == 2 ? 0x2301 : 0x0123);
     }
 
-    // Bytes that are not 0 become 1.
+    // Set bytes that are not 0 to 1.
     __device__ void truth()
     {
 #pragma unroll
@@ -108,19 +109,19 @@ template <u4 nbytes> struct Elements {
     }
 };
 
-// The differences of a segment, a tile at a time.
+// The differences of a segment, of which a tile is read at a time.
 struct Differences {
     u8 address;
     u4 n;
     DType dtype;
-    Sum sign;  // its bit, if there are higher ones in a sum
+    Sum sign;  // sign bit of a difference, if sums have more bits
 
     __device__ Differences(u8 address, u4 n, const DType& dtype) : address(address), n(n), dtype(dtype), sign(0)
     {
         if (FROM < sizeof(Sum) && dtype.kind == 'i') sign = (Sum)1 << (8 * FROM - 1) % (8 * sizeof(Sum));
     }
 
-    // Those of this thread.
+    // Load the differences of this thread.
     __device__ Elements<FROM> load(u4 tile) const
     {
         const u4 first = tile * n_tile + threadIdx.x * n_each;
@@ -138,9 +139,9 @@ struct Differences {
     __device__ Sum get(const Elements<FROM>& elements, u4 i) const { return (elements.get(i) ^ sign) - sign; }
 };
 
-// Sums over the threads of a block.
+// Computes sums over the threads of a block.
 struct Scan {
-    Sum steps[n_warps][2][2 * n_lanes];  // half of them zeros
+    Sum steps[n_warps][2][2 * n_lanes];  // the first half of each is zeros
     Sum totals[2][n_warps];
 
     __device__ void start()
@@ -149,8 +150,8 @@ struct Scan {
         steps[warp][0][lane] = steps[warp][1][lane] = 0;
     }
 
-    // Returns the sum of `mine` over all threads before this one, and over all threads in `total`. `turn` is 0 and 1 in
-    // turn: a thread that lags behind still reads the totals of the turn before.
+    // Return the sum of `mine` over all threads before this one; `total` is the sum over all threads. `turn` must alternate
+    // between 0 and 1: slower threads may still read the totals of the previous call.
     __device__ Sum before(Sum mine, u4 turn, Sum& total)
     {
         const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
@@ -188,7 +189,7 @@ __device__ inline void sum_up(Scan& scan, const Differences& differences, u8* re
     if (threadIdx.x == 0) *result = total;
 }
 
-// Sums of segments, `stride` bytes apart, become the sums of all before them.
+// Replace the sum of each segment, which are `stride` bytes apart, by the sum of all segments before it.
 __device__ inline void sum_up_segments(Scan& scan, u8 first, u8 stride, u4 n)
 {
     Sum done = 0;

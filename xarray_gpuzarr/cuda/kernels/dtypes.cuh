@@ -1,12 +1,12 @@
-// Elements of a dtype that is known at run time only: one branch for all threads of a launch.
+// Load, store and convert elements of a dtype that is known only at run time. All threads of a launch take the same branch.
 //
-// An element in a register is its bits in a word, zeros above them; an integer there has its sign in all higher bits.
+// In a register, an element is a word of 64 bits. Signed integers are sign-extended, other elements have zeros above them.
 
 #include "numbers.cuh"
 
-struct DType {  // fields of `filters.dtype_words`
+struct DType {  // fields of `filters.dtype_word`
     u4 nbytes;
-    u1 kind, is_swapped;  // kind: as NumPy writes it
+    u1 kind, is_swapped;  // kind: as `numpy.dtype.kind`
 };
 
 __device__ inline bool is_float(const DType& dtype) { return dtype.kind == 'f'; }
@@ -39,17 +39,17 @@ __device__ inline void store(const DType& dtype, u8 address, u4 at, u8 word)
     }
 }
 
-// A floating element as f8, which holds all of them.
+// Return a floating element as f8, which represents all of them exactly.
 __device__ inline f8 floating(const DType& dtype, u8 word)
 {
     if (dtype.nbytes == 2) return as_f8(f2{(u2)word});
     return dtype.nbytes == 4 ? as_f8(bits<f4>((u4)word)) : bits<f8>(word);
 }
 
-// Any number as F.
+// Return any number as F.
 template <class F> __device__ inline F number(const DType& dtype, u8 word)
 {
-    if (!is_float(dtype) && dtype.nbytes < 8)  // of 4 bytes in fewer steps
+    if (!is_float(dtype) && dtype.nbytes < 8)  // fewer instructions than for 8 bytes
         return dtype.kind == 'i' ? As<F>::from((i4)word) : As<F>::from((u4)word);
     if (!is_float(dtype)) return dtype.kind == 'i' ? As<F>::from((i8)word) : As<F>::from(word);
     if (dtype.nbytes == 2) return As<F>::from(f2{(u2)word});
@@ -57,7 +57,7 @@ template <class F> __device__ inline F number(const DType& dtype, u8 word)
     return As<F>::from(bits<f8>(word));
 }
 
-// Any number as an element of a floating dtype.
+// Return any number as an element of a floating dtype.
 __device__ inline u8 as_floating(const DType& from, u8 word, const DType& to)
 {
     if (to.nbytes == 2) return number<f2>(from, word).bits;
@@ -65,7 +65,7 @@ __device__ inline u8 as_floating(const DType& from, u8 word, const DType& to)
     return bits<u8>(number<f8>(from, word));
 }
 
-// Whether an integer dtype has a place for a number without a fraction.
+// Whether an integer dtype can represent a number without a fraction.
 __device__ inline bool holds(const DType& dtype, f8 value)
 {
     const f8 beyond = bits<f8>((u8)(1023 + 8 * dtype.nbytes - (dtype.kind == 'i')) << 52);

@@ -1,16 +1,16 @@
-// Elements of chunks from what a codec of elements stored to what it was given.
+// Undo a codec of elements: turn encoded elements into decoded ones.
 //
 // Compiled for two types, ENCODED and DECODED, and a RULE.
 //
 // Grid: n * tiles_per_chunk blocks of 256 threads; a block decodes 4096 elements of one chunk. `table` has two columns of
-// n words: addresses of the encoded and of the decoded elements, aligned to them. `flags` has one, zeros at first: 1 is
-// written where an element has no decoded value, or one that differs between computers.
+// n words: addresses of the encoded and of the decoded elements, aligned to them. `flags` has one column, zeros at
+// first: 1 is written for a chunk with an element that has no decoded value, or one that differs between computers.
 // Memory: neighbouring threads read and write neighbouring elements, four loads before four stores.
 // NumPy, by rule:
 // astype: encoded.astype(decoded)
-// scaled: (encoded / scale + offset).astype(decoded), divided as floating numbers: of 8 bytes if `encoded` has none
-// scaled_integer: encoded // scale + offset; flagged unless scale divides and the dtype holds the sum; int64 wraps around
-// cast_value: the scalar map, else rounded as asked and converted; flagged unless the dtype holds the result
+// scaled: (encoded / scale + offset).astype(decoded), computed in the dtype of `encoded` if it is floating, otherwise in f8
+// scaled_integer: encoded // scale + offset; flagged unless scale divides it and the dtype holds the sum; int64 wraps around
+// cast_value: the mapped value if there is one, otherwise rounded and converted; flagged unless the dtype holds the result
 
 #include "dtypes.cuh"
 #include "order.cuh"
@@ -18,14 +18,14 @@
 enum Rule { astype, scaled, scaled_integer, cast_value };
 enum Rounding { nearest_even, towards_zero, towards_positive, towards_negative, nearest_away };
 
-struct Codec {  // fields of `filters.Elements.words`
+struct Codec {  // fields of `filters.ElementCodec.words`
     u8 encoded_swap_nbytes, decoded_swap_nbytes, rounding;
-    u8 scale, offset;  // of the floating dtype that is computed in, or integers
+    u8 scale, offset;  // numbers of the dtype that is computed in
     u8 n_mapped;
-    // Behind them: pairs of integers and of what they decode to.
+    // Followed by pairs of an encoded integer and its decoded value.
 };
 
-// Returns false where an element has no value that is the same everywhere.
+// Return false if the value of an element is undefined, or differs between computers.
 __device__ inline bool convert(const DType& from, u8 word, const DType& to, u8& result)
 {
     if (is_float(to)) {
@@ -58,7 +58,7 @@ __device__ inline bool decode_scaled(const DType& from, u8 word, const DType& to
     return convert(inner, value, to, result);
 }
 
-// Returns false unless `scale` divides `word`; elements of up to 4 bytes are divided as such.
+// Return false unless `scale` divides `word`. Elements of up to 4 bytes are divided as integers of 4 bytes.
 template <class U, class S>
 __device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotient)
 {
@@ -66,7 +66,7 @@ __device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotie
         quotient = (U)word / (U)scale;
         return (U)quotient * (U)scale == (U)word;
     }
-    quotient = 0 - word;  // what -1 gives, which a processor may refuse to divide the lowest number by
+    quotient = 0 - word;  // the quotient for scale -1: processors may trap if the lowest number is divided by -1
     if ((S)scale == -1) return true;
     quotient = (u8)(i8)((S)word / (S)scale);
     return (U)quotient * (U)scale == (U)word;
@@ -156,7 +156,7 @@ extern "C" __global__ void element_codec(u8 table, u8 n, u8 tiles_per_chunk, u8 
     for (u4 first = tile * n_per_tile + threadIdx.x; first < end; first += n_each * n_threads) {
         EncodedBits loaded[n_each];
 #pragma unroll
-        for (u4 i = 0; i < n_each; ++i) {  // those behind the last one stand for it
+        for (u4 i = 0; i < n_each; ++i) {  // behind the last element, the last one is loaded again
             const u4 at = first + i * n_threads;
             loaded[i] = encoded[at < end ? at : end - 1];
         }

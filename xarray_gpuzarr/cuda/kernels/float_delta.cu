@@ -1,9 +1,9 @@
-// Running sums of floating numbers: chunks from differences between neighbours to elements.
+// Undo a delta of floating numbers: turn differences between neighbours into running sums.
 //
 // Grid: n blocks of 64 threads; a block decodes one chunk, 128 elements at a time. `table` has two columns of n words:
-// addresses of the differences and of the elements, aligned to them. Compiled for the type SUM that is added up in.
-// Every sum is rounded, so there is only one order, in which one thread adds: a chunk takes the latency of a sum for each
-// of its elements. Another warp meanwhile stores the tile before and loads the one behind.
+// addresses of the differences and of the elements, aligned to them. Compiled for SUM, the type of the sums.
+// Every sum is rounded, so the order of additions is fixed, and one thread adds: a chunk takes the latency of one addition
+// for each of its elements. Meanwhile another warp stores the previous tile and loads the next one.
 // Memory: neighbouring threads read and write neighbouring elements.
 // NumPy: np.cumsum(encoded, dtype=SUM).astype(decoded)
 
@@ -34,8 +34,9 @@ struct Kept {
     }
 };
 
-// A NaN stays one: unless the last sum is, none was, and payloads need no care. Where a second one comes, NumPy keeps
-// the payload of either, as it was compiled; here it is that of the first.
+// Add up a tile. Once a sum is NaN, all later sums are: if the last one is not, none is, and payloads need no care.
+// If several elements are NaN, NumPy keeps the payload of either, depending on how it was compiled. This code keeps the
+// first.
 __device__ inline SUM add_up(const Tile& numbers, Tile& sums, u4 count, SUM before)
 {
     SUM last = before;
@@ -55,12 +56,13 @@ __device__ inline SUM add_up(const Tile& numbers, Tile& sums, u4 count, SUM befo
     return last;
 }
 
-// What a warp brings for the thread that adds, and takes from it. Plain dtypes are that of SUM, in the machine's order.
-struct Porter {
+// Loads differences for the thread that adds, and stores its sums; run by the other warp. A plain dtype is SUM in the
+// machine's byte order.
+struct Carrier {
     u8 encoded, decoded, n_elements;
     DType from, to;
     u4 lane;
-    u8 ahead[n_each];  // differences of this lane
+    u8 ahead[n_each];  // differences that this lane has loaded
 
     __device__ static bool is_plain(const DType& dtype)
     {
@@ -81,7 +83,7 @@ struct Porter {
             for (u4 i = 0; i < n_each; ++i) ahead[i] = lane + i * n_lanes < n ? load(from, encoded, at + i * n_lanes) : 0;
     }
 
-    // The differences that were loaded ahead, and zeros behind the last one.
+    // Write the differences that were loaded ahead, and zeros behind the last one.
     __device__ void fill(Tile& tile, u8 first) const
     {
         if (first >= n_elements) return;
@@ -115,27 +117,27 @@ extern "C" __global__ void float_delta(u8 table, u8 n, u8 n_elements, u8 encoded
     __shared__ Tile numbers[2], sums[2];
     const u8* const column = (const u8*)table + blockIdx.x;
     const DType from = dtype_of(encoded_dtype), to = dtype_of(decoded_dtype);
-    Porter porter = {column[0], column[n], n_elements, from, to, threadIdx.x % n_lanes, {}};
-    const bool is_porter = threadIdx.x >= n_lanes;
-    if (is_porter) {
-        porter.load_ahead(0);
-        porter.fill(numbers[0], 0);
-        porter.load_ahead(n_tile);
+    Carrier carrier = {column[0], column[n], n_elements, from, to, threadIdx.x % n_lanes, {}};
+    const bool is_carrier = threadIdx.x >= n_lanes;
+    if (is_carrier) {
+        carrier.load_ahead(0);
+        carrier.fill(numbers[0], 0);
+        carrier.load_ahead(n_tile);
     }
     __syncthreads();
-    SUM done = bits<SUM>(Float<Bits>::sign);  // -0, to which anything may be added
+    SUM done = bits<SUM>(Float<Bits>::sign);  // -0, which changes no number that is added to it
     u4 turn = 0;
 #pragma unroll 1
     for (u8 first = 0; first < n_elements; first += n_tile, turn ^= 1) {
-        if (is_porter) {
-            if (first > 0) porter.store_sums(sums[turn ^ 1], first - n_tile);
-            porter.fill(numbers[turn ^ 1], first + n_tile);
-            porter.load_ahead(first + 2 * n_tile);
+        if (is_carrier) {
+            if (first > 0) carrier.store_sums(sums[turn ^ 1], first - n_tile);
+            carrier.fill(numbers[turn ^ 1], first + n_tile);
+            carrier.load_ahead(first + 2 * n_tile);
         } else if (threadIdx.x == 0) {
-            done = add_up(numbers[turn], sums[turn], porter.count(first), done);
-            if (first == 0) sums[0].value[0] = numbers[0].value[0];  // copied: a signalling NaN stays as it is
+            done = add_up(numbers[turn], sums[turn], carrier.count(first), done);
+            if (first == 0) sums[0].value[0] = numbers[0].value[0];  // keeps a signalling NaN
         }
         __syncthreads();
     }
-    if (is_porter && n_elements > 0) porter.store_sums(sums[turn ^ 1], (n_elements - 1) / n_tile * n_tile);
+    if (is_carrier && n_elements > 0) carrier.store_sums(sums[turn ^ 1], (n_elements - 1) / n_tile * n_tile);
 }

@@ -1,9 +1,9 @@
-// Runs of bytes from one place in device memory to another.
+// Copy runs of bytes from one place in device memory to another.
 //
 // Grid: n * tiles_per_run blocks of 256 threads; a block moves 64 KiB of one run. `table` has three columns of n words:
 // source, destination, length.
-// Memory: words of 16 bytes where source and destination agree modulo 16; else stores of aligned 8-byte words, each put
-// together from the two aligned words that hold its bytes.
+// Memory: words of 16 bytes if source and destination are equal modulo 16; otherwise stores of aligned words of 8 bytes,
+// each made of the two aligned words that hold its bytes.
 // NumPy, per run: destination[:nbytes] = source[:nbytes]
 
 typedef long long i8;
@@ -23,7 +23,7 @@ template <class Word> __device__ inline void move_words(const Word* __restrict__
     for (u4 i = threadIdx.x; i < n; i += blockDim.x) dst[i] = src[i];
 }
 
-// `src` begins `shift` bytes, 1 to 7, before what the first word takes.
+// `src` is aligned, and begins `shift` bytes, 1 to 7, before the first byte that is copied.
 __device__ inline void move_shifted(const u8* __restrict__ src, u8* __restrict__ dst, u4 n, u4 shift)
 {
 #pragma unroll 4
@@ -42,7 +42,7 @@ extern "C" __global__ void move(u8 table, u8 n, u8 tiles_per_run)
 
     const u4 shift = (u4)(src - dst) & 7;
     const i8 width = ((src - dst) & 15) == 0 ? 16 : 8;
-    // Shifted words are read from words that must lie inside the run as well.
+    // The words that shifted words are made of must lie inside the run, too.
     const i8 lowest = first > shift ? first : shift;
     const i8 highest = shift && nbytes - (8 - (i8)shift) < end ? nbytes - (8 - (i8)shift) : end;
     const i8 from = lowest + (i8)((0 - dst - lowest) & (u8)(width - 1));

@@ -1,9 +1,9 @@
-// Numbers by their NumPy names, and what NumPy on x86-64 makes of them, to the bit.
+// Number types with NumPy's names, and arithmetic and conversions that equal NumPy's on x86-64 bit for bit.
 //
-// Types are named as in NumPy: kind, then width in BYTES, so u8 has 64 bits. Every step is rounded on its own, and
-// denormals are kept although the compiler may have been told to flush those of 32 bits: hence assembly and integer
-// arithmetic. NaN payloads are kept as x86 keeps them.
-// A floating value that an integer cannot hold has no defined conversion, as in NumPy and C.
+// A type's name is its kind and its width in BYTES, so u8 has 64 bits. Every step is rounded on its own. Denormals are kept
+// even if the compiler was told to flush those of 32 bits, which takes assembly and integer arithmetic. NaN payloads are
+// kept as x86 keeps them.
+// The conversion of a floating value to an integer type that cannot hold it is undefined, as in NumPy and C.
 
 typedef signed char i1;
 typedef short i2;
@@ -41,7 +41,7 @@ template <> struct Unsigned<2> { typedef u2 type; };
 template <> struct Unsigned<4> { typedef u4 type; };
 template <> struct Unsigned<8> { typedef u8 type; };
 
-// Width of the significand, without its hidden bit, of the type that has so many bits.
+// Number of bits in the significand, without its hidden bit, of the floating type with as many bits as Bits.
 template <class Bits> struct Significand;
 template <> struct Significand<u2> { static constexpr int width = 10; };
 template <> struct Significand<u4> { static constexpr int width = 23; };
@@ -60,14 +60,14 @@ template <class Bits> __device__ inline bool is_nan(Bits x)
     return (x & (Float<Bits>::sign - 1)) > Float<Bits>::infinity;
 }
 
-// By halves: newer compilers see through a comparison of all 64 bits, and make it one of floating numbers.
+// Compare the halves: newer compilers turn a comparison of all 64 bits into one of floating numbers.
 template <> __device__ inline bool is_nan(u8 x)
 {
     const u4 high = (u4)(x >> 32) & 0x7fffffffu, low = (u4)x;
     return (high | (low != 0)) > (u4)(Float<u8>::infinity >> 32);
 }
 
-// ---- arithmetic, one rounding each
+// ---- arithmetic, with one rounding in each function
 
 __device__ inline f4 rounded_product(f4 a, f4 b)
 {
@@ -118,7 +118,7 @@ __device__ inline f8 widened(f4 a)
     return r;
 }
 
-// GPUs forget the payload of a NaN; x86 keeps that of the first operand, and makes new NaNs negative.
+// GPUs lose the payload of a NaN. x86 keeps that of the first operand, and new NaNs are negative.
 template <class F, class Bits> __device__ inline F with_payload(F result, F a, F b)
 {
     if (!is_nan(bits<Bits>(result))) return result;
@@ -165,7 +165,7 @@ __device__ inline f8 as_f8(f2 x)
     return rest > 0x7c00u ? bits<f8>(sign | Float<u8>::infinity | (rest & 0x03ffu) << 42) : as_f8(as_f4(x));
 }
 
-// Round to nearest, ties to even, straight from 32 or 64 bits. A NaN keeps the top of its payload.
+// Round to nearest, ties to even, directly from 32 or 64 bits. A NaN keeps the upper bits of its payload.
 template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
 {
     typedef Float<Bits> From;
@@ -182,7 +182,7 @@ template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
         const Bits rounded = x + (even / 2 - 1) + (x >> drop & 1);
         return f2{(u2)(sign | (u2)((rounded >> drop) - ((Bits)(bias - 15) << 10)))};
     }
-    // Below 2^-14 halves are multiples of 2^-24: shift the significand there, one bit at least being lost.
+    // Below 2^-14, halves are multiples of 2^-24: shift the significand, by one bit at least, to that unit.
     const int shift = bias - 1 - exponent + (From::width - 23);
     if (shift > From::width + 1) return f2{sign};
     const Bits significand = (x & (((Bits)1 << From::width) - 1)) | (Bits)1 << From::width;
@@ -195,7 +195,7 @@ template <> struct Kind<f2> { static constexpr bool is_float = true; };
 template <> struct Kind<f4> { static constexpr bool is_float = true; };
 template <> struct Kind<f8> { static constexpr bool is_float = true; };
 
-template <class R> struct As {  // integers; floating values go through f8, which holds all of f2 and f4
+template <class R> struct As {  // for integers; f2 and f4 are converted to f8 first, which is exact
     template <class S> static __device__ R from(S x) { return (R)x; }
     static __device__ R from(b1 x) { return (R)(x.byte != 0); }
     static __device__ R from(f2 x) { return (R)as_f8(x); }
@@ -220,7 +220,7 @@ template <> struct As<f8> {
     static __device__ f8 from(f4 x) { return as_f8(x); }
     static __device__ f8 from(f8 x) { return x; }
 };
-template <> struct As<f2> {  // NumPy takes integers through f4
+template <> struct As<f2> {  // NumPy converts integers to f4 first
     template <class S> static __device__ f2 from(S x) { return rounded_to_half(bits<u4>(As<f4>::from(x))); }
     static __device__ f2 from(f8 x) { return rounded_to_half(bits<u8>(x)); }
     static __device__ f2 from(f2 x) { return x; }

@@ -1,11 +1,11 @@
-// Bytes of elements in the machine's order: any of them without a branch.
+// Swap the bytes of elements into the machine's order, without a branch for each element.
 
-// Which bytes of a word of 8 make up its halves once they are swapped, as `__byte_perm` takes them.
+// Selectors of `__byte_perm` for the two halves of a word of 8 bytes after its bytes were swapped.
 struct Order {
     u4 low, high;
 };
 
-// Of elements whose bytes are reversed `swap_nbytes` at a time; 0 leaves them as they are.
+// Return the order for elements of which `swap_nbytes` bytes at a time are reversed; 0 leaves them as they are.
 __device__ inline Order order_of(u4 swap_nbytes)
 {
     switch (swap_nbytes) {
@@ -16,7 +16,7 @@ __device__ inline Order order_of(u4 swap_nbytes)
     }
 }
 
-// Of a word of 1, 2 or 4 bytes only the lower half counts.
+// Return a word with its bytes swapped. A word of 1, 2 or 4 bytes is only the lower half.
 template <class Word> __device__ inline Word ordered(Word word, const Order& order)
 {
     const u4 low = (u4)word, high = sizeof(Word) == 8 ? (u4)((u8)word >> 32) : 0;

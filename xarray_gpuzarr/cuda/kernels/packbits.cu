@@ -1,9 +1,9 @@
-// Booleans of chunks out of bits.
+// Unpack the booleans of chunks from bits.
 //
 // Grid: n * tiles_per_chunk blocks of 256 threads; a block unpacks 8192 booleans of one chunk. `table` has two columns of
-// n words: address of the packed bytes, the first of which counts unused bits of the last; address of the booleans, both
-// of any alignment. `flags` has one, zeros at first: 1 is written where that count is another one than expected.
-// Memory: neighbouring threads read neighbouring bytes and write aligned words of 8 bytes; four of them at a time.
+// n words: address of the packed bytes, and address of the booleans, both of any alignment. The first packed byte is the
+// number of unused bits in the last one. `flags` has one column, zeros at first: 1 is written where that number is wrong.
+// Memory: neighbouring threads read neighbouring bytes and write aligned words of 8 bytes, four words at a time.
 // NumPy: np.unpackbits(packed[1:], count=n_elements)
 
 typedef unsigned char u1;
@@ -12,7 +12,7 @@ typedef unsigned long long u8;
 
 constexpr u4 n_threads = 256, n_each = 4, n_per_tile = 8192;
 
-// The lower four bits, the highest first, as bytes.
+// Return the lower four bits as four bytes, the highest bit first.
 __device__ inline u4 spread(u4 bits) { return (bits * 0x01008040u | bits >> 3) & 0x01010101u; }
 
 extern "C" __global__ void packbits(u8 table, u8 n, u8 tiles_per_chunk, u8 n_elements, u8 flags)
@@ -25,15 +25,15 @@ extern "C" __global__ void packbits(u8 table, u8 n, u8 tiles_per_chunk, u8 n_ele
     if (tile == 0 && threadIdx.x == 0 && packed[-1] != (8 - n_elements % 8) % 8) ((u8*)flags)[row] = 1;
 
     const u4 n_here = rest < n_per_tile ? (u4)rest : n_per_tile;
-    const u4 before = (u4)(0 - (u8)out) & 7, head = before < n_here ? before : n_here;  // not whole words
+    const u4 before = (u4)(0 - (u8)out) & 7, head = before < n_here ? before : n_here;  // head: before whole words
     const u4 n_words = (n_here - head) / 8, tail = head + 8 * n_words, last = (n_here - 1) / 8;
 
     const u4 at = threadIdx.x < 8 ? threadIdx.x : tail + threadIdx.x - 8;
     if (threadIdx.x < 16 && at < (threadIdx.x < 8 ? head : n_here)) out[at] = (u1)(packed[at / 8] >> (7 - at % 8) & 1);
 
-    u4 pair[n_each];  // a word is made of two bytes, unless it begins with one
+    u4 pair[n_each];  // a word takes bits of two bytes, unless it begins at a byte
 #pragma unroll
-    for (u4 i = 0; i < n_each; ++i) {  // what is behind the last byte stands for it
+    for (u4 i = 0; i < n_each; ++i) {  // behind the last byte, the last byte is loaded again
         const u4 word = threadIdx.x + i * n_threads;
         pair[i] = (u4)packed[word < last ? word : last] << 8 | packed[word + 1 < last ? word + 1 : last];
     }

@@ -1,8 +1,8 @@
-// Single elements of decoded chunks -> anywhere in a flat output, cast on the way.
+// Place single elements of decoded chunks anywhere in a flat output, and cast them.
 //
 // Grid: ceil(n_rows / (256 >> log_lanes)) * tiles_per_row blocks of 256 threads; a row is the points of one chunk.
-// 2^log_lanes threads share a row and take 16 of its points each in a tile, four loads before four stores.
-// Memory: the columns of points are read in order; elements and results lie anywhere.
+// 2^log_lanes threads share a row. In a tile, each thread takes 16 points, with four loads before four stores.
+// Memory: the columns of points are read in order; elements and results may lie anywhere.
 // NumPy, per row: out[position[first:end]] = cast(chunk.ravel()[within[first:end]])
 
 #include "cast.cuh"
@@ -35,7 +35,7 @@ extern "C" __global__ void points(u8 target_address, u8 src_address, u8 row_addr
         RESULT result[n_each];
         i8 to[n_each];
 #pragma unroll
-        for (u4 i = 0; i < n_each; ++i) {  // points behind the last one stand for it
+        for (u4 i = 0; i < n_each; ++i) {  // behind the last point, the last point is loaded again
             const i8 point = first + item + i * lanes < end ? first + item + i * lanes : end - 1;
             stored[i] = src[within ? within[point] : 0];
             to[i] = position[point];

@@ -1,49 +1,51 @@
-// Boxes of decoded chunks -> where they belong in the output, cast on the way.
+// Place boxes of decoded chunks in the output, and cast them.
 //
-// Grid: rows * tiles_per_row blocks of 256 threads; a row is one chunk, a tile up to 8192 elements of its box: a piece of
-// its last axis by up to 256 lines, which are the positions on all other axes. Where the lines of a tile begin is worked
-// out once. A thread handles 4 elements at a time, four loads before four stores.
-// Memory: neighbouring threads read and write neighbouring elements. A transposed chunk is read along its other axes
-// first, into shared memory.
+// Grid: rows * tiles_per_row blocks of 256 threads; a row is one chunk. A tile has up to 8192 elements of the chunk's box: a
+// part of the last axis by up to 256 lines, which are positions on all other axes. The addresses of lines are computed
+// once per tile. A thread handles 4 elements at a time, with four loads before four stores.
+// Memory: neighbouring threads read and write neighbouring elements. A transposed chunk is first read along the axis along
+// which it is contiguous, into shared memory.
 // NumPy, per row: out[out_start : out_start + count] = cast(chunk[in_start : in_start + count * step : step]) on every
 // axis, or chunk[index[out_start : out_start + count]] where an axis has an index.
 
 #include "cast.cuh"
 
-struct Axis {  // columns are indexed by piece number
+// Columns are indexed by piece number. `column` is the position of the axis among a row's piece numbers, or -1 if the axis
+// has a single piece.
+struct Axis {
     const i8 *in_start, *count, *out_start, *index;
-    i8 in_step, in_stride, out_stride, column;  // column: which of the row's piece numbers, or -1 if there is one piece
+    i8 in_step, in_stride, out_stride, column;
 };
 
 struct Target {
     Cast cast;
     RESULT* out;
     i8 in_first;
-    u8 n_axes, row_width, width, n_lines, tiles_across;  // of a tile: width on the last axis, number of lines
-    u8 pitch;  // if not 0, tiles are transposed: elements between lines in shared memory
+    u8 n_axes, row_width, width, n_lines, tiles_across;  // width, n_lines, tiles_across: as in `axes.Tiling`
+    u8 pitch;  // elements between lines in shared memory; 0 if tiles are not transposed
     Axis axis[8];
 };
 
-struct Side {  // one axis of the box of this block
+struct Side {  // one axis of the box that this block works on
     const i8* index;
     i8 in_first, in_step, in_stride, out_first, out_stride;
     u4 count;
 };
 
-struct Line {  // addresses of its first element in this tile
+struct Line {  // addresses of the line's first element in this tile
     u8 in, out;
 };
 
 constexpr u4 n_threads = 256, n_each = 4, max_lines = 256, stage_nbytes = 17408;  // see axes.py
 
-__device__ inline u8 stepped(u8 address, i4 at, i4 step)  // in one instruction, which no compiler chooses by itself
+__device__ inline u8 stepped(u8 address, i4 at, i4 step)  // one instruction, which compilers do not choose by themselves
 {
     u8 result;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(at), "r"(step), "l"(address));
     return result;
 }
 
-// Quotients of numbers below 2^15 by numbers up to 2^13.
+// Divides numbers below 2^15 by a number up to 2^13.
 struct Divisor {
     u4 divisor, factor;
 
@@ -71,7 +73,7 @@ __device__ inline void advance(Line& place, const Side& side, u4 at)
     place.out += sizeof(RESULT) * (side.out_first + at * side.out_stride);
 }
 
-// Where the line begins that lies `below` steps down all axes but the last.
+// Return the start of line number `below`, counted over all axes except the last.
 __device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 below)
 {
 #pragma unroll 1
@@ -84,7 +86,7 @@ __device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 below
     return place;
 }
 
-// Sources of elements: `at` positions along a line of the tile.
+// Sources of elements. `at` is the position along a line of the tile.
 
 struct Strided {
     const Line* lines;
@@ -108,7 +110,7 @@ struct Staged {
     __device__ STORED at(u4 line, i4 at) const { return stage[line * pitch + at]; }
 };
 
-// Numbers behind the last one stand for it: they are loaded, and not stored.
+// Return `number`, or `last` behind it: the last element is then loaded again, but not stored.
 __device__ inline u4 up_to(u4 number, u4 last) { return number < last ? number : last; }
 
 template <class Source>
@@ -134,7 +136,7 @@ __device__ inline void place(const Source& source, const Line* lines, u4 width, 
     }
 }
 
-// Neighbouring threads take neighbouring lines.
+// Read a tile into shared memory. Neighbouring threads take neighbouring lines.
 template <class Source> __device__ inline void fill_stage(STORED* stage, u4 pitch, const Source& source, u4 n_lines, u4 n)
 {
     const Divisor by_lines(n_lines);

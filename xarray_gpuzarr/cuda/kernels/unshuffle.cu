@@ -1,13 +1,13 @@
-// Blocks of Blosc frames with their bytes, or their bits, back in order.
+// Undo the shuffle of bytes or of bits in blocks of Blosc frames.
 //
 // Grid: n * tiles_per_block blocks of 256 threads; each takes every tiles_per_block-th tile of one Blosc block. `table`
 // has five columns of n words: source, destination, length below 2^31, typesize from 1 to 255, filter. Filters: 0 none,
-// 1 bytes are shuffled, 2 bits are, which takes a multiple of 8 elements. Bytes behind the last whole element are copied
-// as they are.
-// Memory: typesizes 1, 2, 4, 8, 16 are read in the longest words that planes have, and written in words of 16 bytes side
-// by side; bits change threads within a warp before that. Words of a plane that is not aligned are made of neighbours.
-// Other typesizes, and destinations that are not aligned, go through shared memory byte by byte, and are written in
-// words of 4 bytes side by side.
+// 1 shuffle of bytes, 2 shuffle of bits, which needs a multiple of 8 elements. Bytes behind the last whole element are
+// copied as they are.
+// Memory: typesizes 1, 2, 4, 8 and 16 are read in the longest words that a plane allows, and neighbouring threads write
+// neighbouring words of 16 bytes; for bits, the threads of a warp exchange words before that. Words of a plane that is not
+// aligned are made of two neighbouring words. Other typesizes, and destinations that are not aligned, go through shared
+// memory byte by byte, and neighbouring threads write neighbouring words of 4 bytes.
 // NumPy, per block, with n = nbytes // typesize and whole = source[: n * typesize]:
 // 1: whole.reshape(typesize, n).T
 // 2: np.packbits(np.unpackbits(whole, bitorder="little").reshape(typesize, 8, n).transpose(2, 0, 1), -1, "little")

@@ -1,4 +1,5 @@
-// Bits of typesizes 1, 2, 4, 8, 16: from planes to words of 16 bytes, which a warp's threads exchange.
+// Undo the bit shuffle for typesizes 1, 2, 4, 8 and 16: from planes to words of 16 bytes, which the threads of a warp
+// exchange through shared memory.
 
 template <u4 distance, u4 mask> __device__ inline void exchange(u4 (&row)[8])
 {
@@ -11,7 +12,7 @@ template <u4 distance, u4 mask> __device__ inline void exchange(u4 (&row)[8])
     }
 }
 
-// Four matrices of 8 x 8 bits are transposed side by side.
+// Transpose four matrices of 8 x 8 bits side by side.
 __device__ inline void transpose_bits(u4 (&row)[8])
 {
     exchange<4, 0x0f0f0f0f>(row);
@@ -19,7 +20,7 @@ __device__ inline void transpose_bits(u4 (&row)[8])
     exchange<1, 0x55555555>(row);
 }
 
-// Word i of the result has byte i of each.
+// Set word i to byte i of each argument.
 __device__ inline void transpose_bytes(u4 a, u4 b, u4 c, u4 d, u4 (&word)[4])
 {
     const u4 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
@@ -30,7 +31,8 @@ __device__ inline void transpose_bytes(u4 a, u4 b, u4 c, u4 d, u4 (&word)[4])
     word[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// A warp takes `n_groups` groups of 32 elements: each of `n_parts` lanes takes `n_bytes` bytes of every element of one.
+// A warp handles `n_groups` groups of 32 elements. `n_parts` lanes share a group: each takes `n_bytes` bytes of every
+// element.
 template <u4 typesize> struct Bits {
     static constexpr u4 n_bytes = typesize < 4 ? typesize : 4, n_parts = typesize / n_bytes;
     static constexpr u4 n_groups = n_lanes / n_parts, group_units = 2 * typesize;  // unit: 16 bytes
@@ -50,14 +52,15 @@ template <u4 typesize> struct Bits {
         }
     }
 
-    // Where a unit lies in shared memory: lanes that write, or read, together then meet different banks.
+    // Return the place of a unit in shared memory, chosen so that lanes that access it together use different banks.
     static __device__ u4 place(u4 unit)
     {
         constexpr u4 log_row = typesize == 16 ? 5 : typesize == 8 ? 4 : 3;
         return unit ^ (unit >> log_row & 7);
     }
 
-    // Bytes of elements t' + 8 * i, i from 0 to 3, where t' is 4 * t / n_bytes and as many behind it as fit four bytes.
+    // Set word i to bytes of the elements t' + 8 * i and those behind it, as many as fit into four bytes; t' is
+    // 4 * t / n_bytes.
     __device__ void take(u4 t, u4 (&word)[4]) const
     {
         u4 from[4];
@@ -78,20 +81,20 @@ template <u4 typesize> struct Bits {
                 for (u4 i = 0; i < 4; ++i) {
                     constexpr u4 per_unit = 4 / n_parts;
                     const u4 element = 8 * i + t, unit = element / per_unit;
-                    // That is units[place(first + unit)], in fewer registers.
+                    // This is units[place(first + unit)], computed with fewer registers.
                     Bytes<16>& to = units[first + unit / 8 * 8 + (unit % 8 ^ (lane / n_parts & 7))];
                     to.part[element % per_unit * n_parts + lane % n_parts] = word[i];
                 }
             }
         } else {
-            constexpr u4 n = n_bytes == 1 ? 2 : 4;  // words side by side
+            constexpr u4 n = n_bytes == 1 ? 2 : 4;  // number of neighbouring words
 #pragma unroll
             for (u4 t = 0; t < 2 * n_bytes; t += n) {
                 u4 word[n][4];
 #pragma unroll
                 for (u4 i = 0; i < n; ++i) take(t + i, word[i]);
 #pragma unroll
-                for (u4 i = 0; i < n; ++i) {  // of n units
+                for (u4 i = 0; i < n; ++i) {  // each of n units
                     Bytes<16> unit;
 #pragma unroll
                     for (u4 j = 0; j < 4; ++j) unit.part[j] = word[j % n][i * 4 / n + j / n];
@@ -102,7 +105,7 @@ template <u4 typesize> struct Bits {
     }
 };
 
-// Returns false, and does nothing, where results are not aligned.
+// Return false, and do nothing, if results are not aligned to 16 bytes.
 template <u4 typesize>
 __device__ inline bool unshuffle_bits(Bytes<16>* shared, const Block& block, u4 tile, u4 n_tiles)
 {

@@ -1,5 +1,6 @@
-// Bytes of typesizes 1, 2, 4, 8, 16: from planes to words of 16 bytes, in registers.
+// Undo the byte shuffle for typesizes 1, 2, 4, 8 and 16: from planes to words of 16 bytes, in registers.
 
+// Return the bytes of `a` and `b` in turn.
 template <u4 n> __device__ inline Bytes<2 * n> alternated(const Bytes<n>& a, const Bytes<n>& b)
 {
     Bytes<2 * n> both;
@@ -14,7 +15,7 @@ template <u4 n> __device__ inline Bytes<2 * n> alternated(const Bytes<n>& a, con
     return both;
 }
 
-// `width` elements, made of every `step`-th plane.
+// Return `width` elements made of every `step`-th plane.
 template <u4 n_planes, u4 width, bool is_aligned, u4 step = 1>
 __device__ inline Bytes<n_planes * width> elements(const u1* in, u4 n)
 {
@@ -24,7 +25,7 @@ __device__ inline Bytes<n_planes * width> elements(const u1* in, u4 n)
                           elements<n_planes / 2, width, is_aligned, 2 * step>(in + step * n, n));
 }
 
-// `n_words` words of 16 bytes, from element `begin` on.
+// Write `n_words` words of 16 bytes, from element `begin` on.
 template <u4 typesize, bool is_aligned>
 __device__ inline void unshuffle_words(const Block& block, u4 begin, u4 n_words, u4 tile, u4 n_tiles)
 {
@@ -45,7 +46,7 @@ __device__ inline void unshuffle_words(const Block& block, u4 begin, u4 n_words,
     }
 }
 
-// Returns false, and does nothing, where elements lie across words of 16 bytes.
+// Return false, and do nothing, if elements cross the borders of words of 16 bytes.
 template <u4 typesize> __device__ inline bool unshuffle_bytes(const Block& block, u4 tile, u4 n_tiles)
 {
     constexpr u4 width = 16 / typesize;

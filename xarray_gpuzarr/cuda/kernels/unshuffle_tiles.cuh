@@ -1,6 +1,6 @@
-// Bytes or bits of any typesize, from any address to any other: byte by byte through shared memory.
+// Undo either shuffle for any typesize and any addresses, byte by byte through shared memory.
 
-// Four bytes of the input, of which those behind its end are 0.
+// Return four bytes of the input; bytes behind its end are 0.
 __device__ inline u4 word_at(const Block& block, u4 at)
 {
     if (at >= 3 && at + 8 <= block.nbytes) return load_anywhere<4>(block.in + at).part[0];
@@ -11,11 +11,12 @@ __device__ inline u4 word_at(const Block& block, u4 at)
     return word;
 }
 
-// Elements lie there in groups, of 4 or 32, an odd number of words apart: threads that put the same bytes of several
-// groups then meet different banks.
+// Elements lie in shared memory in groups of 4 or 32. Groups are an odd number of words apart, so that threads that write
+// the same bytes of several groups use different banks.
 struct Groups {
-    u4 log_elements, nbytes, stride, log_n;  // of a group; of a group; in words; as many fit
-    u4 reciprocal;  // of the words of a group, times 2^32
+    u4 log_elements, nbytes;  // of a group: binary logarithm of the number of its elements, and length in bytes
+    u4 stride, log_n;  // words from one group to the next; binary logarithm of the number of groups that fit
+    u4 reciprocal;  // 2^32 divided by the number of words of a group
 
     __device__ Groups(u4 log_elements, u4 typesize)
         : log_elements(log_elements), nbytes(typesize << log_elements), stride(nbytes / 4 | 1), log_n(10)
@@ -24,14 +25,14 @@ struct Groups {
         reciprocal = 0xffffffffu / (nbytes / 4) + 1;
     }
 
-    // Word `at` of all groups.
+    // Return word `at`, counted over all groups.
     __device__ u4 word(const u4* shared, u4 at) const
     {
         return shared[at + (u4)((u8)at * reciprocal >> 32) * (stride - nbytes / 4)];
     }
 };
 
-// Bytes k of 4 elements a turn, and of 4 turns at once.
+// Write the bytes to shared memory: in a turn, byte k of 4 elements; the loads of 4 turns are issued together.
 __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     constexpr u4 ahead = 4;
@@ -55,7 +56,7 @@ __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& 
     }
 }
 
-// Bytes k of 32 elements a turn.
+// Write the bytes to shared memory: in a turn, byte k of 32 elements.
 __device__ inline void put_bits(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     const u4 typesize = block.typesize, plane = block.n / 8;
@@ -72,7 +73,7 @@ __device__ inline void put_bits(u4* shared, const Groups& groups, const Block& b
     }
 }
 
-// Words of 4 bytes, aligned from `out - before` on.
+// Write shared memory to the output in aligned words of 4 bytes, the first of which begins at `out - before`.
 __device__ inline void store(const u4* shared, const Groups& groups, u1* out, u4 nbytes)
 {
     const u4 before = (u4)(u8)out & 3, end = before + nbytes;

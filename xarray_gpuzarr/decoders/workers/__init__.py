@@ -1,1 +1,1 @@
-"""Decoder of a client without a GPU whose cluster's workers have one."""
+"""The decoder of a client without a GPU, whose cluster has workers with GPUs."""

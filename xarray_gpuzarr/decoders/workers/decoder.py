@@ -1,4 +1,8 @@
-"""The CUDA decoder as a client without a GPU sees it: it plans and names everything, and reads where a GPU is."""
+"""The decoder for ``device="workers"``: a client without a GPU opens data that the workers of a cluster read to GPUs.
+
+On a machine without a GPU, `WorkersDecoder` tells what results will be, so that dask can plan with them. On a machine
+with a GPU it reads with the CUDA decoder. `CupyStandIn` takes the place of CuPy's arrays on the client.
+"""
 
 from __future__ import annotations
 
@@ -24,48 +28,53 @@ _METHODS = frozenset({
     "ravel", "repeat", "reshape", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "transpose",
     "var", "view",
 })  # fmt: skip
+"""Methods of `cupy.ndarray` that dask may call on a stand-in."""
 _VALUES = ("T", "dtype", "flags", "imag", "itemsize", "nbytes", "ndim", "real", "shape", "size", "strides")
+"""Attributes of `cupy.ndarray` that dask may use."""
 
 
 class CupyStandIn(NDArrayOperatorsMixin):
-    """A NumPy array that poses as CuPy's, and becomes one where it is unpickled beside a GPU (by `decoders.choice`).
+    """A NumPy array in place of a CuPy array. On a machine with a GPU, it is unpickled as a CuPy array.
 
-    dask plans with it: CuPy makes no array without a driver but an empty one, and beside NumPy's metadata dask would
-    put NumPy blocks where it pads or fills.
+    dask uses it as the metadata of blocks, and for the values that it fills or pads with. Without a driver, CuPy makes
+    only empty arrays. With NumPy's metadata, dask would fill and pad CuPy blocks with NumPy arrays. `decoders.choice`
+    registers how it is pickled.
     """
 
     __array_priority__ = 100
 
     def __init__(self, host: npt.NDArray[Any]) -> None:
         self._host = host
-        """Mostly of length zero; what dask fills and pads with otherwise."""
+        """Values in host memory. Metadata have length zero; values to fill or pad with have not."""
 
     def get(self) -> npt.NDArray[Any]:
-        """Return the values, as CuPy's method does."""
+        """Return the values as a NumPy array, as `cupy.ndarray.get` does."""
         return self._host
 
     def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
         raise TypeError("Implicit conversion to a NumPy array is not allowed: it stands for a CuPy array")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
-        return _posing(getattr(ufunc, method)(*_hosts(inputs), **_hosts(keywords)))
+        return _to_stand_ins(getattr(ufunc, method)(*_to_numpy(inputs), **_to_numpy(keywords)))
 
     def __array_function__(self, function: Callable[..., Any], _: Any, args: Any, keywords: Any) -> Any:
-        return _posing(function(*_hosts(args), **{k: v for k, v in _hosts(keywords).items() if k != "like"}))
+        numpy_keywords = _to_numpy(keywords)
+        numpy_keywords.pop("like", None)
+        return _to_stand_ins(function(*_to_numpy(args), **numpy_keywords))
 
     def __getitem__(self, key: Any) -> Any:
-        return _posing(self._host[_hosts(key)])
+        return _to_stand_ins(self._host[_to_numpy(key)])
 
     def __len__(self) -> int:
         return len(self._host)
 
     def __getattr__(self, name: str) -> Any:
         if name in _VALUES:
-            return _posing(getattr(self._host, name))
+            return _to_stand_ins(getattr(self._host, name))
         if name not in _METHODS:
             raise AttributeError(name)
         method = getattr(self._host, name)
-        return lambda *args, **keywords: _posing(method(*_hosts(args), **_hosts(keywords)))
+        return lambda *args, **keywords: _to_stand_ins(method(*_to_numpy(args), **_to_numpy(keywords)))
 
     def __repr__(self) -> str:
         return f"CupyStandIn(shape={self.shape}, dtype={self.dtype})"
@@ -74,34 +83,47 @@ class CupyStandIn(NDArrayOperatorsMixin):
         return (type(self).__qualname__, self._host.dtype.str, self._host.shape, self._host.tobytes())
 
 
-def _hosts(what: Any) -> Any:
-    """Take the NumPy arrays out of stand-ins, in nested arguments too."""
-    if isinstance(what, CupyStandIn):
-        return what.get()
-    if isinstance(what, dict):
-        return {key: _hosts(value) for key, value in what.items()}
-    return type(what)(map(_hosts, what)) if type(what) in (list, tuple) else what
+def _to_numpy(argument: Any) -> Any:
+    """Return an argument with NumPy arrays in place of stand-ins, also inside lists, tuples and dictionaries."""
+    if isinstance(argument, CupyStandIn):
+        return argument.get()
+    if isinstance(argument, dict):
+        return {key: _to_numpy(value) for key, value in argument.items()}
+    if type(argument) in (list, tuple):
+        return type(argument)(map(_to_numpy, argument))
+    return argument
 
 
-def _posing(what: Any) -> Any:
-    """Let arrays among results pose as CuPy's; so do scalars that CuPy would leave on the device."""
-    if isinstance(what, np.ndarray | np.generic):
-        return CupyStandIn(np.asarray(what))
-    has_arrays = type(what) in (list, tuple) and any(isinstance(result, np.ndarray | np.generic) for result in what)
-    return type(what)(map(_posing, what)) if has_arrays else what
+def _to_stand_ins(result: Any) -> Any:
+    """Return a result with stand-ins in place of NumPy arrays, and of scalars, which CuPy would leave on the device."""
+    if isinstance(result, np.ndarray | np.generic):
+        return CupyStandIn(np.asarray(result))
+    if type(result) in (list, tuple) and any(isinstance(item, np.ndarray | np.generic) for item in result):
+        return type(result)(map(_to_stand_ins, result))
+    return result
 
 
 class WorkersDecoder:
-    """Decodes on a GPU where there is one; elsewhere says what results will be."""
+    """A `Decoder` that reads on machines with a GPU, and describes results on others; see there for its methods.
 
-    def __init__(self, described: Decoder, missing: Callable[[], Sequence[str]], cuda: Callable[[], Decoder]) -> None:
-        self._described = described
-        """A CUDA decoder that is only asked what it would do; that needs no GPU."""
-        self._missing = missing
-        """Returns what this machine lacks to use a GPU."""
-        self._cuda = cuda
-        """Returns the CUDA decoder of this process."""
-        self._found_gpu = False
+    Parameters
+    ----------
+    description : Decoder
+        CUDA decoder that is asked for routes and dtypes, which need no GPU.
+    find_missing : callable
+        Returns what this machine lacks to use a GPU; empty if it can.
+    find_cuda : callable
+        Returns the CUDA decoder of this process.
+    """
+
+    def __init__(
+        self, description: Decoder, find_missing: Callable[[], Sequence[str]], find_cuda: Callable[[], Decoder]
+    ) -> None:
+        self._description = description
+        self._find_missing = find_missing
+        self._find_cuda = find_cuda
+        self._has_gpu = False
+        """Whether a GPU has been found; not looked for again then."""
 
     @property
     def device(self) -> Device:
@@ -109,21 +131,23 @@ class WorkersDecoder:
         return "cuda"
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
-        """Say whether chunks are decoded on the device, and why not."""
-        return self._described.route(spec, cast)
+        """Return where chunks are decoded on a worker, and why; see `Decoder.route`."""
+        return self._description.route(spec, cast)
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype that results have."""
-        return self._described.result_dtype(dtype)
+        """Return the dtype of results; see `Decoder.result_dtype`."""
+        return self._description.result_dtype(dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return an uninitialised array on the current GPU; what stands for one if there is none."""
-        return CupyStandIn(np.empty(shape, dtype)) if self._missing() else self._cuda().empty(shape, dtype)
+        """Return an uninitialised array on the current GPU, or a stand-in if there is no GPU."""
+        if self._find_missing():
+            return CupyStandIn(np.empty(shape, dtype))
+        return self._find_cuda().empty(shape, dtype)
 
     def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
-        """Read what is short in one call; see `Decoder.read_at_once`."""
+        """Read a short selection in one call; see `Decoder.read_at_once`."""
         self._require_gpu(spec.path)
-        return self._cuda().read_at_once(source, spec, target, cast, out)
+        return self._find_cuda().read_at_once(source, spec, target, cast, out)
 
     def decode(
         self,
@@ -137,36 +161,40 @@ class WorkersDecoder:
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
         self._require_gpu(spec.path)
-        return self._cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
+        return self._find_cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
-        """Return what makes other threads read for this one; see `Decoder.as_caller`."""
-        return nullcontext if self._missing_here() else self._cuda().as_caller(stream_of)
+        """Return a context manager that lets other threads read for this one; see `Decoder.as_caller`."""
+        return nullcontext if self._missing() else self._find_cuda().as_caller(stream_of)
 
     def may_retry(self, err: Exception) -> bool:
-        """Say whether `alone` is worth it; see `Decoder.may_retry`."""
-        return not self._missing_here() and self._cuda().may_retry(err)
+        """Whether a read may be tried once more; see `Decoder.may_retry`."""
+        return not self._missing() and self._find_cuda().may_retry(err)
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read` with the device to itself; see `Decoder.alone`."""
-        return self._cuda().alone(read)
+        return self._find_cuda().alone(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block and bring it to the device; see `Decoder.upload`."""
         self._require_gpu("an array that zarr-python decodes")
-        return self._cuda().upload(block, cast)
+        return self._find_cuda().upload(block, cast)
 
-    def _missing_here(self) -> Sequence[str]:
-        missing = [] if self._found_gpu else self._missing()
-        self._found_gpu = not missing
+    def _missing(self) -> Sequence[str]:
+        """Return what this machine lacks to use a GPU. Nothing is looked for again once a GPU was found."""
+        if self._has_gpu:
+            return []
+        missing = self._find_missing()
+        self._has_gpu = not missing
         return missing
 
-    def _require_gpu(self, what: str) -> None:
-        missing = self._missing_here()
+    def _require_gpu(self, data: str) -> None:
+        """Raise `DeviceUnavailableError` if this machine has no GPU; `data` is what would be read, for the message."""
+        missing = self._missing()
         if missing:
             raise DeviceUnavailableError(
                 "data opened with device='workers' can only be read on a machine with a GPU",
-                tried=f"reading {what} on {platform.node()}",
+                tried=f"reading {data} on {platform.node()}",
                 found="missing: " + ", ".join(missing),
                 do="open it with chunks={} and compute on a cluster whose workers have GPUs, "
                 "ds.gpuzarr.to_host() first if this client has none; device='auto' or device='host' reads anywhere",
