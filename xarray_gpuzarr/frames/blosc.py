@@ -3,7 +3,8 @@
 A frame is cut into blocks, and a block into splits, each of which is a compressed stream. The streams of all frames of
 a batch are found at once, as columns, so that a device decompresses them in a few batched calls and unshuffles all
 blocks in another. Nothing is decompressed here. Frames that are damaged or unusual are left to the host codec.
-`device_ready` checks the frames of other codecs, and the zstd and zlib streams in Blosc frames.
+`blosc_blocks` reads the headers of frames and cuts them into blocks. `device_ready` checks the frames of other codecs,
+and the zstd and zlib streams in Blosc frames.
 
 References
 ----------
@@ -15,11 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.frames.blosc_blocks import (
+    BIT_SHUFFLED,
+    BYTE_SHUFFLED,
+    HEADER_NBYTES,
+    STORED,
+    BloscBlocks,
+    BloscHeaders,
+    cut_blocks,
+    read_headers,
+    words_of,
+)
 from xarray_gpuzarr.frames.device_ready import Bytes, Flags, device_ready
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
@@ -34,20 +45,9 @@ RAW = 255
 UNFILTERED, SHUFFLE, BITSHUFFLE = range(3)
 """Filters of blocks, in the column `BloscStreams.block_filter`."""
 
-_HEADER_NBYTES = 16
-_MAX_NBYTES = 2**31 - 1 - _HEADER_NBYTES  # BLOSC_MAX_BUFFERSIZE
-_MAX_BLOCK_NBYTES = (2**31 - 1 - 4 * 255) // 3  # BLOSC_MAX_BLOCKSIZE
-_LEAST_BLOCK_NBYTES = 64
-"""Shortest block of a frame of more than two blocks. C-Blosc writes none that is shorter, and the columns of shorter
-blocks would take a hundred times the memory of the chunk."""
-_MAX_SPLITS = 16
-_MIN_SPLIT_NBYTES = 128
 _MAX_LENGTHS = 1000
 """Largest number of different decoded lengths of zstd or zlib streams in one walk. Writers use two. Each takes a call
 of `device_ready`, so frames made to have many would make the walk slow."""
-_BYTE_SHUFFLED, _STORED, _BIT_SHUFFLED, _RESERVED, _UNSPLIT = 1, 2, 4, 8, 16
-"""Flags in the header of a frame. A stored frame is not compressed, and a block of an unsplit one is one stream."""
-_BOTH_SHUFFLES = _BYTE_SHUFFLED | _BIT_SHUFFLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +113,15 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     """
     if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
-    frames = _sound_frames(data, start, nbytes, expected)
+    frames = read_headers(data, start, nbytes, expected)
     if cname is not None:
-        is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & _STORED != 0)
+        is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & STORED != 0)
         if not is_of_codec.all():
-            frames = _Frames._make(column[is_of_codec] for column in frames)
-    blocks = _cut_blocks(data, frames, expected)
+            frames = BloscHeaders._make(column[is_of_codec] for column in frames)
+    blocks = cut_blocks(data, frames, expected)
     # A frame that is not compressed is one stream.
-    stored = np.flatnonzero(frames.flags & _STORED)
-    source = frames.start[stored] + _HEADER_NBYTES
+    stored = np.flatnonzero(frames.flags & STORED)
+    source = frames.start[stored] + HEADER_NBYTES
     stored_streams = np.stack(np.broadcast_arrays(frames.chunk[stored], source, expected, 0, expected, RAW))
     # The rows are the columns of BloscStreams from `chunk` to `codec`.
     streams = np.concatenate([stored_streams, *_walk_splits(data, frames, blocks)], axis=1)
@@ -151,106 +151,13 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     )
 
 
-class _Frames(NamedTuple):
-    """The headers of frames, one row for each. All columns have the shape (n,)."""
-
-    chunk: Column
-    """Number of the frame."""
-    start: Column
-    """First byte of the frame in the data."""
-    nbytes: Column
-    """Encoded length in bytes."""
-    flags: Column
-    typesize: Column
-    """Bytes of an element."""
-    blocksize: Column
-    """Decoded bytes of a block."""
-
-    def n_splits(self) -> Column:
-        """Return the number of splits in a block of full length, shape (n,)."""
-        is_split = (self.flags & _UNSPLIT == 0) & (self.typesize <= _MAX_SPLITS)
-        is_split &= self.blocksize // self.typesize >= _MIN_SPLIT_NBYTES
-        return np.where(is_split, self.typesize, 1)
-
-    def n_blocks(self, expected: int) -> Column:
-        """Return the number of blocks in each frame, shape (n,); 0 for a stored one."""
-        return np.where(self.flags & _STORED, 0, -(-expected // self.blocksize))
-
-
-class _Blocks(NamedTuple):
-    """The blocks of frames, one row for each."""
-
-    frame: Column
-    """Row of the frame in `_Frames`."""
-    start: Column
-    """First byte in the decoded chunk."""
-    nbytes: Column
-    """Decoded length in bytes."""
-    n_splits: Column
-    first: Column
-    """First byte of its streams in the data."""
-    end: Column
-    """Byte after the last of the frame in the data."""
-
-
-def _words(data: Bytes) -> npt.NDArray[np.uint32]:
-    """Return a view of the little-endian uint32 that begin at each byte, aligned or not; shape (data.size - 3,)."""
-    return np.ndarray((max(data.size - 3, 0),), "<u4", data, strides=(1,))
-
-
-def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> _Frames:
-    """Return the frames with valid headers that are long enough for their table of blocks and their streams.
-
-    Bytes of a chunk after its frame are ignored.
-    """
-    chunk = np.flatnonzero(nbytes > _HEADER_NBYTES)
-    start, nbytes = start[chunk], nbytes[chunk]
-    # The four integers of each header are gathered at once, because memory is the bottleneck.
-    headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
-    head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
-    flags, typesize = head >> 16 & 0xFF, head >> 24
-    sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= ZSTD) & (typesize > 0)
-    sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
-    sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
-    sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
-    sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= expected) | (flags & _STORED != 0)
-    frames = _Frames._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
-    n_splits = frames.n_splits()
-    whole, leftover = np.divmod(expected, frames.blocksize)
-    # A frame has at least an entry of the table for each block, and for each stream its length and one byte.
-    least = 4 * frames.n_blocks(expected) + 5 * (whole * n_splits + (leftover > 0))
-    payload = frames.nbytes - _HEADER_NBYTES
-    fits = np.where(frames.flags & _STORED, payload == expected, payload >= least)
-    # c-blosc leaves the end of a block undefined if it is not a whole number of splits.
-    fits &= frames.blocksize % n_splits == 0
-    return _Frames._make(column[fits] for column in frames)
-
-
-def _cut_blocks(data: Bytes, frames: _Frames, expected: int) -> _Blocks:
-    """Return the blocks of all frames, in the order of the frames."""
-    n_blocks = frames.n_blocks(expected)
-    frame = np.repeat(np.arange(len(n_blocks)), n_blocks)
-    number = np.arange(frame.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
-    blocksize = frames.blocksize[frame]
-    frame_start = frames.start[frame]
-    start = number * blocksize
-    nbytes = np.minimum(blocksize, expected - start)
-    table = frame_start + _HEADER_NBYTES
-    first = frame_start + _words(data)[table + 4 * number]
-    end = frame_start + frames.nbytes[frame]
-    # An offset into the header or the table is invalid. The end of the frame stands for it, where no stream fits.
-    first = np.where(first < table + 4 * n_blocks[frame], end, first)
-    n_splits = np.where(nbytes == blocksize, frames.n_splits()[frame], 1)
-    return _Blocks(frame, start, nbytes, n_splits, first, end)
-
-
-def _walk_splits(data: Bytes, frames: _Frames, blocks: _Blocks) -> Iterator[Column]:
+def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iterator[Column]:
     """Yield the streams of the first split of all blocks, then those of the second split, and so on.
 
     They are arrays of shape (6, n_streams), whose rows are the columns of `BloscStreams` from `chunk` to `codec`. A
     stream is preceded by its length. One that does not lie inside its frame gets the length 0.
     """
-    words = _words(data)
+    words = words_of(data)
     chunk = frames.chunk[blocks.frame]
     codec = frames.flags[blocks.frame] >> 5
     target_nbytes = blocks.nbytes // blocks.n_splits
@@ -305,12 +212,12 @@ def _snappy_nbytes(data: Bytes, source: Column, source_nbytes: Column) -> Column
     return length
 
 
-def _filters(frames: _Frames, blocks: _Blocks) -> npt.NDArray[np.uint8]:
+def _filters(frames: BloscHeaders, blocks: BloscBlocks) -> npt.NDArray[np.uint8]:
     """Return the filter of each block; uint8, shape (n_blocks,)."""
     typesize = frames.typesize[blocks.frame]
     flags = frames.flags[blocks.frame]
     n_elements = blocks.nbytes // typesize
-    shuffled = (flags & _BYTE_SHUFFLED != 0) & (typesize > 1) & (n_elements > 0)
+    shuffled = (flags & BYTE_SHUFFLED != 0) & (typesize > 1) & (n_elements > 0)
     # c-blosc 1.x does not shuffle the bits of a block whose number of elements is not a multiple of 8.
-    bit_shuffled = (flags & _BIT_SHUFFLED != 0) & (n_elements > 0) & (n_elements % 8 == 0)
+    bit_shuffled = (flags & BIT_SHUFFLED != 0) & (n_elements > 0) & (n_elements % 8 == 0)
     return np.select([shuffled, bit_shuffled], [SHUFFLE, BITSHUFFLE], UNFILTERED).astype(np.uint8)
