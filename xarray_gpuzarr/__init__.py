@@ -1,6 +1,7 @@
-"""Zarr shards straight to the GPU, through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``.
+"""Reads Zarr shards to the GPU or the host through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``.
 
-xarray imports this whenever something is opened without ``engine=``, so names are imported when they are first used.
+xarray imports this package whenever a file is opened without ``engine=``. So the public names are imported only when
+they are first used.
 """
 
 import sys
@@ -97,25 +98,29 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "stats": "cluster",
     "zarr_pipeline": "codec_pipeline",
 }
-"""The module below this one that each name comes from."""
+"""Public name -> module below this package that defines it."""
 _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}
-"""Modules that are looked up as names are; all others have to be imported."""
+"""Attribute -> module that is imported when it is accessed. All other modules have to be imported explicitly."""
 
 
 class _XarrayFinder:
-    """Registers ``.gpuzarr`` as soon as xarray has been imported, and finds no module of its own.
+    """Import hook that registers the accessors ``.gpuzarr`` as soon as xarray has been imported.
 
-    Importing xarray here instead would take whoever uses zarr-python alone, or the command line, 2 seconds of one core
-    more (November 2026). The loader stays the one that was found, since others ask it for sources and resources.
+    Importing xarray here would cost programs that need only zarr-python, and the command line, 2 seconds of one core
+    (November 2026). The hook changes a method of the loader that other finders return. It does not replace the loader,
+    because other code asks it for sources and resources.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the other finders find of xarray, with a loader that then registers the accessors."""
+        """Return the spec of xarray that another finder finds, with a loader that then registers the accessors."""
         if name != "xarray":
             return None
-        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec: Any = None
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
         loader: Any = None if spec is None else spec.loader
         if loader is None:
             return spec
@@ -137,7 +142,7 @@ if "xarray" in sys.modules:
 else:
     sys.meta_path.insert(0, _XarrayFinder())
 
-if not TYPE_CHECKING:  # a type checker is to miss names that are not there
+if not TYPE_CHECKING:  # with this function, type checkers would not report names that do not exist
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
@@ -146,7 +151,7 @@ if not TYPE_CHECKING:  # a type checker is to miss names that are not there
             metadata = import_module("importlib.metadata")
             try:
                 return metadata.version("xarray-gpuzarr")
-            except metadata.PackageNotFoundError:  # a folder that is used without being installed
+            except metadata.PackageNotFoundError:  # the package is used from a folder, without having been installed
                 return ""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

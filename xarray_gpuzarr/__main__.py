@@ -1,4 +1,4 @@
-"""``python -m xarray_gpuzarr``: the command line."""
+"""``python -m xarray_gpuzarr``: runs the command line."""
 
 from xarray_gpuzarr.cli import main
 

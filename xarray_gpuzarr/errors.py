@@ -1,11 +1,11 @@
-"""Every exception of the package, in one layout: what was tried, what was found, what to do. And its one warning.
+"""All exceptions of the package and its only warning; and functions that make text safe to print.
 
-Nothing is decided here and nothing is caught here. All other modules raise these classes; callers can
-catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
+Every message says what was tried, what was found and what to do. Callers can catch `GpuZarrError` for all exceptions,
+or the builtin exception that a class also inherits from.
 
-Names, keys, tags and attributes are whatever somebody wrote into a store: errors, warnings, tables and commands pass
-them through `visible`, which escapes control characters, where they leave for a terminal or a notebook. Addresses of
-stores may hold passwords and signatures: `masked` leaves these out of all text, that of `visible` included.
+Names, keys and attributes in a store may contain any characters. Errors, warnings, tables and commands pass them
+through `visible`, which escapes control characters, before they are shown in a terminal or a notebook. Addresses of
+stores may contain passwords and signatures, which `masked` and `visible` remove from text.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from difflib import get_close_matches
 from typing import Self
 
 _FIRST, _LAST = 1500, 500
-"""Characters that are shown of what a client says, which may be the page of a server."""
+"""Number of characters that are shown of the beginning and of the end of a long text, such as a page of a server."""
 
 
 class GpuZarrError(Exception):
-    """Base of every error raised by this package.
+    """Base class of all errors of this package.
 
     Parameters
     ----------
     headline : str
-        One sentence that says what failed, with the array or option it is about.
+        A sentence that says what failed, and names the array or the option.
     tried : str
-        What was attempted: array path, shard key, chunk, codec.
+        What was attempted, such as the path of an array, the key of a shard, a chunk or a codec.
     found : str
-        What was met instead: numbers, versions, the underlying message.
+        What was found instead, such as numbers, versions or the message of another library.
     do : str
-        What the reader of the message can do about it.
+        What the user can do about it.
 
     Notes
     -----
-    With one argument, ``type(error)(text)``, the text is the whole message. PyTorch raises errors of its workers like
-    this.
+    With a single argument, ``type(error)(text)``, the text is the whole message. PyTorch makes errors of its workers
+    anew in this way.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class GpuZarrError(Exception):
         self.headline = masked(headline)
         super().__init__(self.headline)
         self.tried, self.found, self.do = masked(tried or ""), masked(found or ""), masked(do or "")
-        self._is_laid_out = bool(missing)
+        self._is_whole_message = bool(missing)
+        """Whether `headline` is the whole message, because the other texts were left out."""
 
     def within(self, store: str) -> Self:
-        """Say which store this is about, unless the text does, and return this error.
+        """Add a store to the message, unless it names the store already, and return this error.
 
         Parameters
         ----------
@@ -65,23 +66,26 @@ class GpuZarrError(Exception):
         return self
 
     def __str__(self) -> str:
-        if self._is_laid_out:
+        if self._is_whole_message:
             return "\n".join(map(visible, self.headline.split("\n")))
-        parts = [self.headline, self.tried, self.found, self.do]
-        for number, text in enumerate(parts):
-            left_out = len(text) - _FIRST - _LAST
-            short = text if left_out <= 0 else f"{text[:_FIRST]} [... {left_out} characters ...] {text[-_LAST:]}"
-            parts[number] = visible(short)
-        headline, tried, found, do = parts
+        headline, tried, found, do = map(_shortened, (self.headline, self.tried, self.found, self.do))
         return f"{headline}\n  tried: {tried}\n  found: {found}\n  do:    {do}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # BaseException would call the class with `args`, and subclasses such as OSError would leave the rest out.
+        # The default calls the class with `args`, which is only the headline, and loses the other texts.
         return (type(self), (self.headline,), vars(self))
 
 
+def _shortened(text: str) -> str:
+    """Return visible text without the middle of a long one."""
+    n_left_out = len(text) - _FIRST - _LAST
+    if n_left_out > 0:
+        text = f"{text[:_FIRST]} [... {n_left_out} characters ...] {text[-_LAST:]}"
+    return visible(text)
+
+
 class GpuZarrWarning(UserWarning):
-    """Something works, but is slower than it could be; says what to do, once per process."""
+    """Something works, but is slow or incomplete. The message says what to do, once in a process for each subject."""
 
 
 class OptionError(GpuZarrError, ValueError):
@@ -89,7 +93,7 @@ class OptionError(GpuZarrError, ValueError):
 
 
 class ArrayTypeError(OptionError, TypeError):
-    """An array of another kind was expected, such as a zarr array instead of a path."""
+    """An argument is not an array of the expected kind, for example a path instead of a zarr array."""
 
 
 class KeywordError(OptionError, TypeError):
@@ -97,15 +101,15 @@ class KeywordError(OptionError, TypeError):
 
 
 class NoGroupError(OptionError, KeyError, FileNotFoundError):
-    """There is no group at a path in a store, no Zarr store in a file, or no dataset in the arrays of a group."""
+    """A path in a store is no group, a file is no Zarr store, or the arrays of a group are no dataset."""
 
 
 class SelectionError(GpuZarrError, IndexError):
-    """A selection does not fit the array it is applied to."""
+    """A selection is invalid for the array that it is applied to."""
 
 
 class MetadataError(GpuZarrError, ValueError):
-    """Stored metadata is inconsistent, names something that does not exist, or is not what an array was opened with."""
+    """Metadata are inconsistent, name something that does not exist, or have changed since the array was opened."""
 
 
 class UnsupportedCodecError(GpuZarrError, NotImplementedError):
@@ -117,15 +121,15 @@ class DeviceUnavailableError(GpuZarrError, RuntimeError):
 
 
 class StoreReadError(GpuZarrError, OSError):
-    """A store failed, refused, or did not return the bytes that it was asked for."""
+    """A store failed, refused access, or returned other bytes than those that were requested."""
 
 
 class StoreWriteError(GpuZarrError, OSError):
-    """A shard or chunk cannot be written; what was stored before is still there."""
+    """A shard or chunk cannot be written. What was stored before is unchanged."""
 
 
 class ShardIndexError(GpuZarrError, ValueError):
-    """A shard index is truncated, fails its checksum, or points outside its shard."""
+    """A shard index is truncated, has a wrong checksum, or points outside its shard."""
 
 
 class CorruptChunkError(GpuZarrError, ValueError):
@@ -133,15 +137,15 @@ class CorruptChunkError(GpuZarrError, ValueError):
 
 
 class DeviceMemoryError(GpuZarrError, MemoryError):
-    """There is too little device memory or pinned host memory."""
+    """Device memory or pinned host memory does not suffice."""
 
 
 class HostMemoryError(GpuZarrError, MemoryError):
-    """There is too little host memory for a result or a chunk."""
+    """Host memory does not suffice for a result or a chunk."""
 
 
 class NativeLayoutError(GpuZarrError, ImportError):
-    """The compiled loops were built with other structs than the package hands to them."""
+    """The compiled loops were built with other struct layouts than those that the package uses."""
 
 
 class CudaError(GpuZarrError, RuntimeError):
@@ -149,7 +153,7 @@ class CudaError(GpuZarrError, RuntimeError):
 
 
 def perhaps(name: str, known: Iterable[object]) -> str:
-    """Return the known name that another one was probably meant to be, in a few words; empty if none is like it.
+    """Return a remark that names the known name most similar to an unknown one. Empty if none is similar.
 
     Examples
     --------
@@ -161,7 +165,7 @@ def perhaps(name: str, known: Iterable[object]) -> str:
 
 
 def masked(text: str) -> str:
-    """Return text with addresses that show no secrets: what stands before ``@`` and after ``?`` in a URL is left out.
+    """Return text without the secrets in URLs: the parts before ``@`` and after ``?`` are replaced by ``***``.
 
     Examples
     --------
@@ -172,34 +176,35 @@ def masked(text: str) -> str:
 
 
 _WORD = re.compile(r'[^\s<>"]+')
+"""A word that may be a URL."""
 _USER = re.compile(
-    # In these schemes it is a container, a bucket or a repository.
+    # The scheme. In those that are excluded, a container, a bucket or a repository precedes the @.
     r"\b(?!(?:abfss?|oci|git|github)://)([a-z][\w+.-]{0,20}://)"
-    # In a password that should have been quoted there may be a slash; but what looks like a port is one.
+    # User and password. A password that was not quoted may contain a slash, unless what precedes the slash is a port.
     r"(?:[^/?#]*|[^/?#@:\[]*:(?!:|\d*(?:[/?#]|$)).{,200}?)@",
     re.IGNORECASE,
 )
 _CLOSING = "'`,;:.)]}"
-"""What ends a sentence, a string or a call rather than a URL."""
+"""Characters that end a sentence, a string or a call rather than a URL."""
 
 
 def _without_secrets(word: re.Match[str]) -> str:
-    """Mask the URL in a word, if there is one; and not a second time, with what may follow it by then."""
+    """Return a word with the secrets of a URL in it masked. A URL that is masked already is not changed."""
     if "://" not in word[0]:
         return word[0]
-    shown = _USER.sub(r"\1***@", word[0])
-    address, _, query = shown.partition("?")
+    without_user = _USER.sub(r"\1***@", word[0])
+    address, _, query = without_user.partition("?")
     secret = query.rstrip(_CLOSING)
     if "://" not in address or not secret or secret.startswith("***"):
-        return shown
+        return without_user
     return f"{address}?***{query[len(secret) :]}"
 
 
 def visible(text: str) -> str:
-    r"""Return text in which every character that is not plainly printed is written as `repr` writes it, and `masked`.
+    r"""Return text with unprintable characters escaped as by `repr`, and with secrets `masked`.
 
-    Those are control characters (escape sequences, line breaks), marks that turn the direction of writing or have no
-    width, blanks other than the space, and halves of surrogate pairs, which no terminal takes.
+    Unprintable are control characters such as line breaks, marks that change the direction of writing or have no width,
+    blanks other than the space, and halves of surrogate pairs, which terminals do not accept.
 
     Examples
     --------

@@ -1,7 +1,9 @@
-"""Batches for PyTorch's `DataLoader`. The one module that imports torch; nothing imports this.
+"""`IterableBatches`: batches for PyTorch's `DataLoader`; and `tensors`, which converts a batch.
 
-Without worker processes a `DataLoader` adds little: `Batches` reads ahead on threads already. With workers, each reads
-every n-th batch, so that a rank's batches come in the same order as without.
+This is the only module that imports torch, and no other module imports it. Without worker processes a `DataLoader` adds
+little, because `Batches` reads ahead on threads already. Each of n workers reads every n-th batch, so that the batches
+of a rank have the same order with and without workers. All processes that read for one ``iter()`` of a loader agree on
+its epoch through `Passes`.
 """
 
 from __future__ import annotations
@@ -26,21 +28,22 @@ from xarray_gpuzarr.training.iterator import BatchIterator
 from xarray_gpuzarr.training.passes import Pass, Passes
 
 _NUMERIC = "biufc"
+"""Kinds of dtypes that tensors can have."""
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 
 
 def tensors(batch: Dataset | DataArray) -> dict[str, torch.Tensor] | torch.Tensor:
-    """Return the numeric data variables of a batch as tensors where they are, without a copy if possible.
+    """Return the numeric data variables of a batch as tensors on the same device, without a copy if possible.
 
     Parameters
     ----------
     batch : xarray.Dataset or xarray.DataArray
-        Of NumPy or CuPy arrays. A byte order that is not the machine's is changed, which copies.
+        Its arrays are those of NumPy or CuPy. An array in another byte order than the machine's is copied.
 
     Returns
     -------
     dict of str to torch.Tensor, or torch.Tensor
-        The tensor of each variable by its name, or that of a DataArray.
+        Name of each variable -> its tensor, or the tensor of a DataArray.
     """
     if isinstance(batch, DataArray):
         return _tensor(batch.data)
@@ -60,26 +63,26 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
-        Choose its epochs through this dataset from now on.
+        Its epochs must be chosen through this dataset from now on.
     convert : callable, optional
-        Converts a batch, an `xarray.Dataset`, to what the loader returns. By default `tensors`.
+        Converts a batch, an `xarray.Dataset` or `xarray.DataArray`, to what the loader returns. By default `tensors`.
 
     Notes
     -----
     Each ``iter()`` of a loader starts the next epoch, with or without worker processes. Workers share the cores of this
     process, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. Forked workers cannot use a GPU that this process has used,
-    so use ``num_workers=0`` for batches on a GPU. These belong to the stream that is PyTorch's current one when the
-    first batch of an epoch is asked for.
+    so use ``num_workers=0`` for batches on a GPU. Such batches are valid on the stream that is PyTorch's current one
+    when the first batch of an epoch is requested.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Any], Any] = tensors) -> None:
         self._batches = batches
         self._convert = convert
         self._part: Batches | None = None
-        """What this process reads, if it is a worker's."""
+        """The batches that this process reads if it is a worker."""
         self._passes = Passes(batches.next_epoch, batches.next_batch)
         self._n_begun: dict[int, int] = {}
-        """By process, which those that it forks off inherit: passes that it has begun."""
+        """Process -> number of passes that it has begun. Processes that are forked off inherit it."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""
@@ -87,22 +90,27 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
 
     def __iter__(self) -> BatchesOfPass:
         """Begin the next epoch, or a worker's part of it."""
-        info, here = get_worker_info(), os.getpid()
-        number = self._n_begun.get(here, 0)
-        self._n_begun[here] = number + 1
-        if info is not None and self._part is None:
-            os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
-            self._part = self._batches.part(info.id, info.num_workers)
-        batches = self._batches if info is None or self._part is None else self._part
-        return BatchesOfPass(batches, self._convert, self._passes, _this_pass(info, number))
+        info = get_worker_info()
+        process = os.getpid()
+        number = self._n_begun.get(process, 0)
+        self._n_begun[process] = number + 1
+        batches = self._batches
+        if info is not None:
+            if self._part is None:
+                os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
+                self._part = self._batches.part(info.id, info.num_workers)
+            batches = self._part
+        return BatchesOfPass(batches, self._convert, self._passes, _current_pass(info, number))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass read the epoch of a number, whoever carries it out; see `Batches.set_epoch`.
+        """Choose the epoch that the next ``iter()`` of a loader starts, with or without workers.
+
+        See `Batches.set_epoch`.
 
         Raises
         ------
         OptionError
-            This is a worker process, or `epoch` is no whole number.
+            This is a worker process, or `epoch` is not a whole number of at least 0.
         """
         if get_worker_info() is not None:
             raise OptionError(
@@ -115,12 +123,15 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         self._passes.move(self._batches.next_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far this process has come, see `Batches.state_dict`; nothing in a worker, whose passes know.
+        """Return the position of the latest epoch; see `Batches.state_dict`.
+
+        In a worker, the state is empty. The iterators of workers have states of their own, for torchdata's
+        ``StatefulDataLoader``.
 
         Raises
         ------
         OptionError
-            Worker processes read: only they know, as torchdata's ``StatefulDataLoader`` asks them.
+            Worker processes read the batches, so this process does not know how many were handed over.
         """
         if get_worker_info() is not None:
             return {}
@@ -134,83 +145,94 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; see `Batches.load_state_dict`. In a worker, its pass does."""
+        """Continue where a state was taken; see `Batches.load_state_dict`. Does nothing in a worker."""
         if get_worker_info() is None:
             self._batches.load_state_dict(state)
             self._passes.move(self._batches.next_epoch, self._batches.next_batch)
 
 
 class BatchesOfPass(Iterator[Any]):
-    """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps."""
+    """The batches of one pass, or those of a worker. Its state is kept by torchdata's ``StatefulDataLoader``.
 
-    def __init__(self, batches: Batches, convert: Callable[[Any], Any], passes: Passes, which: Pass) -> None:
+    This is a class and not a generator. A garbage collection closes a generator that nothing refers to, and may run on
+    a thread that holds a lock which the reads need that `BatchIterator.close` waits for.
+    """
+
+    def __init__(self, batches: Batches, convert: Callable[[Any], Any], passes: Passes, current: Pass) -> None:
         self._batches = batches
         self._convert = convert
         self._passes = passes
-        self._which = which
-        # It is no generator: a garbage collection closes generators, and may run on a thread that holds a lock that the
-        # reads need whose end `BatchIterator.close` waits for.
-        self._reading: BatchIterator | None = None
-        epoch, batch = passes.begin(which)
+        self._pass = current
+        self._iterator: BatchIterator | None = None
+        """None until the first batch is requested."""
+        epoch, batch = passes.begin(current)
         if not batch:
             batches.set_epoch(epoch)
-        refused = None
-        if batch and which.n_workers:
-            refused = OptionError(
+        error = None
+        if batch and current.n_workers:
+            error = OptionError(
                 "a part of an epoch that has begun",
-                tried=f"going on at batch {batch} of epoch {epoch} in {which.n_workers} processes",
+                tried=f"going on at batch {batch} of epoch {epoch} in {current.n_workers} processes",
                 found="how far each of them had come is not in the state",
                 do="let torchdata's StatefulDataLoader keep the state, or read with num_workers=0",
             )
-        self._go_on(epoch, batch, refused)
+        self._move(epoch, batch, error)
 
-    def _go_on(self, epoch: int, batch: int, refused: OptionError | None = None) -> None:
-        if self._reading is not None:
-            self._reading.close()
-        self._epoch, self._batch, self._refused = epoch, batch, refused
-        self._reading = None
+    def _move(self, epoch: int, batch: int, error: OptionError | None = None) -> None:
+        """Continue after `batch` batches of an epoch, or raise `error` when the next batch is requested."""
+        if self._iterator is not None:
+            self._iterator.close()
+        self._iterator = None
+        self._epoch = epoch
+        self._batch = batch
+        self._error = error
 
-    def _begun(self) -> BatchIterator:
-        """Return the iterator of the batches; it begins, or is refused, when the first batch is asked for.
+    def _begin(self) -> BatchIterator:
+        """Return the iterator of the batches.
 
-        PyTorch carries errors over only from there.
+        It is made, or an error is raised, only when the first batch is requested, because PyTorch passes errors of
+        workers on only from there.
         """
-        if self._refused is not None:
-            raise self._refused
-        if self._reading is None:
-            self._reading = self._batches.begin(self._epoch, self._batch, _stream_of)
-        return self._reading
+        if self._error is not None:
+            raise self._error
+        if self._iterator is None:
+            self._iterator = self._batches.begin(self._epoch, self._batch, _stream_of)
+        return self._iterator
 
     def __next__(self) -> Any:
-        caller = currentframe()
-        _require_no_collation(caller and caller.f_back)
-        reading = self._begun()
+        frame = currentframe()
+        _require_no_collation(frame and frame.f_back)
+        iterator = self._begin()
         try:
-            batch = self._convert(next(reading))
+            batch = self._convert(next(iterator))
         except BaseException:
-            reading.close()
+            iterator.close()
             raise
         self._batch += 1
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many batches were handed over; all of them are not yet the beginning of the next epoch."""
+        """Return the state after the batches that were handed over.
+
+        After the last batch it is the end of this epoch, and not the beginning of the next one.
+        """
         return self._batches.state_at(self._epoch, self._batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; see `Batches.load_state_dict`."""
+        """Continue where a state was taken; see `Batches.load_state_dict`."""
         self._batches.load_state_dict(state)
         epoch, batch = self._batches.next_epoch, self._batches.next_batch
-        self._passes.begin(self._which, epoch)
-        self._go_on(epoch, batch)
+        self._passes.begin(self._pass, epoch)
+        self._move(epoch, batch)
 
 
 def _require_no_collation(caller: FrameType | None) -> None:
-    """Raise an `OptionError` if the part of a loader that asks for batches would make batches of them."""
-    # Looking at the variables of a frame keeps them alive, and a user's frame may hold batches.
-    is_loader = caller is not None and str(caller.f_globals.get("__name__")).startswith("torch.utils.data.")
-    asking = caller.f_locals.get("self") if caller and is_loader else None
-    if getattr(asking, "auto_collation", False):
+    """Raise an `OptionError` if the caller is a part of a loader that would collate batches to larger ones."""
+    # The local variables of other callers are not accessed, because that keeps them alive, and they may be batches.
+    fetcher = None
+    if caller is not None and str(caller.f_globals.get("__name__")).startswith("torch.utils.data."):
+        fetcher = caller.f_locals.get("self")
+    if getattr(fetcher, "auto_collation", False):
         raise OptionError(
             "batches of batches",
             tried="a DataLoader around IterableBatches that puts several of its batches into one",
@@ -220,18 +242,27 @@ def _require_no_collation(caller: FrameType | None) -> None:
 
 
 def _stream_of(device: int) -> int | None:
-    """Return the handle of PyTorch's current stream on a GPU; None if PyTorch has no CUDA."""
+    """Return the handle of PyTorch's current stream on the GPU of a number, or None if PyTorch has no CUDA."""
     return int(torch.cuda.current_stream(device).cuda_stream) if torch.cuda.is_available() else None
 
 
-def _this_pass(info: Any, number: int) -> Pass:
-    """Return what this process knows of the pass that it is about to begin."""
-    parent, process = parent_process(), current_process()
+def _current_pass(info: Any, number: int) -> Pass:
+    """Return what this process knows about the pass that it begins.
+
+    Parameters
+    ----------
+    info
+        What `torch.utils.data.get_worker_info` returns; None if this is no worker.
+    number : int
+        Number of passes that this process has begun before.
+    """
+    parent = parent_process()
     if info is None or parent is None or parent.pid is None:
         return Pass(os.getpid(), number)
-    child = process._identity[-1]  # noqa: SLF001  # also the end of the name, if nobody has changed that
-    worker: Any = process
-    pipe = 0  # on which all workers of a loader answer; where PyTorch calls it otherwise, it is not known
+    worker: Any = current_process()
+    child = worker._identity[-1]  # noqa: SLF001  # the name ends with it too, but programs may change the name
+    # The pipe through which all workers of a loader answer. It stays unknown if PyTorch gives it another name.
+    pipe = 0
     with suppress(AttributeError, KeyError, TypeError, OSError):
         arguments = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
         pipe = os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xarray_gpuzarr import __version__
 from xarray_gpuzarr.errors import GpuZarrError, visible
@@ -121,39 +121,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpuzarr {version}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")
-    source = demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
-    folder = demo.add_argument(
-        "--dir",
-        type=Path,
-        default=Path("demo"),
-        help="folder for the store and the picture; older ones are replaced (demo)",
-    )
-    demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
-
-    info = commands.add_parser("info", help="show how a store is laid out and where it would be decoded")
-    info_store = info.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
-    info.add_argument("--group", default="", help="path of a group or an array inside the store")
-    info.add_argument(
-        "--gpu-memory", metavar="SIZE", default="80 GB", help="GPU memory that tasks should fit into (80 GB)"
-    )
-    info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
-    info.add_argument("--json", action="store_true", help="print everything as one JSON document")
-
-    bench = commands.add_parser("bench", help="compare this engine with xarray's own on your store")
-    bench_store = bench.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
-    bench.add_argument("--group", default="", help="path of a group or an array inside the store")
-    bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
-    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
-    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each (5)")
-
-    doctor = commands.add_parser("doctor", help="show what this machine has, if it decodes correctly, and how fast")
-    form = doctor.add_mutually_exclusive_group()
-    document = form.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write everything as JSON, to standard output or a file"
-    )
-    form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
-
+    demo = _add_demo(commands)
+    info = _add_info(commands)
+    bench = _add_bench(commands)
+    doctor = _add_doctor(commands)
     for command in (info, bench):
         command.add_argument(
             "--storage-options",
@@ -170,6 +141,69 @@ def parser() -> argparse.ArgumentParser:
             choices=_Suggested(("auto", "cuda", "host")),
             help="auto, cuda, cuda:1 (any number) or host (auto)",
         )
-    for path_argument in (source, folder, info_store, bench_store, document):
-        vars(path_argument)["complete"] = _FILE  # an attribute that shtab looks for
     return parser
+
+
+def _add_demo(commands: Any) -> argparse.ArgumentParser:
+    demo: argparse.ArgumentParser = commands.add_parser(
+        "demo", help="write a sample, read it with both engines, compare, measure and draw"
+    )
+    source = demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
+    folder = demo.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("demo"),
+        help="folder for the store and the picture; older ones are replaced (demo)",
+    )
+    demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
+    _complete_paths(source)
+    _complete_paths(folder)
+    return demo
+
+
+def _add_info(commands: Any) -> argparse.ArgumentParser:
+    info: argparse.ArgumentParser = commands.add_parser(
+        "info", help="show how a store is laid out and where it would be decoded"
+    )
+    _add_store(info)
+    info.add_argument(
+        "--gpu-memory", metavar="SIZE", default="80 GB", help="GPU memory that tasks should fit into (80 GB)"
+    )
+    info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
+    info.add_argument("--json", action="store_true", help="print everything as one JSON document")
+    return info
+
+
+def _add_bench(commands: Any) -> argparse.ArgumentParser:
+    bench: argparse.ArgumentParser = commands.add_parser(
+        "bench", help="compare this engine with xarray's own on your store"
+    )
+    _add_store(bench)
+    bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
+    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
+    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each (5)")
+    return bench
+
+
+def _add_doctor(commands: Any) -> argparse.ArgumentParser:
+    doctor: argparse.ArgumentParser = commands.add_parser(
+        "doctor", help="show what this machine has, if it decodes correctly, and how fast"
+    )
+    form = doctor.add_mutually_exclusive_group()
+    document = form.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write everything as JSON, to standard output or a file"
+    )
+    form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
+    _complete_paths(document)
+    return doctor
+
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    store = command.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
+    command.add_argument("--group", default="", help="path of a group or an array inside the store")
+    _complete_paths(store)
+
+
+def _complete_paths(argument: argparse.Action) -> None:
+    """Let shells complete the argument as a path. shtab looks for an attribute of this name."""
+    vars(argument)["complete"] = _FILE

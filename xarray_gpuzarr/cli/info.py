@@ -26,7 +26,7 @@ from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import ALONE
-from xarray_gpuzarr.cli.contents import GroupBelow, groups_below, open_contents
+from xarray_gpuzarr.cli.contents import Contents, GroupBelow, groups_below, open_contents
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch.local import LocalSource
@@ -55,10 +55,7 @@ def run(options: argparse.Namespace) -> int:
     address = address_of(options)
     contents = open_contents(address, options.device)
     node = contents.node
-    explained = explanation(explain_variables(contents.variables), device_of(contents.variables))
-    if contents.why_no_dataset:
-        note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"
-        explained = replace(explained, note=note.rstrip())
+    explained = _explain(contents)
     ours = {}
     for row in explained.rows:
         lazy = lazy_array_of(contents.variables[row.variable])
@@ -91,6 +88,15 @@ def run(options: argparse.Namespace) -> int:
     _print_groups(groups, whole=options.all)
     _print_variables(explained, ours, options, gpu_nbytes)
     return 0
+
+
+def _explain(contents: Contents) -> Explanation:
+    """Return where each variable would be decoded. If they are no dataset, the note says why."""
+    explained = explanation(explain_variables(contents.variables), device_of(contents.variables))
+    if not contents.why_no_dataset:
+        return explained
+    note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"
+    return replace(explained, note=note.rstrip())
 
 
 def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Prepares a process for reading on its GPU, so that no read has to wait for that, and undoes it afterwards.
+"""`Preparation`: prepares a process for reading to its GPU, so that reads need not wait for that, and undoes it later.
 
-Several workers may live in one process: the first prepares it, the last one to leave cleans up. Called by `worker`.
+Several dask workers may run in one process. The first one prepares the process, and the last one to leave undoes it.
 """
 
 from __future__ import annotations
@@ -19,58 +19,69 @@ from xarray_gpuzarr.decoders.protocol import Device, PreparedDecoder
 
 
 class Preparation:
-    """Changes that were made for the workers of this process, and are undone when the last one leaves."""
+    """The changes to this process that its workers need."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with no users; for a process that was forked off, whose parent undoes what it did."""
+        """Forget all workers and changes. Called in a process that was forked off; its parent undoes the changes."""
         self._lock = threading.Lock()
-        self._n_users = 0
+        self._n_workers = 0
         self._undo: list[Undo] = []
+        """Functions that undo the changes, in the order in which these were made."""
 
     def enter(self, *, device: str, options: Mapping[str, Any]) -> Device:
-        """Prepare this process for one more user; return the device that it reads to.
+        """Prepare this process for one more worker.
 
-        Arguments as for `GpuZarrPlugin`. Whatever is raised, nothing is left behind.
+        If it raises an error, all changes have been undone.
+
+        Parameters
+        ----------
+        device, options
+            As for `GpuZarrPlugin`.
+
+        Returns
+        -------
+        Device
+            The device that the process reads to.
         """
         resolved = usable_device(device)
         with self._lock:
-            if self._n_users == 0:
+            if self._n_workers == 0:
                 try:
                     self._prepare(resolved, options)
                 except BaseException:
-                    self._take_back()
+                    self._undo_all()
                     raise
-            self._n_users += 1
+            self._n_workers += 1
         return resolved
 
     def leave(self) -> None:
-        """Let one user go; behind the last one, give everything back, once the reads that are under way have ended."""
+        """Forget one worker. After the last one, wait for reads that are under way, and undo all changes."""
         with self._lock:
-            self._n_users -= 1
-            if self._n_users == 0:
-                self._take_back()
+            self._n_workers -= 1
+            if self._n_workers == 0:
+                self._undo_all()
 
     def prepare_threads(self, executor: Executor, n_threads: int, device: Device) -> None:
-        """Take the streams and pinned memory that reads of an executor's threads use."""
-        if not isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
+        """Allocate the streams and the pinned memory that reads of an executor's threads use."""
+        if not isinstance(executor, ProcessPoolExecutor):  # such an executor reads in other processes
             _cuda_decoder(device).prepare_threads(n_threads)
 
     def _prepare(self, device: Device, options: Mapping[str, Any]) -> None:
         if options:
-            before = options_in_force()
+            previous = options_in_force()
             configure(**options)
-            self._undo.append(lambda: cast("None", configure(**before)))
+            self._undo.append(lambda: cast("None", configure(**previous)))
         if device != "host":
             decoder = _cuda_decoder(device)
             self._undo.append(_forget_devices)
             self._undo.append(decoder.prepare())
             self._undo.append(decoder.close)
 
-    def _take_back(self) -> None:
-        """Undo in reverse: workspaces are idle and gone before the pool is, the pool before the device."""
+    def _undo_all(self) -> None:
+        """Undo the changes in reverse order: workspaces are released before pools, and pools before the device."""
         while self._undo:
             self._undo.pop()()
 
@@ -80,8 +91,8 @@ def _cuda_decoder(device: Device) -> PreparedDecoder:
 
 
 def _forget_devices() -> None:
-    """Drop what is kept for devices, private pools among it; arrays that live keep their memory."""
-    device = sys.modules.get("xarray_gpuzarr.cuda.device")  # absent without CuPy, incomplete while it is imported
+    """Release everything that is kept for devices, such as private pools. Existing arrays keep their memory."""
+    device = sys.modules.get("xarray_gpuzarr.cuda.device")  # absent without CuPy, and incomplete during its import
     forget = getattr(device, "forget_devices", None)
     if forget is not None:
         forget()

@@ -1,4 +1,4 @@
-"""`register` prepares the workers of a cluster from its client. Imports distributed only when it is called."""
+"""`register`: prepares the workers of a cluster. Imports distributed only when it is called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any:
-    """Prepare all workers, and those that come later, for reading with this engine.
+    """Prepare all workers of a cluster, including those that join later, for reading with this engine.
 
-    You can work without it; then the first reads check, compile and allocate. Pools that dask-cuda or you have
-    installed stay in use, and CuPy allocates from them. Calling it again with the same arguments does nothing, and with
-    other arguments replaces the settings.
+    This is optional. Without it, the first reads run the self-checks, build kernels and allocate memory. RMM pools that
+    dask-cuda or the user installed stay in use, and CuPy allocates from them. A second call with the same arguments
+    does nothing; with other arguments, it replaces the settings.
 
     Parameters
     ----------
@@ -38,13 +38,13 @@ def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any
     OptionError
         An option is unknown or has an invalid value, `client` is not a client, or there is no current one.
     DeviceUnavailableError
-        A worker lacks something; the message names both. Then no worker keeps the plugin.
+        A worker lacks something that the device needs; the message names both. No worker keeps the plugin then.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
     plugin = GpuZarrPlugin(device=device, **options)
     if client is None:
-        from distributed import Client  # noqa: PLC0415  # takes long
+        from distributed import Client  # noqa: PLC0415  # slow to import
 
         try:
             client = Client.current()  # type: ignore[no-untyped-call]
@@ -60,39 +60,49 @@ def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any
 
 
 async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
-    from xarray_gpuzarr.cluster.worker import why_refused  # noqa: PLC0415  # likewise
+    """Register a plugin in place of an earlier one, once every worker can use its device."""
+    from xarray_gpuzarr.cluster.worker import check_device  # noqa: PLC0415  # imports distributed
 
-    before = await client.run_on_scheduler(_registered, name=plugin.name)
-    if before == plugin.settings:
+    registered = await client.run_on_scheduler(_registered_settings, name=plugin.name)
+    if registered == plugin.settings:
         return
-    if before is not None:
+    if registered is not None:
         await client.unregister_worker_plugin(plugin.name)
-    refusals = await client.run(why_refused, plugin.settings["device"])
-    for refusal in filter(None, refusals.values()):
-        raise refusal
+    errors = await client.run(check_device, plugin.settings["device"])
+    for error in errors.values():
+        if error is not None:
+            raise error
     try:
         await client.register_plugin(plugin)
     except BaseException:
-        with suppress(ValueError):  # it came no further than the client
+        with suppress(ValueError):  # raised if the scheduler does not know the plugin yet
             await client.unregister_worker_plugin(plugin.name)
         raise
 
 
-def _registered(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
-    """Return the settings of the plugin that the scheduler hands to workers, None if it has none."""
+def _registered_settings(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
+    """Return the settings of the plugin that the scheduler gives to workers, or None if it has none."""
     pickled = dask_scheduler.worker_plugins.get(name)
     if pickled is None:
         return None
-    settings: dict[str, Any] = pickle.loads(pickled).settings  # noqa: S301  # the scheduler was given it by a client
+    settings: dict[str, Any] = pickle.loads(pickled).settings  # noqa: S301  # a client gave it to the scheduler
     return settings
 
 
-def require_client(client: Any, asked: str) -> None:
-    """Raise `OptionError` unless `client` can call the workers of a cluster."""
+def require_client(client: Any, function: str) -> None:
+    """Raise an `OptionError` if the argument of a public function is not a `distributed.Client`.
+
+    Parameters
+    ----------
+    client
+        The argument.
+    function : str
+        Name of the function, for the message.
+    """
     if not (hasattr(client, "sync") and hasattr(client, "run")):
         raise OptionError(
-            f"{asked} takes a client",
-            tried=f"{asked} of an instance of {type(client).__module__}.{type(client).__qualname__}",
+            f"{function} takes a client",
+            tried=f"{function} of an instance of {type(client).__module__}.{type(client).__qualname__}",
             found="an object that is not a distributed.Client",
-            do=f"give one: {asked}(distributed.Client(...))",
+            do=f"give one: {function}(distributed.Client(...))",
         )

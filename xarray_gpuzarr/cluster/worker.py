@@ -1,6 +1,6 @@
-"""`GpuZarrPlugin` prepares a dask worker for reading on a GPU, and cleans up when the worker leaves.
+"""`GpuZarrPlugin`: prepares a dask worker for reading to a GPU, and cleans up when the worker leaves.
 
-Imports distributed. Registered by `register`, or by hand with ``client.register_plugin(GpuZarrPlugin())``.
+`register` registers it, or ``client.register_plugin(GpuZarrPlugin())``. This module imports distributed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GpuZarrPlugin(WorkerPlugin):
     Raises
     ------
     OptionError
-        An unknown device or option, or an unusable value.
+        The device or an option is unknown, or a value is invalid.
     """
 
     name = "xarray_gpuzarr"
@@ -49,21 +49,21 @@ class GpuZarrPlugin(WorkerPlugin):
         check_options(options)
         self.settings: dict[str, Any] = {"device": device, "options": options}
         self._entered = False
+        """Whether the process has been prepared for this worker."""
 
     async def setup(self, worker: Worker) -> None:
-        """Prepare the process, then what its threads will use; messages are answered meanwhile."""
+        """Prepare the process, and then its threads. The worker's event loop continues meanwhile.
+
+        Raises
+        ------
+        GpuZarrError
+            The worker lacks something. The message names the worker.
+        """
         try:
             device = await asyncio.to_thread(preparation.enter, **self.settings)
             self._entered = True
-            # CuPy arrays would be stuck in this process: said before the first one is.
-            if device != "host" and (why := why_not_serializable()) is not None:
-                headline = "CuPy arrays cannot leave this worker"
-                do = "pip install numba-cuda, with which distributed moves them"
-                if self.settings["device"] != "auto":
-                    tried = "distributed's serializers for CuPy"
-                    raise DeviceUnavailableError(headline, tried=tried, found=why, do=do)
-                advise("serializers", headline, found=why, do=do)
             if device != "host":
+                self._check_serializers()
                 executor, n_threads = worker.executors["default"], worker.state.nthreads
                 await asyncio.to_thread(preparation.prepare_threads, executor, n_threads, device)
         except GpuZarrError as err:
@@ -71,14 +71,29 @@ class GpuZarrPlugin(WorkerPlugin):
             raise _on_worker(err, worker) from err
 
     async def teardown(self, worker: Worker) -> None:  # noqa: ARG002  # distributed's signature
-        """Give back what `setup` took, unless other workers of this process still use it."""
+        """Undo what `setup` did, unless other workers of this process still need it."""
         if self._entered:
             self._entered = False
             await asyncio.to_thread(preparation.leave)
 
+    def _check_serializers(self) -> None:
+        """Raise an error, or warn with ``device="auto"``, if distributed cannot send CuPy arrays to other processes."""
+        why = why_not_serializable()
+        if why is None:
+            return
+        headline = "CuPy arrays cannot leave this worker"
+        do = "pip install numba-cuda, with which distributed moves them"
+        if self.settings["device"] == "auto":
+            advise("serializers", headline, found=why, do=do)
+        else:
+            raise DeviceUnavailableError(headline, tried="distributed's serializers for CuPy", found=why, do=do)
 
-def why_refused(device: str, dask_worker: Worker) -> GpuZarrError | None:
-    """Return the error of a worker that lacks something for a device; what `setup` raises is logged at length."""
+
+def check_device(device: str, dask_worker: Worker) -> GpuZarrError | None:
+    """Return an error that names the worker if it lacks something that a device needs, otherwise None.
+
+    `register` calls this first, because distributed logs an error of `GpuZarrPlugin.setup` with a long traceback.
+    """
     try:
         resolve_device(device)
     except GpuZarrError as err:
@@ -87,13 +102,13 @@ def why_refused(device: str, dask_worker: Worker) -> GpuZarrError | None:
 
 
 def _on_worker(err: GpuZarrError, worker: Worker) -> GpuZarrError:
-    """Return an error that names the worker."""
-    where = f"{err.tried}, on worker {worker.name} at {worker.address}"
-    return type(err)(err.headline, tried=where, found=err.found, do=err.do)
+    """Return a copy of an error that names the worker."""
+    tried = f"{err.tried}, on worker {worker.name} at {worker.address}"
+    return type(err)(err.headline, tried=tried, found=err.found, do=err.do)
 
 
 def why_not_serializable() -> str | None:
-    """Say why distributed can neither send nor spill the CuPy arrays of this process; None if it can."""
+    """Return why distributed can neither send nor spill the CuPy arrays of this process, or None if it can."""
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return None

@@ -1,39 +1,40 @@
-"""Statistics of workers' reads so far, gathered and printed as a table; without a client, those of this process.
+"""`stats`: what this engine has read so far, in the workers of a cluster or in this process, as a table.
 
-Asking costs one message to each worker. Needs no plugin. Imports no distributed: a client brings it along.
+Gathering costs one message to each worker, which needs no plugin for that. This module does not import distributed.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cluster.registration import require_client
 from xarray_gpuzarr.errors import visible
-from xarray_gpuzarr.process.counters import STAGES, Counts, counters
+from xarray_gpuzarr.process.counters import STAGES, Counts, Stage, counters
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _LABEL_WIDTH = len("this process")
 _WIDTH = 160
-"""Room for all columns: a line that a terminal wraps is read more easily than numbers that are cut."""
+"""Width of the table as text. A terminal may wrap its lines, which is easier to read than numbers that are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStats:
-    """Statistics of one process's reads."""
+    """What one process has read."""
 
     workers: tuple[str, ...]
-    """Names of the workers in it; empty for a process that is none."""
+    """Names of the dask workers in the process. Empty if there are none."""
     process: str
-    """Tells this process from any other; a worker that was restarted is another one and begins at nothing."""
+    """Identifier of the process. A worker that was restarted runs in another process, whose counts begin at 0."""
     counts: Counts
+    """Counts since the process started."""
 
     @property
     def label(self) -> str:
@@ -43,12 +44,13 @@ class ProcessStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Stats:
-    """One row for each process, rendered as a table by `str`, `repr`, rich and Jupyter.
+    """What each process has read. `str`, `repr`, rich and Jupyter show it as a table.
 
     ``after - before`` is what was read in between.
     """
 
     rows: tuple[ProcessStats, ...]
+    """One row for each process."""
     note: str = ""
     """A sentence below the table."""
 
@@ -58,8 +60,8 @@ class Stats:
         return reduce(add, (row.counts for row in self.rows), Counts())
 
     def __sub__(self, earlier: Self) -> Self:
-        before = {row.process: row.counts for row in earlier.rows}
-        rows = (replace(row, counts=row.counts - before.get(row.process, Counts())) for row in self.rows)
+        earlier_counts = {row.process: row.counts for row in earlier.rows}
+        rows = [replace(row, counts=row.counts - earlier_counts.get(row.process, Counts())) for row in self.rows]
         return replace(self, rows=tuple(rows))
 
     def __str__(self) -> str:
@@ -73,61 +75,83 @@ class Stats:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
 
-        head, *lines = self._lines()
+        first_title, *titles = self._titles()
         table = tables.headed_table(gap=1)
-        for i, title in enumerate(head):
-            width = None if i else _LABEL_WIDTH
-            table.add_column(title, justify="right" if i else "left", overflow="fold", no_wrap=bool(i), min_width=width)
-        for line in lines:
-            table.add_row(*(tables.cell([text]) for text in line))
+        table.add_column(first_title, justify="left", overflow="fold", min_width=_LABEL_WIDTH)
+        for title in titles:
+            table.add_column(title, justify="right", overflow="fold", no_wrap=True)
+        for cells in self._cells():
+            table.add_row(*(tables.cell([text]) for text in cells))
         yield table
         if self.note:
             yield tables.note(self.note)
 
     def _repr_html_(self) -> str:
-        head, *lines = self._lines()
-        rows = "".join(_html_row(line, "td") for line in lines)
+        head = _html_row(self._titles(), "th")
+        rows = "".join(_html_row(cells, "td") for cells in self._cells())
         note = f'<p style="opacity:.7">{html.escape(visible(self.note))}</p>' if self.note else ""
-        return f"<table><thead>{_html_row(head, 'th')}</thead><tbody>{rows}</tbody></table>{note}"
+        return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{note}"
 
-    def _lines(self) -> Iterator[list[str]]:
-        """Yield the headline, a line for each process, and their sum; what never happened has no column."""
-        stages = [stage for stage in STAGES if stage in self.total.seconds]
-        both = ["verified", "different"] if self.total.n_verified else []
-        shared = ["by the host"] if self.total.n_by_host else []
-        cached = ["found", "not found"] if self.total.n_cache_hits + self.total.n_cache_misses else []
-        columns = ["worker", "reads", "shards", "read", "decoded", "to the GPU"]
-        yield [*columns, *cached, *shared, *both, *(f"{stage} s" for stage in stages)]
-        named = [(row.label, row.counts) for row in self.rows]
-        for label, counts in named if len(named) == 1 else [*named, ("all", self.total)]:
-            nbytes = (counts.read_nbytes, counts.decoded_nbytes, counts.copied_nbytes)
-            seconds = (f"{counts.seconds.get(stage, 0.0):.2f}" for stage in stages)
-            verified = map(str, (counts.n_verified, counts.n_different) if both else ())
-            by_host = [str(counts.n_by_host)][: len(shared)]
-            sums = [str(counts.n_reads), str(counts.n_shards), *map(format_nbytes, nbytes)]
-            sums += map(str, (counts.n_cache_hits, counts.n_cache_misses) if cached else ())
-            yield [label, *sums, *by_host, *verified, *seconds]
+    def _titles(self) -> list[str]:
+        """Return the titles of all columns. The first column names processes."""
+        return ["worker", *(title for title, _ in _columns(self.total))]
+
+    def _cells(self) -> list[list[str]]:
+        """Return the cells of each process and, if there are several, of their sum."""
+        labelled = [(row.label, row.counts) for row in self.rows]
+        if len(labelled) != 1:
+            labelled.append(("all", self.total))
+        columns = _columns(self.total)
+        return [[label, *(text_of(counts) for _, text_of in columns)] for label, counts in labelled]
+
+
+def _columns(total: Counts) -> list[tuple[str, Callable[[Counts], str]]]:
+    """Return the title of each column and the function that formats a cell of it; no columns that are 0 everywhere."""
+    columns: list[tuple[str, Callable[[Counts], str]]] = [
+        ("reads", lambda counts: str(counts.n_reads)),
+        ("shards", lambda counts: str(counts.n_shards)),
+        ("read", lambda counts: format_nbytes(counts.read_nbytes)),
+        ("decoded", lambda counts: format_nbytes(counts.decoded_nbytes)),
+        ("to the GPU", lambda counts: format_nbytes(counts.copied_nbytes)),
+    ]
+    if total.n_cache_hits or total.n_cache_misses:
+        columns.append(("found", lambda counts: str(counts.n_cache_hits)))
+        columns.append(("not found", lambda counts: str(counts.n_cache_misses)))
+    if total.n_by_host:
+        columns.append(("by the host", lambda counts: str(counts.n_by_host)))
+    if total.n_verified:
+        columns.append(("verified", lambda counts: str(counts.n_verified)))
+        columns.append(("different", lambda counts: str(counts.n_different)))
+    stages = [stage for stage in STAGES if stage in total.seconds]
+    return columns + [(f"{stage} s", partial(_format_seconds, stage)) for stage in stages]
+
+
+def _format_seconds(stage: Stage, counts: Counts) -> str:
+    return f"{counts.seconds.get(stage, 0.0):.2f}"
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:
-    aligned = (f'<{tag} style="text-align:{"right" if i else "left"}">' for i in range(len(cells)))
-    row = "".join(f"{start}{html.escape(visible(cell))}</{tag}>" for start, cell in zip(aligned, cells, strict=True))
+    """Return a row of an HTML table. The first cell is aligned to the left, the others to the right."""
+    row = ""
+    for number, cell in enumerate(cells):
+        side = "right" if number else "left"
+        row += f'<{tag} style="text-align:{side}">{html.escape(visible(cell))}</{tag}>'
     return f"<tr>{row}</tr>"
 
 
 def stats(client: Any = None) -> Any:
-    """Return what this engine has read so far, since processes started.
+    """Return what this engine has read since processes started.
 
     Parameters
     ----------
     client : distributed.Client, optional
-        Ask all its workers; without one, this process.
+        Client of the cluster whose workers are asked. By default, only this process is.
 
     Returns
     -------
     Stats
-        A row for each process; workers that are threads of one process share theirs. With an asynchronous client, an
-        awaitable of that.
+        One row for each process. Workers in the same process share a row. With an asynchronous client, an awaitable of
+        the statistics.
 
     Raises
     ------
@@ -148,12 +172,13 @@ def stats(client: Any = None) -> Any:
 
 
 def _here(dask_worker: Any = None) -> ProcessStats:
-    """Return the row of this process; distributed fills in the worker."""
+    """Return the row of this process. distributed passes the worker that runs this function."""
     workers = () if dask_worker is None else (str(dask_worker.name),)
     return ProcessStats(workers=workers, process=counters.process, counts=counters.snapshot())
 
 
 async def _gather(client: Any) -> Stats:
+    """Return the statistics of all workers. The note names those that did not answer."""
     answers: dict[str, Any] = await client.run(_here, on_error="return")
     rows: dict[str, ProcessStats] = {}
     silent: list[str] = []

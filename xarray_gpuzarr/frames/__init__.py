@@ -1,1 +1,1 @@
-"""Headers of compressed chunks, read and checked before anything is decompressed."""
+"""Headers of compressed chunks (frames), which are read and checked before anything is decompressed."""

@@ -1,9 +1,9 @@
-"""Which of many frames a batched device decoder may be given, by their headers alone.
+"""`device_ready`: checks the headers of many frames at once, and returns which of them a GPU may decode.
 
-Device decoders trust what they are given: a damaged frame may make them read or write out of bounds. So every header is
-checked here first, as columns over all chunks of a shard at once. A chunk that does not pass goes to the host codec,
-which decodes what is only unusual and says what is wrong with the rest. The compressed content itself is not looked at.
-Decoders call this; `headers` reads the header of one frame.
+Decoders on a GPU trust their input: a damaged frame may make them read or write out of bounds. So all headers are
+checked first, as columns over many chunks. A chunk that does not pass goes to the host codec, which decodes it if it is
+only unusual, and otherwise says what is wrong with it. The compressed content is not looked at. `headers` reads the
+header of a single frame.
 
 References
 ----------
@@ -25,12 +25,12 @@ Flags = npt.NDArray[np.bool_]
 
 _ZSTD_MAGIC = 0xFD2FB528
 LEAST_ZSTD_NBYTES = 10
-"""Length of a frame that decodes to one byte."""
+"""Length of a zstd frame that decodes to one byte."""
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 
 
 def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Column, expected: int) -> Flags:
-    """Return which chunks are frames that a batched device decoder may be given.
+    """Return which chunks are frames that a batched decoder on a GPU may decode.
 
     Parameters
     ----------
@@ -38,65 +38,65 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     data : ndarray of uint8, shape (m,), C order, host memory
         Encoded chunks, not modified.
     start, nbytes : ndarray of int64, shape (n,), host memory
-        The bytes of a chunk are ``data[start : start + nbytes]``; chunks may overlap.
+        The bytes of chunk ``i`` are ``data[start[i] : start[i] + nbytes[i]]``. Chunks may overlap.
     expected : int
         Decoded length of every chunk, in bytes.
 
     Returns
     -------
     ndarray of bool, shape (n,)
-        False leaves a chunk to the host codec: it may be damaged, or valid but unusual.
+        False for a chunk that is damaged, or that is valid but unusual.
 
     Raises
     ------
     ValueError
-        Another codec, or a chunk outside `data`; never what the bytes of a chunk say.
+        The codec is another one, or a chunk lies outside `data`. The content of chunks never raises an error.
 
     Notes
     -----
-    A decision rests on the chunk's own bytes only.
+    The result for a chunk depends on nothing but its own bytes.
 
-    zstd: a frame that declares `expected` bytes. Refused are a content checksum, which no device decoder verifies, and
-    a dictionary. Where its blocks end is left to the device (`cuda.launch.check_zstd`).
+    zstd: the frame must declare `expected` bytes. It must have no dictionary and no content checksum, which no decoder
+    on a GPU verifies. The ends of its blocks are checked on the device (`cuda.launch.check_zstd`).
 
-    gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
-    empty, or by such a coincidence.
+    gzip: the length at the end must be `expected`, modulo 2**32. It is that of the last member, so a frame of several
+    members passes only if all others are empty, or by coincidence.
 
-    zlib declares no length, and zlib and lz4 no end: a cut one passes, if it is long enough to be one at all. The
-    checksums of gzip and zlib are part of every frame and stay unverified.
+    zlib frames declare no decoded length, and zlib and lz4 frames no end. So a truncated one passes if it has the
+    length of the shortest frame. The checksums of gzip and zlib frames are not verified.
     """
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)
         raise ValueError(f"no frames of {spec} can be given to a device decoder; those of {known} can")
     if (((start | nbytes) < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
-    least, judge = _READY[type(spec)]
-    ready: Flags = (nbytes >= least) & (expected > 0)
-    at = ready.nonzero()[0]
-    if at.size < ready.size:
-        start, nbytes = start[at], nbytes[at]
-    if at.size:
-        ready[at] = judge(data, start, start + nbytes, expected)
+    shortest, check = _READY[type(spec)]
+    ready: Flags = (nbytes >= shortest) & (expected > 0)
+    candidates = ready.nonzero()[0]
+    if candidates.size < ready.size:
+        start, nbytes = start[candidates], nbytes[candidates]
+    if candidates.size:
+        ready[candidates] = check(data, start, start + nbytes, expected)
     return ready
 
 
 def _words[Word: np.integer](data: Bytes, dtype: np.dtype[Word]) -> npt.NDArray[Word]:
-    """View the integer that begins at each byte, aligned or not."""
+    """Return a view of the integers that begin at each byte, aligned or not."""
     return np.ndarray((data.size - dtype.itemsize + 1,), dtype, data, strides=(1,))
 
 
 def _gzip(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
     words = _words(data, _U4)
-    # Magic, deflate, and no flag: each flag adds a field to the header.
+    # The magic number, the method deflate, and no flags, each of which would add a field to the header.
     ready: Flags = (words[start] == 0x00088B1F) & (words[end - 4] == expected % 2**32)
     return ready
 
 
 def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
     first, second = data[start], data[start + 1]
-    deflate = first & 0x8F == 8  # and a window of at most 32 KiB
-    no_dictionary = second & 0x20 == 0
-    ready: Flags = deflate & no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
+    is_deflate = first & 0x8F == 8  # with a window of at most 32 KiB
+    has_no_dictionary = second & 0x20 == 0
+    ready: Flags = is_deflate & has_no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
     return ready
 
 
@@ -106,21 +106,22 @@ def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # no
 
 
 def _descriptor_fields() -> Column:
-    """Tabulate what each value of Frame_Header_Descriptor says about the header: shape (4, 256).
+    """Return how to read Frame_Content_Size for each value of Frame_Header_Descriptor, int64 of shape (4, 256).
 
-    The rows: where to read eight bytes that hold Frame_Content_Size, from the start of the frame; bits below it there;
-    its mask; what to add. An unusual descriptor has mask 0 and so declares length 0.
+    The rows are: the offset in the frame of eight bytes that contain it; the number of bits below it in these; its
+    mask; and the number to add. An unusual descriptor has the mask 0, so that it declares the length 0.
     """
     fields = np.zeros((4, 256), np.int64)
     for flag, single_segment in np.ndindex(4, 2):
         if flag or single_segment:
             width = 2**flag
             header = 6 - single_segment + width
-            # The eight bytes end with the header: even the shortest frame has so many from there on to the left.
-            at = max(header - 8, 0)
-            shift = 8 * (header - width - at)
+            # The eight bytes end with the header if they can. The shortest frame has eight bytes up to there or more.
+            offset = max(header - 8, 0)
+            shift = 8 * (header - width - offset)
             mask = -1 if width == 8 else 2 ** (8 * width) - 1
-            fields[:, flag << 6 | single_segment << 5] = at, shift, mask, 256 if width == 2 else 0
+            addend = 256 if width == 2 else 0
+            fields[:, flag << 6 | single_segment << 5] = offset, shift, mask, addend
     return fields
 
 
@@ -131,15 +132,15 @@ def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
     words = _words(data, _I8)
     head = words[start]
     first = head[0] & 0xFF_FFFF_FFFF
-    if ((head & 0xFF_FFFF_FFFF) == first).all():  # one writer: one descriptor
-        at, shift, mask, add = _DESCRIPTOR_FIELDS[:, first >> 32].tolist()
-        magic = first & 0xFFFFFFFF == _ZSTD_MAGIC
+    if ((head & 0xFF_FFFF_FFFF) == first).all():  # usually, all frames have the same descriptor
+        offset, shift, mask, addend = _DESCRIPTOR_FIELDS[:, first >> 32].tolist()
+        has_magic = first & 0xFFFFFFFF == _ZSTD_MAGIC
     else:
-        at, shift, mask, add = _DESCRIPTOR_FIELDS[:, head >> 32 & 0xFF]
-        magic = head & 0xFFFFFFFF == _ZSTD_MAGIC
-    # Where the header is longer than the chunk, any bytes of the chunk will do: no block can follow.
-    declared = (words[np.minimum(start + at, end - 8)] >> shift & mask) + add
-    ready: Flags = magic & (declared == expected)
+        offset, shift, mask, addend = _DESCRIPTOR_FIELDS[:, head >> 32 & 0xFF]
+        has_magic = head & 0xFFFFFFFF == _ZSTD_MAGIC
+    # If a chunk ends within its header, its last bytes are read. Any value will do then, because no block follows.
+    declared = (words[np.minimum(start + offset, end - 8)] >> shift & mask) + addend
+    ready: Flags = has_magic & (declared == expected)
     return ready
 
 
@@ -149,4 +150,5 @@ _READY: dict[type, tuple[int, Callable[[Bytes, Column, Column, int], Flags]]] = 
     ZlibSpec: (9, _zlib),
     Lz4Spec: (6, _lz4),
 }
-"""By codec, the fewest bytes that decode to one byte, and the judge of chunks of at least so many."""
+"""Codec -> length of the shortest frame that decodes to one byte, and function that checks frames of at least that
+length."""

@@ -1,7 +1,7 @@
-"""Read the headers of compressed chunks and check every offset in them.
+"""`declared_nbytes` and `check_blosc`: read and check the header of a single frame. Nothing is decoded.
 
-Parses those of the formats that a GPU may be given: zstd, gzip, zlib, lz4 and blosc; decodes nothing. Decoders use it
-to refuse a frame before a library that trusts its header sees it. `decoders.host.compressors` bounds all others itself.
+Decoders use them to refuse a frame before a library that trusts its header decodes it. They know the formats that a GPU
+may decode: zstd, gzip, zlib, lz4 and blosc. For all other formats, `decoders.host.compressors` limits the output.
 
 References
 ----------
@@ -28,23 +28,28 @@ from xarray_gpuzarr.stored.codecs import (
 _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 _BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
-"""Flags of a frame: it is not compressed; its blocks are one stream each."""
+"""Flags of a frame: it is not compressed; each of its blocks is one stream."""
 _BLOSC_MAX_SPLITS, _BLOSC_MIN_SPLIT_NBYTES = 16, 128
-"""MAX_SPLITS and MIN_BUFFERSIZE of c-blosc's blosc.c: blocks beyond these limits are one stream, too."""
+"""MAX_SPLITS and MIN_BUFFERSIZE in c-blosc's blosc.c. A block beyond these limits is one stream, too."""
 
 
 class FrameError(Exception):
-    """A frame is not what its codec says; the text completes "found: ..."."""
+    """A frame is not valid for its codec. The text completes "found: ..." in a message."""
 
 
-class CodecFailure(FrameError):  # noqa: N818  # no damage, which other errors of frames are
-    """A codec could not run, which says nothing of the frame; ``__cause__`` is what it raised."""
+class CodecFailure(FrameError):  # noqa: N818  # the name says that the frame need not be damaged
+    """A codec could not run, for example because a package is missing. ``__cause__`` is the error that it raised."""
 
 
 def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
-    """Return the decoded and encoded bytes that a blosc header declares; `FrameError` if it is none, or cut short.
+    """Return the decoded and the encoded length in bytes that the header of a blosc frame declares.
 
-    Some writers leave bytes behind the frame, as z5 does, and readers pass over them.
+    Some writers, such as z5, leave bytes after the frame, which readers ignore.
+
+    Raises
+    ------
+    FrameError
+        The header is invalid, or the frame is truncated.
     """
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
@@ -57,10 +62,10 @@ def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
 
 
 def check_blosc(frame: memoryview | bytes) -> None:
-    """Raise `FrameError` for a frame for which C-Blosc, as numcodecs calls it, would return memory of other owners.
+    """Raise a `FrameError` for a frame that would make numcodecs read or return memory outside the frame.
 
-    It reads as many bytes as the header says. If a block is no whole number of streams, it leaves the end of the block
-    as it was allocated, and numcodecs does not compare how many bytes it has decoded.
+    C-Blosc reads as many bytes as the header declares, even if the frame is shorter. If a block is not a whole number
+    of streams, C-Blosc leaves its end uninitialised, and numcodecs does not check the number of decoded bytes.
     """
     blosc_nbytes(frame)
     flags, typesize = frame[2], frame[3]
@@ -89,24 +94,27 @@ def _zlib_nbytes(frame: memoryview | bytes) -> None:
 
 
 def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
-    """Read Frame_Content_Size, whose width and place depend on the descriptor byte; a skippable frame has none."""
+    """Return Frame_Content_Size, whose width and offset depend on the descriptor; None if the frame has none."""
     if len(frame) >= 8 and frame[0] & 0xF0 == 0x50 and bytes(frame[1:4]) == b"\x2a\x4d\x18":
         return None
     if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
         raise FrameError(f"no zstd frame header in {len(frame)} bytes")
     descriptor = frame[4]
-    single_segment = bool(descriptor & 0x20)
-    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
-    if len(frame) < at + width:
+    is_single_segment = bool(descriptor & 0x20)
+    window_nbytes = 0 if is_single_segment else 1
+    dictionary_id_nbytes = (0, 1, 2, 4)[descriptor & 3]
+    width = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    offset = 5 + window_nbytes + dictionary_id_nbytes
+    if len(frame) < offset + width:
         raise FrameError(f"{len(frame)} bytes, too short for a zstd frame header")
     if width == 0:
         return None
-    return int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
+    nbytes = int.from_bytes(frame[offset : offset + width], "little")
+    return nbytes + 256 if width == 2 else nbytes
 
 
 def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
-    """Say whether bytes begin a zstd frame of `expected` bytes, with no dictionary and no checksum."""
+    """Whether bytes begin with a zstd frame that declares `expected` bytes and has no dictionary and no checksum."""
     try:
         return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
     except FrameError:
@@ -126,9 +134,12 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
 
 
 def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
-    """Return the decoded length in bytes that a frame's header declares; None if it does not say.
+    """Return the decoded length in bytes that the header of a frame declares, or None if it declares none.
 
-    Bytes that do not begin a frame of this codec are a `FrameError`.
+    Raises
+    ------
+    FrameError
+        The bytes do not begin with a valid header of this codec.
     """
     parse = _NBYTES.get(type(spec))
     return None if parse is None else parse(frame)

@@ -1,8 +1,8 @@
-"""Metadata of zarr-python whose codecs look at a frame before a library that believes its header decodes it.
+"""`checked_metadata`: metadata of zarr-python whose codecs check the header of a frame before it is decoded.
 
-zarr-python and numcodecs decode what this package leaves to them. Of numcodecs' codecs, those in `_CHECKS` read or
-return memory that is not the frame's if its header is wrong. Nothing of either library is changed: an array gets other
-codecs, which encode and decode the same bytes.
+zarr-python and numcodecs decode what this package does not decode itself. If a header is wrong, the codecs of
+numcodecs in `_CHECKS` read or return memory outside the frame. Neither library is modified. An array gets metadata with
+other codecs, which encode and decode the same bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from xarray_gpuzarr.frames.headers import check_blosc
 from xarray_gpuzarr.stored.metadata import Metadata
 
 _CHECKS: dict[str, Callable[[memoryview], None]] = {"blosc": check_blosc}
-"""Functions that raise `FrameError` for frames that must not be given to the codec of this id."""
+"""Id of a codec of numcodecs -> function that raises a `FrameError` for frames that the codec must not decode."""
 
 
 def checked_metadata(metadata: Metadata) -> Metadata:
-    """Return metadata that describe the same array, whose codecs raise `FrameError` for frames with a wrong header.
+    """Return metadata of the same array whose codecs raise a `FrameError` for frames with a wrong header.
 
-    They are `metadata` itself where no codec needs that. They serve to decode and encode, not to be stored or pickled.
+    If no codec needs a check, `metadata` itself is returned. The result must be neither stored nor pickled.
     """
     if isinstance(metadata, ArrayV2Metadata):
         numcodecs = (metadata.compressor, *(metadata.filters or ()))
@@ -43,19 +43,22 @@ def checked_metadata(metadata: Metadata) -> Metadata:
 
 @dataclass(frozen=True)
 class FrameCheck(BytesBytesCodec):
-    """Stands behind a codec of format 3 and passes on its frames; raises `FrameError` for those with a wrong header."""
+    """Codec that follows another one of format 3 and does not change its frames, but checks them before decoding.
+
+    It raises a `FrameError` for a frame with a wrong header.
+    """
 
     is_fixed_size = True
 
     codec_id: str
-    """The codec as numcodecs calls it."""
+    """Id of the other codec in numcodecs."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what stands for this codec in metadata, for people: these are never stored."""
+        """Return a description of this codec. The metadata are never stored."""
         return {"name": f"{self.codec_id}_frame_check", "configuration": {}}
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
-        """Return the length in bytes, which stays as it is."""
+        """Return the length of a frame in bytes, which this codec does not change."""
         return input_byte_length
 
     def _decode_sync(self, chunk_bytes: Buffer, _chunk_spec: ArraySpec) -> Buffer:
@@ -73,9 +76,9 @@ class FrameCheck(BytesBytesCodec):
 
 
 class CheckedNumcodec(Numcodec):  # type: ignore[misc]  # numcodecs has no types
-    """A codec of format 2 that raises `FrameError` for frames with a wrong header, and else does what another does."""
+    """Codec of format 2 that does what another one does, but raises a `FrameError` for frames with a wrong header."""
 
-    codec_id = "checked"  # zarr-python looks for one in the class; that of the other codec takes its place
+    codec_id = "checked"  # zarr-python requires one of the class. Instances have that of the other codec.
 
     def __init__(self, codec: Any) -> None:
         self.codec = codec
@@ -104,9 +107,9 @@ def _checked_numcodec(codec: Any) -> Any:
 
 
 def _checked_codecs(codecs: Iterable[Codec]) -> Iterator[Codec]:
-    """Return codecs of format 3, also those of shards, with a check behind each that needs one."""
+    """Yield codecs of format 3, including those inside of shards, with a check after each that needs one."""
     for codec in codecs:
-        if isinstance(codec, FrameCheck):  # it is made anew
+        if isinstance(codec, FrameCheck):  # the metadata are checked already, and the check is added again below
             continue
         if isinstance(codec, ShardingCodec):
             inner = tuple(_checked_codecs(codec.codecs))

@@ -1,1 +1,1 @@
-"""Abilities of a machine: `diagnosis` examines them for ``gpuzarr doctor``."""
+"""What a machine can do: `diagnosis` examines it for ``gpuzarr doctor``."""

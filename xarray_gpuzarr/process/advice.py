@@ -50,8 +50,8 @@ def _users_frame() -> FrameType | None:
     It is looked for on this thread and, if this is a thread of dask, on the main thread, which waits for dask.
     """
     folders = _library_folders()
-    main_frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    for innermost in (sys._getframe(1), main_frame):  # noqa: SLF001
+    # On the main thread, the second one is this very frame. A variable that keeps it would be a cycle.
+    for innermost in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
         frame = innermost
         while frame is not None:
             path = frame.f_code.co_filename

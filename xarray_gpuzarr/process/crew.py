@@ -51,7 +51,9 @@ class _Run:
         self.n_wanted = 0
         """Number of helpers that were asked for and have not begun."""
         self.stage: Stage | None = counters.local.account.stage
+        """Stage that the seconds of helpers count for."""
         self.errors: list[BaseException] = []
+        """Errors that helpers raised."""
 
     @property
     def n_threads(self) -> int:
@@ -63,10 +65,10 @@ class _Run:
         """Number of threads of the pool that work on it or soon will."""
         return self.n_wanted + len(self._at_work)
 
-    def ask(self, n_active: int) -> int:
-        """Return the number of helpers to get, for which cores are free while `n_active` threads decode.
+    def reserve_helpers(self, n_active: int) -> int:
+        """Count as many helpers as wanted as cores are free for, and return their number.
 
-        They count as wanted from now on.
+        `n_active` is the number of threads of this process that decode.
         """
         with self._lock:
             if self.work is None:
@@ -254,7 +256,7 @@ class Crew:
     def _ask_for_help(self, run: _Run) -> None:
         """Get helpers for a run, as many as cores are free for."""
         with self._lock:
-            n = run.ask(self.n_active)
+            n = run.reserve_helpers(self.n_active)
         if not n:
             return
         n_helping = sum([other.n_helpers for other in list(self._runs)])

@@ -11,7 +11,7 @@ from dask.array.utils import meta_from_array
 from xarray import Dataset
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.training.sources import ByXarray, Computed, InMemory, Source, Stored
+from xarray_gpuzarr.training.sources import DaskSource, MemorySource, Source, StoredSource, XarraySource
 
 SAMPLE = "sample"
 """Name of the first dimension of every batch."""
@@ -78,21 +78,21 @@ class Channels:
     def allocate(self, sources: Mapping[Hashable, Source], shape: tuple[int, ...]) -> Any:
         """Return an uninitialised array in C order, on the device that samples of the first variable are read to."""
         source = sources[self.names[0]]
-        if isinstance(source, Stored):
+        if isinstance(source, StoredSource):
             return source.parts.lazy.by_decoder(lambda decoder: decoder.empty(shape, self.dtype))
-        if isinstance(source, ByXarray):
+        if isinstance(source, XarraySource):
             return np.empty(shape, self.dtype)
-        like = meta_from_array(source.array) if isinstance(source, Computed) else source.array
+        like = meta_from_array(source.array) if isinstance(source, DaskSource) else source.array
         return np.empty_like(like, dtype=self.dtype, order="C", shape=shape)
 
 
 def _device_of(source: Source) -> str | None:
     """Return the device that samples of a variable are read to, or None if dask computes them."""
-    if isinstance(source, Stored):
+    if isinstance(source, StoredSource):
         return source.parts.lazy.device
-    if isinstance(source, Computed):
+    if isinstance(source, DaskSource):
         return None
-    is_on_device = isinstance(source, InMemory) and hasattr(source.array, "__cuda_array_interface__")
+    is_on_device = isinstance(source, MemorySource) and hasattr(source.array, "__cuda_array_interface__")
     return "cuda" if is_on_device else "host"
 
 

@@ -1,4 +1,7 @@
-"""How the samples of one variable are read: by this engine, by dask, by xarray, or from memory."""
+"""`Source`: how the samples of one variable are read: by this engine, by dask, by xarray, or from memory.
+
+`source_of` finds out how, without I/O. `read_sources` reads the samples of several variables.
+"""
 
 from __future__ import annotations
 
@@ -26,136 +29,162 @@ from xarray_gpuzarr.training.parts import Parts, UnresolvedError
 from xarray_gpuzarr.training.stacks import Boxes, read_crops
 
 Way = Literal["one plan", "crop by crop", "dask", "memory"]
-"""How samples are read: all at once with each chunk decoded once, one after another, by dask, or not at all."""
+"""How samples are read: together, with each chunk decoded once; one after another; by dask; or from memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredSource:
     """A variable that this engine reads."""
 
     parts: Parts
+    """The selections of stored arrays that the variable is made of."""
 
     @property
     def way(self) -> Way:
-        """One plan, if the arrays can be planned."""
+        """How samples are read."""
         return "crop by crop" if self.why else "one plan"
 
     @property
     def why(self) -> str:
-        """Why zarr-python reads it."""
-        specs = (part.lazy.stored.spec for part in self.parts.grid.flat)
-        return next((f"zarr-python decodes it: {spec.reason}" for spec in specs if isinstance(spec, Unplanned)), "")
+        """Why samples are not read with one plan: zarr-python decodes an array. Empty if they are."""
+        for part in self.parts.grid.flat:
+            spec = part.lazy.stored.spec
+            if isinstance(spec, Unplanned):
+                return f"zarr-python decodes it: {spec.reason}"
+        return ""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether reads to the host mostly wait for a slow store."""
+        lazy = self.parts.lazy
+        return lazy.device == "host" and lazy.takes_long
 
     @property
     def shard_numbers(self) -> tuple[Column, ...]:
-        """Numbers of stores and shards."""
-        return tuple(map(self._shards, range(len(self.parts.bounds))))
+        """For each axis, the number of the shard along it that each element is in; shape (length of the axis,).
 
-    def _shards(self, axis: int) -> Column:
+        Shards of different stores have different numbers.
+        """
+        return tuple(map(self._shard_numbers_along, range(len(self.parts.bounds))))
+
+    def _shard_numbers_along(self, axis: int) -> Column:
+        # Along an axis, all rows of the grid have the same stores, so the first one will do.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
-        shards, n_shards = [], 0
+        numbers = []
+        n_shards = 0
         for part in parts:
             spec = part.lazy.stored.spec
             array: Any = part.lazy.stored.zarr_array
-            length = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
-            shard = np.asarray(part.selection(axis), np.int64) // max(1, length[part.axes[axis]])
-            shards.append(shard + n_shards)
+            shard_shape = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
+            shard = np.asarray(part.selection(axis), np.int64) // max(1, shard_shape[part.axes[axis]])
+            numbers.append(shard + n_shards)
             n_shards += int(shard.max(initial=0)) + 1
-        return np.concatenate(shards)
+        return np.concatenate(numbers)
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:
-        """Read with the decoder of the device that the dataset was opened for, to `out` if it is the host's."""
+        """Read boxes to the device that the dataset was opened for; into `out` if possible and that is the host."""
         parts = self.parts
 
         def read(decoder: Decoder) -> Any:
-            room = out if decoder.device == "host" else None
-            return read_crops(parts, boxes, StoppableDecoder(decoder, stop), room)
+            host_out = out if decoder.device == "host" else None
+            return read_crops(parts, boxes, StoppableDecoder(decoder, stop), host_out)
 
         return parts.lazy.by_decoder(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
+class DaskSource:
     """A variable that dask computes."""
 
     array: Any
+    """The dask array."""
     why: str
+    """Why this engine does not read it."""
     way: Way = "dask"
 
     @property
     def shard_numbers(self) -> tuple[Column, ...]:
-        """Numbers of dask's chunks."""
+        """For each axis, the number of dask's chunk along it that each element is in; shape (length of the axis,)."""
         return tuple(np.repeat(np.arange(len(axis)), np.asarray(axis, np.int64)) for axis in self.array.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InMemory:
-    """A variable whose elements are there already."""
+class MemorySource:
+    """A variable in memory."""
 
     array: Any
+    """Its values, on the host or on a GPU."""
     why: str = ""
     way: Way = "memory"
     shard_numbers: None = None
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
-        """Copy the boxes."""
-        return _stacked([self.array[box] for box in boxes.slices()], self.array.dtype)
+        """Return a copy of the boxes."""
+        return _stack([self.array[box] for box in boxes.slices()], self.array.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByXarray:
-    """A variable that xarray decodes, such as text and times, or indexes in a way of its own."""
+class XarraySource:
+    """A variable that xarray reads: it is text or times, for example, or was indexed pointwise."""
 
     variable: Variable
     why: str
+    """Why this engine does not read it."""
     rounds: bool = False
     """Whether values are rounded to float32."""
     way: Way = "crop by crop"
     shard_numbers: None = None
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:  # noqa: ARG002
-        """Read box after box."""
+        """Read one box after another."""
         blocks = []
         for box in boxes.slices():
             stop.check()
             blocks.append(self.variable[box].load().data)
-        return _stacked(blocks, np.dtype(np.float32) if self.rounds else blocks[0].dtype)
+        return _stack(blocks, np.dtype(np.float32) if self.rounds else blocks[0].dtype)
 
 
-Source = Stored | Computed | InMemory | ByXarray
+Source = StoredSource | DaskSource | MemorySource | XarraySource
+"""Reads the samples of a variable. Its `shard_numbers` are None if it does not matter which samples are read together.
+
+`read` returns an array of shape (n_boxes, *boxes.shape). It may write to `out`, an array of this shape, and return it
+or a view of it.
+"""
 
 
 def in_float32(source: Source) -> Source:
-    """Return a source of float64 whose values are float32."""
-    if isinstance(source, Stored):
-        return Stored(parts=source.parts.in_float32())
-    if isinstance(source, ByXarray):
+    """Return a source of the same values in float32, given one of float64."""
+    if isinstance(source, StoredSource):
+        return StoredSource(parts=source.parts.in_float32())
+    if isinstance(source, XarraySource):
         return replace(source, rounds=True)
     return replace(source, array=source.array.astype(np.float32))
 
 
 def source_of(variable: Variable) -> Source:
-    """Return what reads the samples of a variable. No I/O."""
+    """Return the source of a variable. No I/O."""
     if isinstance(variable, IndexVariable):
-        return InMemory(array=variable.values)
+        return MemorySource(array=variable.values)
     array = array_in_memory(variable)
-    if array is not None:  # pandas' own dtypes have one axis only
-        return InMemory(array=array if isinstance(array.dtype, np.dtype) else np.asarray(array))
+    if array is not None:
+        if not isinstance(array.dtype, np.dtype):  # an array of pandas, which can only have one axis
+            array = np.asarray(array)
+        return MemorySource(array=array)
     try:
-        return Stored(parts=find_parts(variable))
+        return StoredSource(parts=find_parts(variable))
     except UnresolvedError as unresolved:
         data = data_of(variable)
         if isinstance(data, da.Array):
-            return Computed(array=data, why=str(unresolved))
+            return DaskSource(array=data, why=str(unresolved))
         if not isinstance(data, indexing.ExplicitlyIndexed):
-            return InMemory(array=np.asarray(data))
-        return ByXarray(variable=variable, why=str(unresolved))
+            return MemorySource(array=np.asarray(data))
+        return XarraySource(variable=variable, why=str(unresolved))
 
 
 def in_c_order(array: Any) -> Any:
-    """Return an array in C order without negative strides, which PyTorch refuses on axes of length 1 too.
+    """Return an array in C order without negative strides, which PyTorch refuses even on axes of length 1.
 
-    It is copied if need be. An array without strides, such as those of pandas, is returned as it is.
+    The array is copied if necessary. One that has no strides, such as an array of pandas, is returned unchanged.
     """
     strides = getattr(array, "strides", None)
     if strides is None or (array.flags.c_contiguous and min(strides, default=0) >= 0):
@@ -164,46 +193,68 @@ def in_c_order(array: Any) -> Any:
 
 
 def read_sources[Name](
-    sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, rooms: Mapping[Name, Any] | None = None
+    sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, outs: Mapping[Name, Any] | None = None
 ) -> dict[Name, Any]:
-    """Return boxes of several variables, in C order; what dask computes, it computes in one go.
+    """Read boxes of several variables.
 
-    Those that have an array in `rooms`, of any strides, are written there; it is what is returned for them.
+    Parameters
+    ----------
+    sources, boxes : mapping of name to Source and to Boxes
+        The variables, and the boxes that are read of each.
+    stop : Stop
+        Ends the reads early when it is set.
+    outs : mapping of name to array, optional
+        Arrays of shape (n_boxes, *boxes.shape), in any strides, that the results of these variables are written to.
+
+    Returns
+    -------
+    dict of name to array
+        The array in `outs` if there is one, otherwise an array in C order of shape (n_boxes, *boxes.shape).
     """
-    arrays: dict[Name, Any] = {}
-    rooms = rooms or {}
-    # Those of slow stores at the same time, on the host: a batch waits once, not for each variable.
-    stored = {name: source for name, source in sources.items() if isinstance(source, Stored)}
-    slow = {n: s for n, s in stored.items() if s.parts.lazy.device == "host" and s.parts.lazy.takes_long}
-    if len(slow) > 1:
-        reads = [partial(source.read, boxes[name], stop, rooms.get(name)) for name, source in slow.items()]
-        arrays |= zip(slow, side_by_side(reads), strict=True)
-    asked: dict[Name, list[Any]] = {}
+    outs = outs or {}
+    arrays = _read_slow(sources, boxes, stop, outs)
+    blocks_of_dask: dict[Name, list[Any]] = {}
     for name, source in sources.items():
         stop.check()
         if name in arrays:
             continue
-        if isinstance(source, Computed):
-            asked[name] = [source.array[box] for box in boxes[name].slices()]
+        if isinstance(source, DaskSource):
+            blocks_of_dask[name] = [source.array[box] for box in boxes[name].slices()]
         else:
-            arrays[name] = source.read(boxes[name], stop, rooms.get(name))
-    if asked:
-        (computed,) = dask.base.compute(asked)
+            arrays[name] = source.read(boxes[name], stop, outs.get(name))
+    if blocks_of_dask:
+        (computed,) = dask.base.compute(blocks_of_dask)  # together, so that variables share tasks
         for name, blocks in computed.items():
-            # The dtype that xarray gives what dask has computed: it knows few units of time.
-            arrays[name] = _stacked(blocks, Variable(range(blocks[0].ndim), blocks[0]).dtype)
-    for name, room in rooms.items():
-        if not (isinstance(room, np.ndarray) and _is_view_of(arrays[name], room)):
-            room[...] = arrays[name]
-        arrays[name] = room
-    return {name: array if name in rooms else in_c_order(array) for name, array in arrays.items()}
+            # A variable has the dtype that xarray would give to a computed array, which differs for units of time.
+            arrays[name] = _stack(blocks, Variable(range(blocks[0].ndim), blocks[0]).dtype)
+    for name, array in arrays.items():
+        if name not in outs:
+            arrays[name] = in_c_order(array)
+            continue
+        out = outs[name]
+        if not (isinstance(out, np.ndarray) and _has_same_memory(array, out)):
+            out[...] = array
+        arrays[name] = out
+    return arrays
 
 
-def _is_view_of(array: Any, room: npt.NDArray[Any]) -> bool:
-    """Whether an array of the shape of another one has the same elements in memory."""
-    return isinstance(array, np.ndarray) and array.__array_interface__["data"] == room.__array_interface__["data"]
+def _read_slow[Name](
+    sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, outs: Mapping[Name, Any]
+) -> dict[Name, Any]:
+    """Read variables of slow stores at the same time, if there are several, so that their waiting times overlap."""
+    stored = {name: source for name, source in sources.items() if isinstance(source, StoredSource)}
+    slow = {name: source for name, source in stored.items() if source.is_slow}
+    if len(slow) < 2:
+        return {}
+    reads = [partial(source.read, boxes[name], stop, outs.get(name)) for name, source in slow.items()]
+    return dict(zip(slow, side_by_side(reads), strict=True))
 
 
-def _stacked(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:
-    """Stack blocks to a dtype: NumPy alone would give times the byte order of the machine."""
+def _has_same_memory(array: Any, out: npt.NDArray[Any]) -> bool:
+    """Whether an array, of the shape of `out`, is a view of all of it."""
+    return isinstance(array, np.ndarray) and array.__array_interface__["data"] == out.__array_interface__["data"]
+
+
+def _stack(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:
+    """Stack blocks to an array of a dtype. `numpy.stack` alone would change the byte order of times."""
     return np.stack(blocks).astype(dtype, copy=False)

@@ -17,7 +17,7 @@ from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.channels import SAMPLE, Channels
-from xarray_gpuzarr.training.sources import Source, Stored, in_float32, read_sources, source_of
+from xarray_gpuzarr.training.sources import Source, StoredSource, in_float32, read_sources, source_of
 from xarray_gpuzarr.training.stacks import Boxes
 
 Arrays = dict[Hashable, Any]
@@ -126,7 +126,7 @@ class Template:
     @property
     def lazies(self) -> list[LazyArray]:
         """The arrays that are read from stores, one for each variable."""
-        return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
+        return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, StoredSource)]
 
     @property
     def nbytes(self) -> int:

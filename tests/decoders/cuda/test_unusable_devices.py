@@ -18,7 +18,7 @@ from zarr.codecs import GzipCodec, ShardingCodec, ZstdCodec
 import xarray_gpuzarr
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.cluster.preparation import Preparation
-from xarray_gpuzarr.cluster.worker import why_refused
+from xarray_gpuzarr.cluster.worker import check_device
 from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
@@ -268,7 +268,7 @@ def test_streams_of_threads_are_refused_before_the_first_task(streams_of_threads
         lambda: xr.open_dataset(path, engine="gpuzarr", device="cuda", chunks={}),
         lambda: read_array(zarr.open_array(f"{path}/a"), device="cuda"),
         lambda: Preparation().enter(device="cuda", options={}),
-        lambda: why_refused("cuda", SimpleNamespace(name="w", address="tcp://127.0.0.1:1")),
+        lambda: check_device("cuda", SimpleNamespace(name="w", address="tcp://127.0.0.1:1")),
     ]
 
     for door in doors:

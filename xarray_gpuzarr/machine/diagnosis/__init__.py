@@ -1,7 +1,7 @@
-"""`doctor` examines a machine: what it has, whether its GPU decodes correctly, and how fast it is.
+"""`doctor`: examines what a machine has, whether its GPU decodes correctly, and how fast it is.
 
-Every part is a `Section`: text for people and facts for programs. `examine` is the list of them, `report` puts them
-together; `cli.doctor` prints them as they come.
+The result of each part is a `Section`, with text for people and facts for programs. `examine` yields the sections, and
+`report` combines them to a `Diagnosis`. The command ``gpuzarr doctor`` prints each as soon as it is finished.
 """
 
 from xarray_gpuzarr.machine.diagnosis.examine import doctor

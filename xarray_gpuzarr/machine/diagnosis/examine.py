@@ -1,4 +1,4 @@
-"""`doctor`: the parts of an examination, in order: what is here, what is right, and how fast it is."""
+"""`examine`: carries out the parts of an examination in order; and `doctor`, which returns all of them together."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, current_device, host_section
-from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, one_line
 
 Progress = Callable[[str], None]
-"""Is told what is being done."""
+"""Called with a text that says what is being examined."""
 
 USUAL = Sizes()
+"""Sizes of what is read and copied, unless tests choose others."""
 
 
 def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diagnosis:
-    """Examine this machine: what it has, whether the GPU decodes correctly, and how fast GPU and host are.
+    """Examine this machine: what it has, whether its GPU decodes correctly, and how fast GPU and host are.
 
-    The same as the command ``gpuzarr doctor``. Shows itself in a notebook; `Diagnosis.document` is for programs.
+    The command ``gpuzarr doctor`` prints the same. A notebook shows the result as tables, and `Diagnosis.document` is
+    for programs.
 
     Parameters
     ----------
     device : "auto", "cuda", "cuda:1" (any number) or "host"
-        ``"auto"``: the GPU if there is one with all that it needs, else the host.
+        ``"auto"``: the GPU if there is one with all that it needs, otherwise the host.
     progress : callable
-        Told what is being done, as text.
+        Called with a text that says what is being examined.
 
     Returns
     -------
@@ -38,7 +40,7 @@ def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diag
     Raises
     ------
     DeviceUnavailableError
-        ``"cuda"`` was asked for, and there is no GPU that can be used.
+        `device` is a GPU, and no GPU can be used.
     OptionError
         `device` is unknown.
     """
@@ -46,7 +48,20 @@ def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diag
 
 
 def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL) -> Iterator[Section]:
-    """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
+    """Return an iterator over the sections of `doctor`, which carries each part out when its section is drawn.
+
+    Parameters
+    ----------
+    device, progress
+        As for `doctor`.
+    sizes : Sizes
+        Sizes of what is read and copied.
+
+    Raises
+    ------
+    DeviceUnavailableError, OptionError
+        As `doctor`; raised by this call and not by the iterator.
+    """
     if device == "workers":
         raise OptionError(
             "this machine is examined, not workers",
@@ -59,61 +74,69 @@ def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL) -> Iterato
 
 def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
     progress("what is here")
-    api, broken = (None, "") if device == "host" else _usable_device(device)
+    api: DeviceApi | None = None
+    failure = ""
+    if device != "host":
+        api, failure = _find_device(device)
     yield machine_section(api)
-    if broken:
-        yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
+    if failure:
+        yield Section(name="device", title="The GPU cannot be used", failures=[failure], facts=failure)
     if api is not None:
         progress("known answers")
-        yield _section_of("answers", "Does the GPU decode correctly?", lambda: answers_section(api))
+        yield _try_part("answers", "Does the GPU decode correctly?", lambda: answers_section(api))
         progress("copies")
-        yield _section_of("copies", "How fast are copies, and a read?", lambda: copies_section(api, sizes))
+        yield _try_part("copies", "How fast are copies, and a read?", lambda: copies_section(api, sizes))
     progress("rates of the host")
     yield host_section(sizes)
 
 
-def _section_of(name: str, title: str, examine_part: Callable[[], Section]) -> Section:
-    """Return a part, or what kept the device from it."""
+def _try_part(name: str, title: str, examine_part: Callable[[], Section]) -> Section:
+    """Return the section of a part or, if it raises an error, a section that reports this."""
     try:
         return examine_part()
-    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
-        failure = said(error)
+    except Exception as error:  # noqa: BLE001  # a broken device raises anything, and the section reports it
+        failure = one_line(error)
         return Section(name=name, title=title, failures=[failure], facts={"failed": failure})
 
 
 def answers_section(api: DeviceApi) -> Section:
-    """Ask a device what is known, and say what it got right, how long that took and at which rate."""
-    answers = list(check_all(api))
-    wrong = [answer for answer in answers if not answer.passed]
+    """Run all self-checks on a device. Return which of them it passed, and the time and the rate of each."""
+    rows = []
+    failures = []
+    facts = []
+    for answer in check_all(api):
+        verdict = "right" if answer.passed else "WRONG"
+        rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}" if answer.seconds > 0 else ""
+        rows.append((answer.name, verdict, f"{answer.seconds * 1e3:.2f}", rate))
+        if not answer.passed:
+            failures.append(f"{answer.name}: {answer.found}")
+        facts.append(
+            {
+                "name": answer.name,
+                "passed": answer.passed,
+                "found": answer.found,
+                "seconds": answer.seconds,
+                "nbytes": answer.nbytes,
+            }
+        )
     return Section(
         name="answers",
         title="Does the GPU decode correctly?",
         columns=("test", "", "ms", "MB/s"),
-        rows=[
-            (
-                a.name,
-                "right" if a.passed else "WRONG",
-                f"{a.seconds * 1e3:.2f}",
-                f"{a.nbytes / a.seconds / 1e6:.3g}" if a.seconds > 0 else "",
-            )
-            for a in answers
-        ],
-        notes=[f"{len(answers) - len(wrong)} of {len(answers)} are right; the first of a kind waits for its kernel."],
-        failures=[f"{answer.name}: {answer.found}" for answer in wrong],
-        facts=[
-            {"name": a.name, "passed": a.passed, "found": a.found, "seconds": a.seconds, "nbytes": a.nbytes}
-            for a in answers
-        ],
+        rows=rows,
+        notes=[f"{len(rows) - len(failures)} of {len(rows)} are right; the first of a kind waits for its kernel."],
+        failures=failures,
+        facts=facts,
     )
 
 
-def _usable_device(asked: Device) -> tuple[DeviceApi | None, str]:
-    """Return the device, or why it cannot be used and what mends that."""
+def _find_device(name: Device) -> tuple[DeviceApi | None, str]:
+    """Return a device and an empty text, or None, why it cannot be used, and what to do about that."""
     try:
-        device = current_device(asked)
-        _ = device.identity  # for which nvCOMP is found
+        device = current_device(name)
+        _ = device.identity  # looks for nvCOMP, which may fail
     except GpuZarrError as error:
-        return None, f"{said(error)}. To mend it: {error.do}"
-    except Exception as error:  # noqa: BLE001  # likewise: packages that do not fit each other
-        return None, said(error)
+        return None, f"{one_line(error)}. To mend it: {error.do}"
+    except Exception as error:  # noqa: BLE001  # packages that do not fit together raise anything
+        return None, one_line(error)
     return device, ""

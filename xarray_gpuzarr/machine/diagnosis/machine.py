@@ -1,4 +1,7 @@
-"""Describes a machine: GPU, driver, packages and which of them are missing; the host's processor, threads, memory."""
+"""`machine_section`: describes the machine.
+
+It lists the GPU, the driver, packages and which of them are missing, and the processor, threads and memory of the host.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,15 @@ from xarray_gpuzarr.process.threads import n_cores, thread_budget
 _PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "deflate")
 _GPU_PACKAGES = ("cupy", "rmm", "nvidia-libnvcomp", "kvikio", "dask-cuda")
 _ENDINGS = ("", "-cuda12x", "-cuda13x", "-cu12", "-cu13")
+"""Suffixes of the names of distributions for a CUDA version."""
 _CUDA_13 = 13_000
+"""CUDA 13.0, as the driver encodes versions."""
 
 
 def machine_section(api: DeviceApi | None) -> Section:
-    """Say what is here; `api` is the device that reads go to, None if it is the host."""
-    missing, cuda = missing_for_cuda(), cuda_version()
+    """Return a description of this machine. `api` is the GPU that reads go to, or None if they go to the host."""
+    missing = missing_for_cuda()
+    cuda = cuda_version()
     driver = None
     if cuda is not None:
         driver = ", ".join(filter(None, [driver_version(), f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"]))
@@ -59,15 +65,17 @@ def machine_section(api: DeviceApi | None) -> Section:
 
 
 def _install(extra: str) -> str:
-    """Return what is to be installed, on a machine with a driver or without one."""
+    """Return what the user has to install, given the name of an extra of this package."""
     command = f"pip install 'xarray-gpuzarr[{extra}]'"
-    return (
-        command if cuda_version() is not None else f"the NVIDIA driver first, on a machine with a GPU; then {command}"
-    )
+    if cuda_version() is None:
+        return f"the NVIDIA driver first, on a machine with a GPU; then {command}"
+    return command
 
 
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    gpu, host = facts["gpu"], facts["host"]
+    """Yield the rows of the table: a name and a value."""
+    gpu = facts["gpu"]
+    host = facts["host"]
     yield "reads go to", "the GPU" if gpu else "the host"
     if gpu:
         capability = f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else ""
@@ -108,18 +116,21 @@ def _listed(versions: dict[str, str]) -> str:
 
 
 def processor() -> str:
-    """Return what the host's processor is called."""
+    """Return the name of the host's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _gpu(api: DeviceApi) -> dict[str, Any]:
-    """Return what a device says of itself; not its number, by which it could be known again."""
-    identity, options = api.identity, resource_options()
+    """Return the properties of a device, without its serial number or UUID, which would identify the machine."""
+    identity = api.identity
+    options = resource_options()
     with api.activate():
         free, total = api.memory_nbytes()
     return {
@@ -137,7 +148,7 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of those that are installed, by the names of their distributions."""
+    """Return the versions of the packages that are installed: name of the distribution -> version."""
     versions = {}
     for name in (f"{package}{ending}" for package in packages for ending in _ENDINGS):
         try:

@@ -1,11 +1,11 @@
-"""Measure rates: of copies to the device that reads go to, from it and within it, of reads, and of host threads."""
+"""`copies_section` and `host_section`: measure how fast a GPU copies and reads, and how fast the host decodes."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,35 +24,36 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 def current_device(device: str = "cuda") -> DeviceApi:
-    """Return the GPU that the calling thread reads to: its current one with ``"cuda"``, another with its number."""
+    """Return a GPU: with ``"cuda"`` the current one of the calling thread, with ``"cuda:1"`` the one of that number."""
     number = device.partition(":")[2]
     return native_device(int(number) if number else None)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReads:
-    """Ways of an array to one device."""
+    """The ways in which arrays get to a device, to be timed."""
 
     api: DeviceApi
+    """The device."""
 
     @property
     def device(self) -> str:
-        """Name of the device in reads."""
+        """Name of the device as the option of reads, such as ``"cuda:0"``."""
         return f"cuda:{self.api.index}"
 
     def read(self, array: zarr.Array[Any]) -> Any:
-        """Read as everybody does, as the options in force say."""
+        """Read an array as users do, with the options in force."""
         return read_array(array, device=self.device)
 
     def upload(self, values: Values) -> Any:
-        """Bring up values that lie in ordinary host memory, as the decoder does it."""
+        """Copy values from ordinary host memory to the device, as the decoder does it."""
         return decoder_for(self.device).upload(values, Cast(dtype=values.dtype.str))
 
     def whole(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Return a call that lasts until the device has done what `run` gives it."""
+        """Return a function that calls `run` and waits until the device has finished."""
 
         def until_idle() -> object:
-            with self.api.activate():  # to which CuPy copies
+            with self.api.activate():  # CuPy copies within the current device
                 result = run()
                 self.api.synchronize(self.api.consumer_stream())
             return result
@@ -61,9 +62,16 @@ class DeviceReads:
 
 
 def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5) -> float:
-    """Return the median time of up to `most` runs, at least one, in `budget` seconds, after one that is not timed.
+    """Return the median duration of a call, in seconds.
 
-    What `run` returns is dropped after the clock has stopped.
+    Parameters
+    ----------
+    run : callable
+        Called once for warming up, and then at least once. Its result is dropped after the time was taken.
+    budget : float
+        Seconds after which no further call begins.
+    most : int
+        Largest number of calls that are timed.
     """
     run()
     times: list[float] = []
@@ -83,21 +91,23 @@ _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Bytes that are moved and decoded."""
+    """Sizes of what is copied and read."""
 
     copied: int = 256 * _MIB
+    """Bytes of a copy."""
     chunk: int = _MIB
+    """Decoded bytes of a chunk."""
     n_chunks: int = 32
-    """Number of chunks in a read by the host; a GPU reads 16 times as many."""
+    """Number of chunks that the host reads. A GPU reads 16 times as many."""
 
 
 def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
-    """Measure copies, and a read from local files."""
+    """Measure how fast a device copies, and how fast it reads zstd from local files."""
     with api.activate():
         rates = dict(_copies(api, sizes.copied))
     device = DeviceReads(api)
     with sample_of("zstd", chunk_nbytes=sizes.chunk, n_chunks=16 * sizes.n_chunks) as sample:
-        wrong = sample.differs(device.read(sample.array), sample.n_chunks)
+        is_wrong = sample.differs(device.read(sample.array), sample.n_chunks)
         seconds = seconds_of(device.whole(lambda: device.read(sample.array)), budget=1.0)
     rates["zstd from local files"] = sample.n_chunks * sample.chunk_nbytes / seconds
     return Section(
@@ -105,26 +115,27 @@ def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
         title="How fast are copies, and a read?",
         columns=("", "GB/s"),
         rows=[(name, f"{rate / 1e9:.3g}") for name, rate in rates.items()],
-        failures=["a read of zstd from local files has other values than were stored"] if wrong else [],
+        failures=["a read of zstd from local files has other values than were stored"] if is_wrong else [],
         facts={f"{name}, bytes_per_second": rate for name, rate in rates.items()},
     )
 
 
 def _copies(api: DeviceApi, nbytes: int) -> Iterator[tuple[str, float]]:
-    """Return rates in bytes a second: pinned memory to the device and back, ordinary memory, and within the device."""
-    stream, pinned = api.stream(), api.allocate_pinned(nbytes).array
+    """Yield the name and the rate, in bytes per second, of each kind of copy."""
+    stream = api.stream()
+    pinned = api.allocate_pinned(nbytes).array
     pinned[:] = 1
     memory = api.allocate(nbytes, stream)
 
-    def timed(copy: Callable[[], object]) -> float:
+    def rate_of(copy: Callable[[], object]) -> float:
         def run() -> None:
             copy()
             api.synchronize(stream)
 
         return nbytes / seconds_of(run)
 
-    yield "upload, pinned", timed(lambda: api.upload(memory.address, pinned, stream))
-    yield "download, pinned", timed(lambda: api.download(pinned, memory.address, stream))
+    yield "upload, pinned", rate_of(lambda: api.upload(memory.address, pinned, stream))
+    yield "download, pinned", rate_of(lambda: api.download(pinned, memory.address, stream))
     memory.free()
     device = DeviceReads(api)
     values = np.ones(nbytes // 4, np.float32)
@@ -134,25 +145,33 @@ def _copies(api: DeviceApi, nbytes: int) -> Iterator[tuple[str, float]]:
 
 
 def host_section(sizes: Sizes) -> Section:
-    """Measure what threads of the host decode, by codec."""
-    n_threads, rows, facts, wrong = thread_budget(), [], {}, []
+    """Measure how fast the host decodes each codec, with one thread and with all."""
+    rows = []
+    failures = []
+    facts = {}
     for codec in CODECS:
         with sample_of(codec, chunk_nbytes=sizes.chunk, n_chunks=sizes.n_chunks) as sample:
             rates = host_rates(sample, n_alone=sample.n_chunks)
             if sample.differs(read_array(sample.array, device="host"), sample.n_chunks):
-                wrong.append(f"{codec}: other values than were stored")
+                failures.append(f"{codec}: other values than were stored")
         rows.append((codec, f"{rates.alone / 1e6:.0f}", f"{rates.every / 1e6:.0f}"))
         facts[codec] = asdict(rates)
+    n_threads = thread_budget()
     chunks = f"Chunks of {sizes.chunk} bytes of float32 in local files"
-    note = f"{chunks}, placed in the result and compared; {n_cores()} cores."
-    title = "How fast does the host decode?"
-    columns = ("codec", "MB/s, one thread", f"{n_threads} thread{'s'[: n_threads > 1]}")
-    return Section(name="host", title=title, columns=columns, rows=rows, notes=[note], failures=wrong, facts=facts)
+    return Section(
+        name="host",
+        title="How fast does the host decode?",
+        columns=("codec", "MB/s, one thread", "1 thread" if n_threads == 1 else f"{n_threads} threads"),
+        rows=rows,
+        notes=[f"{chunks}, placed in the result and compared; {n_cores()} cores."],
+        failures=failures,
+        facts=facts,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Decoded bytes a second."""
+    """Rates of decoding, in decoded bytes per second."""
 
     alone: float
     """Rate of one thread."""
@@ -161,21 +180,24 @@ class Rates:
 
 
 def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:
-    """Measure how fast the host reads an array; `n_alone` chunks of it on one thread."""
+    """Measure how fast the host reads an array with all threads, and `n_alone` chunks of it with one thread."""
     n_alone = min(n_alone, sample.n_chunks)
-    part, whole = sample.box(n_alone), sample.box(sample.n_chunks)
+    part = sample.box(n_alone)
+    whole = sample.box(sample.n_chunks)
     with _threads(1):
-        alone = seconds_of(lambda: read_array(sample.array, part, device="host"))
-    every = seconds_of(lambda: read_array(sample.array, whole, device="host"))
-    return Rates(alone=n_alone * sample.chunk_nbytes / alone, every=sample.n_chunks * sample.chunk_nbytes / every)
+        alone_s = seconds_of(lambda: read_array(sample.array, part, device="host"))
+    every_s = seconds_of(lambda: read_array(sample.array, whole, device="host"))
+    return Rates(alone=n_alone * sample.chunk_nbytes / alone_s, every=sample.n_chunks * sample.chunk_nbytes / every_s)
 
 
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
-    before: Mapping[str, str] = {name: os.environ[name] for name in (_THREADS,) if name in os.environ}
+    """Let reads inside a ``with`` block use `n` threads."""
+    previous = os.environ.get(_THREADS)
     os.environ[_THREADS] = str(n)
     try:
         yield
     finally:
         del os.environ[_THREADS]
-        os.environ.update(before)
+        if previous is not None:
+            os.environ[_THREADS] = previous

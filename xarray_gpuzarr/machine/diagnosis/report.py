@@ -1,4 +1,4 @@
-"""The result of an examination, as text, as HTML and as a document. Imports no rich."""
+"""`Section` and `Diagnosis`: the result of an examination, as text, HTML and a JSON document. Does not import rich."""
 
 from __future__ import annotations
 
@@ -19,28 +19,32 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One part of the answer: a table, and the facts that it was made from."""
+    """The result of one part of an examination: a table, and the facts that it shows."""
 
     name: str
-    """In the document."""
+    """Key of the facts in the document."""
     title: str
     columns: Sequence[str] = ()
-    """Headline of the table; none where rows are names and what they are."""
+    """Titles of the columns. Empty if the rows are names and values, which need no titles."""
     rows: Sequence[Sequence[str]] = ()
+    """Cells of the table."""
     notes: Sequence[str] = ()
     """Sentences below the table."""
     failures: Sequence[str] = ()
-    """Failures, a sentence each."""
+    """A sentence for each failure."""
     facts: Any = None
-    """The same for programs: mappings, lists, text and numbers, as JSON has them."""
+    """The same for programs: mappings, lists, texts and numbers that JSON can represent."""
 
     def lines(self) -> list[str]:
-        """Return the section as lines of plain text, without the headline."""
-        table = [list(map(visible, row)) for row in [*([self.columns] if self.columns else []), *self.rows]]
+        """Return the section as lines of plain text, without its title."""
+        rows = [self.columns, *self.rows] if self.columns else self.rows
+        table = [list(map(visible, row)) for row in rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = []
-        for first, *rest in table:  # the first column is text, the others are numbers, or text that may be long
-            cells = [cell.rjust(n) for cell, n in zip(rest, widths[1:], strict=True)] if self.columns else rest
+        for first, *others in table:
+            cells = others
+            if self.columns:  # the other columns are numbers; without titles, they are texts that may be long
+                cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
             lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
         if self.columns:
             lines.insert(1, "-" * max(map(len, lines)))
@@ -49,19 +53,20 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis:
-    """All sections; text by `str` and `repr`, a table in Jupyter, and `document` for programs."""
+    """The result of an examination. `str` and `repr` return text, Jupyter shows tables, `document` is for programs."""
 
     sections: tuple[Section, ...]
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """Time of the examination in ISO format, UTC."""
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Failures, a sentence each; empty if all is well."""
+        """A sentence for each failure. Empty if all is well."""
         return tuple(failure for section in self.sections for failure in section.failures)
 
     @property
     def document(self) -> dict[str, Any]:
-        """Everything as JSON has it; names no user and no place below a home folder."""
+        """All facts, as JSON can represent them, without the name of the user and the path of the home folder."""
         head = {"format": FORMAT, "version": VERSION, "date": self.date, "well": not self.failures}
         facts: dict[str, Any] = {section.name: section.facts for section in self.sections}
         return dict(without_names({**head, "failures": list(self.failures), **facts}))
@@ -74,7 +79,7 @@ class Diagnosis:
         return str(self)
 
     def to_report(self) -> str:
-        """Return one block of Markdown, to be pasted into a bug report."""
+        """Return the text as a block of Markdown for a bug report."""
         return f"```text\ngpuzarr doctor, {self.date}\n\n{self}\n```"
 
     def _repr_html_(self) -> str:
@@ -92,14 +97,14 @@ class Diagnosis:
         return page
 
 
-def said(error: Exception) -> str:
-    """Return what an error says, in a line."""
+def one_line(error: Exception) -> str:
+    """Return the class and the message of an error as one line."""
     text = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())
 
 
 def without_names(document: Any) -> Any:
-    """Return text, or a document, without the home folder and, in paths, without the name of its user."""
+    """Return a text or JSON document with ``~`` for the home folder and, in paths, ``user`` for the user's name."""
     if isinstance(document, Mapping):
         return {without_names(key): without_names(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
@@ -110,6 +115,6 @@ def without_names(document: Any) -> Any:
     text = re.sub(rf"{re.escape(home)}(?=[/\s'\":;,)]|$)", "~", document) if len(home) > 1 else document
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container may have no name for it
+    except (OSError, KeyError, ImportError):  # in a container, the user may have no name
         user = ""
     return re.sub(rf"(?<=/){re.escape(user)}(?=[/\s'\":;,)]|$)", "user", text) if user else text

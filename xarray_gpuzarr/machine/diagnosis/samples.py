@@ -1,6 +1,7 @@
-"""Writes arrays to be read: values like those of an instrument, in one shard of repeated chunks.
+"""`sample_of`: writes arrays of one shard for the measurements, with values like those of an instrument.
 
-Only some chunks are compressed, so that an array of a gigabyte is there in a second; every copy is read and decoded.
+Only a few distinct chunks are compressed, and the shard repeats them, so that a gigabyte is written in a second. A read
+decodes every copy.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from xarray_gpuzarr.native.library import crc32c
 Values = npt.NDArray[np.float32]
 
 N_DISTINCT = 8
-"""Chunks that are compressed for an array."""
+"""Largest number of distinct chunks in an array."""
 _SEED = 20261120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCodec:
-    """One compressor, as zarr stores it and as numcodecs encodes with it."""
+    """A compressor."""
 
     for_zarr: Callable[[], Any]
+    """Returns zarr-python's codec, for the metadata."""
     codec: Any
+    """The codec of numcodecs that encodes."""
 
     def encode(self, chunk: Values) -> bytes:
-        """Return the bytes of a stored chunk."""
+        """Return the bytes that are stored for a chunk."""
         return bytes(np.asarray(self.codec.encode(chunk)))
 
 
@@ -55,11 +58,14 @@ WRITERS: Mapping[str, SampleCodec] = {
     "zlib": SampleCodec(for_zarr=lambda: zarr_numcodecs.Zlib(level=5), codec=numcodecs.Zlib(level=5)),
     **{f"blosc {cname}": _blosc(cname) for cname in ("blosclz", "lz4", "zstd", "zlib")},
 }
-"""By name of the codec."""
+"""Name -> compressor."""
 
 
 def series(n: int) -> Values:
-    """Return a record in steps of 1/32, as an instrument gives it: zstd shrinks it five times. Always the same."""
+    """Return a series like that of an instrument, in steps of 1/32, shape (n,).
+
+    It is always the same. zstd compresses it by a factor of five.
+    """
     rng = np.random.default_rng(_SEED)
     knots = rng.standard_normal(n // 2000 + 2).cumsum() * 0.5
     value = np.interp(np.arange(n) / 2000, np.arange(len(knots)), knots) + 0.065 * rng.standard_normal(n)
@@ -68,47 +74,60 @@ def series(n: int) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSample:
-    """A one-dimensional array of float32 in local files, one shard, whose chunks repeat."""
+    """A one-dimensional array of float32 in local files, with one shard, which repeats a few chunks in turn."""
 
     array: zarr.Array[Any]
     tiles: Values
-    """shape (distinct chunks, elements of a chunk)."""
+    """Values of the distinct chunks, shape (n_distinct, elements of a chunk)."""
 
     @property
     def edge(self) -> int:
-        """Elements of a chunk."""
+        """Number of elements in a chunk."""
         return int(self.tiles.shape[1])
 
     @property
     def chunk_nbytes(self) -> int:
-        """Decoded bytes of a chunk."""
+        """Decoded size of a chunk in bytes."""
         return self.edge * 4
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of the array."""
+        """Number of chunks in the array."""
         return int(self.array.shape[0]) // self.edge
 
     def box(self, n_chunks: int) -> slice:
-        """Return the selection of the first chunks."""
+        """Return the slice that selects the first `n_chunks` chunks."""
         return slice(0, n_chunks * self.edge)
 
     def differs(self, decoded: Any, n_chunks: int) -> bool:
-        """Say whether a read of the first chunks has a wrong length, or wrong values in its first or last chunk."""
+        """Whether a read of the first chunks has a wrong shape or dtype, or wrong values in its first or last chunk."""
         if decoded.shape != (n_chunks * self.edge,) or decoded.dtype != self.tiles.dtype:
             return True
-        ends = ((0, decoded[: self.edge]), ((n_chunks - 1) % len(self.tiles), decoded[-self.edge :]))
-        return any(not np.array_equal(on_host(part), self.tiles[tile]) for tile, part in ends)
+        first_tile = self.tiles[0]
+        last_tile = self.tiles[(n_chunks - 1) % len(self.tiles)]
+        has_first = np.array_equal(on_host(decoded[: self.edge]), first_tile)
+        has_last = np.array_equal(on_host(decoded[-self.edge :]), last_tile)
+        return not (has_first and has_last)
 
 
 def on_host(values: Any) -> npt.NDArray[Any]:
-    """Return the values of an array, wherever it is."""
+    """Return an array of the host or of a GPU as an array of NumPy."""
     return np.asarray(values.get() if hasattr(values, "get") else values)
 
 
 @contextmanager
 def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[CodecSample]:
-    """Write an array of `n_chunks` chunks into a folder that lasts as long as a ``with`` block."""
+    """Write an array to a temporary folder, which is deleted at the end of the ``with`` block.
+
+    Parameters
+    ----------
+    codec : str
+        Key of `WRITERS`.
+    chunk_nbytes : int
+        Decoded size of a chunk in bytes, a multiple of 4.
+    n_chunks : int
+        Number of chunks.
+    """
     edge = chunk_nbytes // 4
     tiles = series(min(n_chunks, N_DISTINCT) * edge).reshape(-1, edge)
     encoded = list(map(WRITERS[codec].encode, tiles))
@@ -118,7 +137,18 @@ def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[Codec
 
 
 def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr.Array[Any]:
-    """Write one shard of encoded chunks into a folder, which may be missing; return the array.
+    """Write an array of one shard and return it.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Created if it does not exist.
+    codec : str
+        Key of `WRITERS`.
+    edge : int
+        Number of elements in a chunk.
+    encoded : sequence of bytes
+        The encoded chunks, in order.
 
     References
     ----------
@@ -126,7 +156,7 @@ def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr
     """
     shape = (len(encoded) * edge,)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of codecs that no specification has: this is read here and nowhere else
+        warnings.simplefilter("ignore")  # about codecs without a specification, which only this process reads
         array = zarr.create_array(
             str(folder),
             shape=shape,

@@ -1,0 +1,125 @@
+"""`read_headers` and `cut_blocks`: the headers and the blocks of many Blosc 1.x frames, as columns.
+
+`blosc` finds the streams of the blocks.
+
+References
+----------
+c-blosc 1.x README_CHUNK_FORMAT and blosc.c.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.frames.device_ready import Bytes
+from xarray_gpuzarr.process.records import Column
+
+HEADER_NBYTES = 16
+_MAX_NBYTES = 2**31 - 1 - HEADER_NBYTES  # BLOSC_MAX_BUFFERSIZE
+_MAX_BLOCK_NBYTES = (2**31 - 1 - 4 * 255) // 3  # BLOSC_MAX_BLOCKSIZE
+_LEAST_BLOCK_NBYTES = 64
+"""Shortest block of a frame of more than two blocks. C-Blosc writes none that is shorter, and the columns of shorter
+blocks would take a hundred times the memory of the chunk."""
+_MAX_SPLITS, _MIN_SPLIT_NBYTES = 16, 128
+"""MAX_SPLITS and MIN_BUFFERSIZE of blosc.c. A block beyond these limits is one stream."""
+_LAST_CODEC = 4
+"""Largest number of a codec, that of zstd."""
+BYTE_SHUFFLED, STORED, BIT_SHUFFLED, _RESERVED, _UNSPLIT = 1, 2, 4, 8, 16
+"""Flags in the header of a frame. A stored frame is not compressed, and a block of an unsplit one is one stream."""
+_BOTH_SHUFFLES = BYTE_SHUFFLED | BIT_SHUFFLED
+
+
+class BloscHeaders(NamedTuple):
+    """The headers of frames, one row for each. All columns have the shape (n,)."""
+
+    chunk: Column
+    """Number of the frame."""
+    start: Column
+    """First byte of the frame in the data."""
+    nbytes: Column
+    """Encoded length in bytes."""
+    flags: Column
+    typesize: Column
+    """Bytes of an element."""
+    blocksize: Column
+    """Decoded bytes of a block."""
+
+    def n_splits(self) -> Column:
+        """Return the number of splits in a block of full length, shape (n,)."""
+        is_split = (self.flags & _UNSPLIT == 0) & (self.typesize <= _MAX_SPLITS)
+        is_split &= self.blocksize // self.typesize >= _MIN_SPLIT_NBYTES
+        return np.where(is_split, self.typesize, 1)
+
+    def n_blocks(self, expected: int) -> Column:
+        """Return the number of blocks in each frame, shape (n,); 0 for a stored one."""
+        return np.where(self.flags & STORED, 0, -(-expected // self.blocksize))
+
+
+class BloscBlocks(NamedTuple):
+    """The blocks of frames, one row for each."""
+
+    frame: Column
+    """Row of the frame in `BloscHeaders`."""
+    start: Column
+    """First byte in the decoded chunk."""
+    nbytes: Column
+    """Decoded length in bytes."""
+    n_splits: Column
+    first: Column
+    """First byte of its streams in the data."""
+    end: Column
+    """Byte after the last of the frame in the data."""
+
+
+def words_of(data: Bytes) -> npt.NDArray[np.uint32]:
+    """Return a view of the little-endian uint32 that begin at each byte, aligned or not; shape (data.size - 3,)."""
+    return np.ndarray((max(data.size - 3, 0),), "<u4", data, strides=(1,))
+
+
+def read_headers(data: Bytes, start: Column, nbytes: Column, expected: int) -> BloscHeaders:
+    """Return the frames with valid headers that are long enough for their table of blocks and their streams.
+
+    Bytes of a chunk after its frame are ignored. Parameters are those of `blosc.walk_blosc`.
+    """
+    chunk = np.flatnonzero(nbytes > HEADER_NBYTES)
+    start, nbytes = start[chunk], nbytes[chunk]
+    # The four integers of each header are gathered at once, because memory is the bottleneck.
+    headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
+    head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
+    flags, typesize = head >> 16 & 0xFF, head >> 24
+    sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= _LAST_CODEC) & (typesize > 0)
+    sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
+    sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
+    sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
+    sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= expected) | (flags & STORED != 0)
+    frames = BloscHeaders._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
+    n_splits = frames.n_splits()
+    whole, leftover = np.divmod(expected, frames.blocksize)
+    # A frame has at least an entry of the table for each block, and for each stream its length and one byte.
+    least = 4 * frames.n_blocks(expected) + 5 * (whole * n_splits + (leftover > 0))
+    payload = frames.nbytes - HEADER_NBYTES
+    fits = np.where(frames.flags & STORED, payload == expected, payload >= least)
+    # c-blosc leaves the end of a block undefined if it is not a whole number of splits.
+    fits &= frames.blocksize % n_splits == 0
+    return BloscHeaders._make(column[fits] for column in frames)
+
+
+def cut_blocks(data: Bytes, frames: BloscHeaders, expected: int) -> BloscBlocks:
+    """Return the blocks of all frames, in the order of the frames."""
+    n_blocks = frames.n_blocks(expected)
+    frame = np.repeat(np.arange(len(n_blocks)), n_blocks)
+    number = np.arange(frame.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
+    blocksize = frames.blocksize[frame]
+    frame_start = frames.start[frame]
+    start = number * blocksize
+    nbytes = np.minimum(blocksize, expected - start)
+    table = frame_start + HEADER_NBYTES
+    first = frame_start + words_of(data)[table + 4 * number]
+    end = frame_start + frames.nbytes[frame]
+    # An offset into the header or the table is invalid. The end of the frame stands for it, where no stream fits.
+    first = np.where(first < table + 4 * n_blocks[frame], end, first)
+    n_splits = np.where(nbytes == blocksize, frames.n_splits()[frame], 1)
+    return BloscBlocks(frame, start, nbytes, n_splits, first, end)
