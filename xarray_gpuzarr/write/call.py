@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.errors import StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.native.library import address, int64_columns, loops
 from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.read_plan import BoxTarget
@@ -276,7 +276,7 @@ class WriteCall:
         if failures:
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
         if struct.state == _REPLACED:
-            raise changed(written.key, None, None)
+            raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
         if struct.state not in (_REFUSED, _NOT_ENCODED):

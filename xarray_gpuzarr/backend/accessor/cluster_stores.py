@@ -11,7 +11,7 @@ from zarr.abc.store import Store
 from zarr.storage import MemoryStore, ObjectStore, StorePath
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.fetch.stores import is_obstore_memory
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 

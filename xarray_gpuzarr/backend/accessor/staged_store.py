@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
 from xarray_gpuzarr.backend.caching_store import store_path_of
 from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
-from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.fetch.stores import is_obstore_memory
 
 
 class StagedStore(WrapperStore[Store]):

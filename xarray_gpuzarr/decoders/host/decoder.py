@@ -25,7 +25,7 @@ from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.short_read import read_short
 from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
-from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ObjectSource, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import ByteSource, FetchedBytes, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import host_memory, threads
@@ -235,4 +235,4 @@ class TaskQueue:
 
     def _weight(self, task: Task, pending: Any) -> int:
         """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
-        return self._source.lookahead if isinstance(pending, AtHand) else len(task.requests)
+        return self._source.lookahead if isinstance(pending, FetchedBytes) else len(task.requests)

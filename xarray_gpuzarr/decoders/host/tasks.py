@@ -19,7 +19,8 @@ from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import Encoded, LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
-from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request, pieces_differ
+from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
+from xarray_gpuzarr.fetch.store_errors import pieces_differ_error
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
@@ -223,7 +224,9 @@ class PlanTasks:
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
             else:  # a read of the whole object says what is wrong with it
-                raise pieces_differ(plan.key_of(row), f"{len(data)} bytes at {first}, where {len(dst)} are expected")
+                raise pieces_differ_error(
+                    plan.key_of(row), f"{len(data)} bytes at {first}, where {len(dst)} are expected"
+                )
 
         return Task(run, [(plan.key_of(row), byte_range)])
 

@@ -23,8 +23,9 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.local import version_and_length
-from xarray_gpuzarr.fetch.source import ByteSource, Version, changed
+from xarray_gpuzarr.fetch.files import version_and_length
+from xarray_gpuzarr.fetch.source import ByteSource, Version
+from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.process.counters import counters
@@ -123,7 +124,7 @@ class DirectStager(Stager):
                 done.append(n_read)
                 found = version_and_length(part.path)
                 if found is None or found[0] != part.version:
-                    raise changed(part.path, part.version, None if found is None else found[0])
+                    raise changed_error(part.path, part.version, None if found is None else found[0])
                 if n_read != part.nbytes:
                     raise StoreReadError(
                         f"{part.path} is shorter than its shard index or its size said",
@@ -144,7 +145,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
             found = version_and_length(path)
             version, size = (None, 0) if found is None else found
             if index_version is not None and version != index_version:
-                raise changed(path, index_version, version)
+                raise changed_error(path, index_version, version)
             if found is None:
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))

@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec, strip_checksum
-from xarray_gpuzarr.fetch.source import AtHand, ByteSource, Pending, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import ByteSource, FetchedBytes, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_chunk, vanished_shard
 from xarray_gpuzarr.process import threads
@@ -71,7 +71,7 @@ class Requests:
             if place is None:
                 return None
             started = self._started.popleft()
-            self._n_under_way -= not isinstance(started, AtHand)
+            self._n_under_way -= not isinstance(started, FetchedBytes)
             queued = self._start()
         self._read_ahead(queued)
         return place, started
@@ -83,7 +83,7 @@ class Requests:
             request = self._expected.popleft()
             pending = self._source.start([request])
             self._started.append(pending)
-            self._n_under_way += not isinstance(pending, AtHand)
+            self._n_under_way += not isinstance(pending, FetchedBytes)
             queued.append(request)
         return queued
 
