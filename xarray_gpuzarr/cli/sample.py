@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xarray as xr
 from zarr.codecs import ZstdCodec
 
-from xarray_gpuzarr.backend.accessor.encodings import PACKING, TIMES
+from xarray_gpuzarr.backend.accessor.encodings import PACKING_KEYS, TIME_KEYS
 
 Field = npt.NDArray[np.float32]
 
@@ -27,7 +27,7 @@ _SHARD_CHUNKS = 24
 """Most inner chunks of a shard: in the sample one per hour of a day."""
 CHUNK_ELEMENTS = 1024 * 1024
 """Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
-_KEPT_ENCODING = frozenset((*PACKING, *TIMES))
+_KEPT_ENCODING = frozenset((*PACKING_KEYS, *TIME_KEYS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
