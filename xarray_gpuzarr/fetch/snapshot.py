@@ -87,7 +87,7 @@ class Snapshot:
         Whether long raw chunks may be requested in pieces. False after pieces were of several versions.
     seen_shards : dict of str to bool, optional
         The shards whose index this read has had, in any attempt: by key, whether the index came from the store and not
-        from the cache. Is updated.
+        from the cache. The dictionary is updated.
     cuts_short : bool
         Whether no request is longer than the larger of ``rule.max_nbytes`` and a chunk, so that there may be more
         requests at once.
@@ -127,7 +127,7 @@ class Snapshot:
         self._versions: dict[str, Version] = {}
         """By key, the version of each shard from which its index was read."""
         self._settled: set[str] = set()
-        """Keys of shards whose index is in the cache, or was put there."""
+        """Keys of shards whose version is settled: their index is in the cache, or was put there."""
         self._whole: dict[str, WholeShard] = {}
         """By key, shards that were requested as a whole and have chunks that were not taken."""
         self._longest_seen = 0

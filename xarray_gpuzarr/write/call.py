@@ -115,7 +115,7 @@ class WriteCall:
         HostMemoryError
             If there is not enough memory.
         """
-        stored_objects = [self._stored_part(written, source) for written in objects]
+        stored_objects = [self._stored_part(obj, source) if obj.needs_stored else NOTHING for obj in objects]
         self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         suffix = f".{uuid4().hex}.partial"
@@ -126,9 +126,7 @@ class WriteCall:
         self._encode(objects, structs, stored_objects, source)
 
     def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
-        """Return what the file of an object holds, if the write needs it."""
-        if not written.needs_stored:
-            return NOTHING
+        """Return what the file of an object holds that is written in part."""
         with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
             return stored_file(source, self.spec, written.key)
 

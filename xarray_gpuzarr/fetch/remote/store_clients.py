@@ -85,7 +85,7 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
         The requested bytes.
     ask_nbytes : callable, optional
         Requests the length of the object. It is called only if the error has no status and there was an answer: a
-        server that has stopped to answer gets no more requests.
+        server that has stopped answering gets no more requests.
     """
     status = http_status(err)
     if status is not None or ask_nbytes is None or is_unanswered(err):

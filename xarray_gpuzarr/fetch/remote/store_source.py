@@ -55,11 +55,11 @@ _RULE = CoalesceRule(
     n_requests=_MAX_OUTSTANDING,
 )
 _ROUNDS = 2
-"""A read may need this many times as many requests as may be outstanding before it reads gaps between chunks to need
-fewer. Planes of a volume took 169 ms with 1 and 124 ms with no limit at a latency of 5 ms, and 183 and 174 ms at 30 ms
-(November 2026, two busy cores)."""
+"""A read that needs more requests than this many times the number that may be outstanding at once reads gaps between
+chunks, to need fewer. Planes of a volume took 169 ms with 1 round and 124 ms with any number at a latency of 5 ms, and
+183 and 174 ms at 30 ms (November 2026, two busy cores)."""
 _MAX_OTHER_VERSIONS = 64
-"""Number of consecutive answers with another ETag after which a read stops to repeat a request. If 5 servers answer at
+"""Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
 _MAX_WRONG_ANSWERS = 2
 """Number of answers with other bytes than their headers say after which a request is repeated for the last time."""
