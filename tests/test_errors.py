@@ -15,7 +15,7 @@ from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, r
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import NativeLayoutError, perhaps
-from xarray_gpuzarr.fetch.source import ObjectChangedError, PiecesDifferError
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError
 
 CLASSES = {

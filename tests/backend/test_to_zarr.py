@@ -18,7 +18,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.backend.accessor import whole_shards
-from xarray_gpuzarr.backend.accessor.whole_shards import cut_at_multiples
+from xarray_gpuzarr.backend.accessor.shard_borders import cut_at_multiples
 from xarray_gpuzarr.errors import OptionError
 
 PACKED = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-32768)}
@@ -110,7 +110,7 @@ def test_encoding_of_some_variables_is_changed(tmp_path):
 def test_chunks_inside_of_shards_are_an_error_that_says_how(tmp_path):
     rolled = weather().chunk(time=4).rolling(time=3).mean()
 
-    with pytest.raises(OptionError, match=r"end inside of shards of variable 't2m'") as caught:
+    with pytest.raises(OptionError, match=r"end inside shards of variable 't2m'") as caught:
         rolled.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, {"time": 8})
 
     assert "ds.chunk({'time': 8})" in caught.value.do
@@ -403,9 +403,9 @@ def test_sizes_are_kept_within_and_filled(shape, dtype, chunk_nbytes, shard_nbyt
         *(({"chunks": chunks}, "at least 1") for chunks in (0, True, {"time": 0}, "0 B", "0.5 B")),
         ({"chunks": "2 MiB", "shards": "1 MiB"}, "a shard that has no room for a chunk"),
         ({"shards": {"tme": 4}}, "perhaps 'time'"),
-        ({"chunks": {"time": 4}, "shards": {"time": 6}}, "6 is no multiple of 4"),
-        ({"chunks": {"time": 24}, "shards": {"time": 12}}, "12 is no multiple of 24"),
-        ({"chunks": {"time": 24}, "shards": {"time": 36, "y": -1}}, "36 is no multiple of 24"),
+        ({"chunks": {"time": 4}, "shards": {"time": 6}}, "6 is not a multiple of 4"),
+        ({"chunks": {"time": 24}, "shards": {"time": 12}}, "12 is not a multiple of 24"),
+        ({"chunks": {"time": 24}, "shards": {"time": 36, "y": -1}}, "36 is not a multiple of 24"),
         ({"zarr_format": 4}, "neither 2 nor 3"),
     ],
 )

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codec_pipeline.batches import requested
+from xarray_gpuzarr.codec_pipeline.batches import join_batch
 
 
 def ask(pieces, out_shape, shard_shape=(4, 3), drop_axes=()):
     """Put pieces, (shard, what is wanted of it, where that goes), together."""
     batch = [(None, None, inside, place, False) for _, inside, place in pieces]
-    return requested([coord for coord, _, _ in pieces], batch, shard_shape, out_shape, drop_axes)
+    return join_batch([coord for coord, _, _ in pieces], batch, shard_shape, out_shape, drop_axes)
 
 
 @given(data=st.data())

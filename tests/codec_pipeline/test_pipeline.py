@@ -131,7 +131,7 @@ def test_an_output_that_is_no_array_is_refused_by_zarr(array):
 
 
 def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
-    monkeypatch.setattr(reading, "requested", lambda *_: None)
+    monkeypatch.setattr(reading, "join_batch", lambda *_: None)
 
     np.testing.assert_array_equal(array[1:, ::2], DATA[1:, ::2])
 

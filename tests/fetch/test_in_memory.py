@@ -66,4 +66,4 @@ def test_pickle_holds_no_bytes_of_a_read(source):
     one_read = source.for_one_read()
     ranged(one_read, "a/b", 0, 2)
 
-    assert pickle.loads(pickle.dumps(one_read)).held is None
+    assert pickle.loads(pickle.dumps(one_read)).objects is None

@@ -20,8 +20,9 @@ from zarr.storage import MemoryStore, WrapperStore
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache, object_source, snapshot, version_conflicts
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import Edge, changed
-from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
+from xarray_gpuzarr.fetch.source import Edge
+from xarray_gpuzarr.fetch.store_errors import changed_error
+from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts, care_by_store
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process import fetch_options as options
 
@@ -51,7 +52,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, version_conflicts.needed, advice.warned):
+    for known in (index_cache.cache, version_conflicts.care_by_store, advice.warned):
         known.clear()
 
 
@@ -258,7 +259,7 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
         array = opened(server)
         assert_all_right(array)
 
-        assert version_conflicts.needed.get(object_source(array.store).identity, Care.USUAL) == care
+        assert version_conflicts.care_by_store.get(object_source(array.store).identity, Care.USUAL) == care
 
 
 def test_one_warning_for_each_store():
@@ -296,7 +297,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
     monkeypatch.setattr(options.in_force, "options", limits)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        version_conflicts.needed[object_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.care_by_store[object_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_right(array, SELECTIONS[name])
 
@@ -318,10 +319,10 @@ def test_an_object_of_which_each_range_has_another_tag_takes_a_bounded_number_of
 def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     """One that is longer than all the room comes alone."""
     shard_nbytes = len(files(DATA)["bucket/s.zarr/t/c/0/0"])
-    monkeypatch.setattr(snapshot, "WHOLE_NBYTES", room * shard_nbytes)
+    monkeypatch.setattr(snapshot, "MAX_WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        version_conflicts.needed[object_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.care_by_store[object_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_all_right(array)
 
@@ -366,22 +367,22 @@ class Tags:
 )
 def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later):
     """Shards of which another one is met each time say nothing."""
-    attempts = MetVersions(Tags(*tags), Care.USUAL)
+    attempts = VersionConflicts(Tags(*tags), Care.USUAL)
 
-    assert attempts.again(changed("s/1", "A", "B", "1"))
-    assert attempts.again(changed("s/2", "A", "B", "2"))
+    assert attempts.should_retry(changed_error("s/1", "A", "B", "1"))
+    assert attempts.should_retry(changed_error("s/2", "A", "B", "2"))
     assert attempts.care == Care.USUAL
-    assert attempts.again(changed("s/3", "A", "B", "3"))
+    assert attempts.should_retry(changed_error("s/3", "A", "B", "3"))
 
     assert attempts.care == care
-    assert needed.get(Tags().identity, Care.USUAL) == later
+    assert care_by_store.get(Tags().identity, Care.USUAL) == later
 
 
 def test_local_files_are_one_server():
-    attempts = MetVersions(LocalSource(root="/"), Care.USUAL)
+    attempts = VersionConflicts(LocalSource(root="/"), Care.USUAL)
 
-    said = [attempts.again(changed("/s/1", version, other)) for version, other in ["AB"] * 5]
+    said = [attempts.should_retry(changed_error("/s/1", version, other)) for version, other in ["AB"] * 5]
 
     assert said == [True, True, True, True, False]
     assert attempts.care == Care.ONE_ANSWER
-    assert not needed
+    assert not care_by_store

@@ -16,8 +16,8 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
-from xarray_gpuzarr.fetch import snapshot
-from xarray_gpuzarr.fetch.source import AtHand
+from xarray_gpuzarr.fetch import snapshot, whole_shard
+from xarray_gpuzarr.fetch.source import FetchedBytes
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import fetch_options as options
@@ -67,7 +67,7 @@ def stored():
 @pytest.fixture
 def room(monkeypatch):
     """A function that sets how many shards may wait whole, if nothing could be compressed."""
-    return lambda n: monkeypatch.setattr(snapshot, "WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
+    return lambda n: monkeypatch.setattr(snapshot, "MAX_WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
 
 
 def read_by_device(array):
@@ -92,7 +92,7 @@ def test_every_shard_is_one_request(stored, codec, read):
 @pytest.mark.parametrize(("n_parts", "n_whole"), [(3, 0), (4, N_SHARDS)])
 def test_a_shard_of_many_requests_begins_with_its_index(stored, monkeypatch, n_parts, n_whole):
     longest = -(-(SHARD_NBYTES + INDEX_NBYTES) // n_parts)
-    monkeypatch.setattr(snapshot, "PARTS_AT_ONCE", n_parts)
+    monkeypatch.setattr(whole_shard, "WHOLE_SHARD_REQUESTS", n_parts)
     monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=longest - (n_whole == 0)))
     array, store = stored("bytes")
 
@@ -126,8 +126,8 @@ def test_half_of_a_shard_that_the_room_suffices_for_comes_whole(stored, room, n_
 def test_shards_that_wait_to_be_decoded_hold_up_requests(stored, room, monkeypatch):
     room(2)
     array, store = stored("bytes")
-    asked, finish = [], AtHand.__call__
-    monkeypatch.setattr(AtHand, "__call__", lambda *call: (asked.append(len(store.ranges)), finish(*call))[1])
+    asked, finish = [], FetchedBytes.__call__
+    monkeypatch.setattr(FetchedBytes, "__call__", lambda *call: (asked.append(len(store.ranges)), finish(*call))[1])
 
     assert_same_bits(read_array(array, device="host"), DATA)
 
@@ -189,7 +189,7 @@ def test_ranges_of_a_whole_shard_may_be_equal(stored):
     read = snapshot.Snapshot(of.source, of.spec)
     index = read.start_index("c/0", 4)().index
     columns = np.zeros(2, np.int64), index.offset[[0, 0]], index.nbytes[[0, 0]]
-    read.will_ask(ReadPlan.from_columns(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
+    read.expect_chunks(ReadPlan.from_columns(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
     wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
     parts = read.start([("c/0", wanted), ("c/0", wanted)])(lambda nbytes: memoryview(bytearray(nbytes)))
 

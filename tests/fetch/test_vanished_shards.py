@@ -24,7 +24,7 @@ SHARD = "bucket/s.zarr/t/c/0/0"
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    for known in (index_cache.cache, version_conflicts.needed):
+    for known in (index_cache.cache, version_conflicts.care_by_store):
         known.clear()
 
 

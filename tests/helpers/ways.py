@@ -27,7 +27,7 @@ from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.fetch.remote.answers import Answer
-from xarray_gpuzarr.fetch.remote.clients import StoreClient
+from xarray_gpuzarr.fetch.remote.store_clients import StoreClient
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codec_functions import native_codec
 from xarray_gpuzarr.native.structs import FilesStruct

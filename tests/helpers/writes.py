@@ -22,7 +22,7 @@ _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2",
 @contextmanager
 def writes_counted() -> Iterator[list[int]]:
     """Count the writes that this package carries out, and those that it leaves to zarr-python, within a block."""
-    counts, write, write_block = [0, 0], ArrayWriter.by_loops, BlockTarget.write
+    counts, write, write_block = [0, 0], ArrayWriter.write_by_loops, BlockTarget.write
 
     async def counted(writer: ArrayWriter, batch: Any, *more: Any) -> Any:
         left = await write(writer, batch, *more)
@@ -35,7 +35,7 @@ def writes_counted() -> Iterator[list[int]]:
         return is_written
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ArrayWriter, "by_loops", counted)
+        patch.setattr(ArrayWriter, "write_by_loops", counted)
         patch.setattr(BlockTarget, "write", counted_block)
         yield counts
 

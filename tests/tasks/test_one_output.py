@@ -23,7 +23,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.read import read, stored_array
-from xarray_gpuzarr.tasks.one_output import IntoOneOutput, Output
+from xarray_gpuzarr.tasks.one_output import OneOutputOptimization, Output
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Numcodecs codecs", "ignore:Duplicate name")
 
@@ -202,7 +202,7 @@ def test_pickled_array_is_plain_dask(tmp_path, pickler):
 
 
 def test_nothing_of_it_reaches_another_process():
-    assert pickle.loads(pickle.dumps(IntoOneOutput())) is optimize
+    assert pickle.loads(pickle.dumps(OneOutputOptimization())) is optimize
     assert pickle.loads(pickle.dumps(Output((3,), np.dtype("i4")))).array is None
 
 

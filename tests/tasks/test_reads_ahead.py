@@ -276,7 +276,7 @@ def test_a_read_gets_what_it_took_although_the_guessing_ends_before_the_answer(s
     reader = find_block_reader(opened(server).maps.data)
     objects = reader.objects_ahead()
     wanted = [each for n in range(3) for each in reader.first_wanted((slice(2 * n, 2 * n + 2), *map(slice, SHAPE[1:])))]
-    assert objects.ask(wanted)
+    assert objects.start(wanted)
     taken = objects.take(wanted[1].key)
 
     objects.end()

@@ -25,7 +25,7 @@ from xarray_gpuzarr import (
     StoreWriteError,
     zarr_pipeline,
 )
-from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.native.library import crc32c
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.crew import crew
@@ -312,14 +312,14 @@ def test_a_shard_that_is_replaced_meanwhile_is_written_again(tmp_path, monkeypat
     def replaced(call, *arguments, **keywords):
         n_calls.append(1)
         if len(n_calls) < 4:
-            raise changed("c/0/0", None, None)
+            raise changed_error("c/0/0", None, None)
         to_files(call, *arguments, **keywords)
 
     monkeypatch.setattr(WriteCall, "to_files", replaced)
     array[0, 0] = 99
     assert (len(n_calls), array[0, 0]) == (4, 99)
 
-    monkeypatch.setattr(WriteCall, "to_files", Mock(side_effect=changed("c/0/0", None, None)))
+    monkeypatch.setattr(WriteCall, "to_files", Mock(side_effect=changed_error("c/0/0", None, None)))
     with pytest.raises(StoreWriteError, match="another process replaces them"):
         array[0, 0] = 100
 

@@ -25,7 +25,7 @@ from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_unread
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, Wanted
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import limit_threads
 from xarray_gpuzarr.read import read
@@ -169,7 +169,7 @@ class BlockReader(AheadReader):
             return None
         return tuple([slice(*bounds[n : n + 2]) for n, bounds in zip(block, self._bounds, strict=True)])
 
-    def first_wanted(self, box: Box) -> list[Wanted]:
+    def first_wanted(self, box: Box) -> list[ObjectRequest]:
         """Return what a read of a box asks for first."""
         return first_wanted(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
 

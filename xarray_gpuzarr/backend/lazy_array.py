@@ -23,7 +23,7 @@ from zarr.abc.store import Store
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
-from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side, threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points

@@ -23,7 +23,7 @@ from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import CachingStore
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.fetch.remote.under_way import UnderWay, begin_on_loop
+from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, begin_on_loop
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2
@@ -68,7 +68,7 @@ class ValuesAhead:
         if self._keys and (self._times or is_tree):
             keys, self._keys = self._keys, []
             with suppress(Exception):  # the read by xarray raises it again
-                begin_on_loop(str(self.cache), UnderWay(), [lambda: self._ask(keys)])
+                begin_on_loop(str(self.cache), RequestsUnderWay(), [lambda: self._ask(keys)])
 
     async def _ask(self, keys: list[str]) -> None:
         for key in keys:

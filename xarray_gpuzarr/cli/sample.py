@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xarray as xr
 from zarr.codecs import ZstdCodec
 
-from xarray_gpuzarr.backend.accessor.encodings import PACKING, TIMES
+from xarray_gpuzarr.backend.accessor.encodings import PACKING_KEYS, TIME_KEYS
 
 Field = npt.NDArray[np.float32]
 """Values on the grid, shape (n_hours, n_lat, n_lon)."""
@@ -29,7 +29,7 @@ _SHARD_CHUNKS = 24
 """Largest number of inner chunks in a shard. In the sample, there is one for each hour of a day."""
 CHUNK_ELEMENTS = 1024 * 1024
 """Largest number of elements in an inner chunk: about a global field at 0.25 degrees, a common chunk of reanalyses."""
-_KEPT_ENCODING = frozenset((*PACKING, *TIMES))
+_KEPT_ENCODING = frozenset((*PACKING_KEYS, *TIME_KEYS))
 """Keys of encodings that are kept when a dataset is written. All others concern the file that it was read from."""
 
 

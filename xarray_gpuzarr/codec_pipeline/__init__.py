@@ -1,6 +1,6 @@
-"""A codec pipeline with which zarr-python itself reads and writes by this package.
+"""A codec pipeline with which zarr-python itself reads and writes through this package.
 
-Once this package is installed, zarr-python imports this for every array that any program opens, so the modules that
+If this package is installed, zarr-python imports this module whenever any program opens an array. So the modules that
 read and write are imported later.
 """
 

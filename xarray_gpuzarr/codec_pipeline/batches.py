@@ -1,9 +1,9 @@
-"""Turn the chunks that zarr-python asks a codec pipeline for back into one selection of the array.
+"""Turns a batch of chunks, which zarr-python passes to a codec pipeline, back into one selection of the array.
 
-zarr-python cuts a selection at the borders of shards and passes one item for each shard: its key, a selection within
-it, and a selection of the output. Basic, block and orthogonal selections are products over the axes, and are joined
-axis by axis. Coordinates and masks are points. If the items are neither, the result is None and zarr-python reads them.
-No I/O.
+zarr-python cuts a selection at the borders of shards. It passes one item for each shard: its key, the selection inside
+the shard, and the selection of the output. Basic, block and orthogonal selections are products over the axes, and are
+joined axis by axis. Coordinates and masks are points. All other batches have no selection here, and zarr-python reads
+them. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -17,232 +17,194 @@ import numpy as np
 from zarr.abc.store import ByteGetter
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
+from xarray_gpuzarr.codec_pipeline.axis_selectors import INTEGERS, AxisSelectors, is_inside, join_axis
 from xarray_gpuzarr.plan.selection import OuterSelection
 from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
-"""A chunk that zarr-python asks for: getter, spec, selection within it, selection of the output, whether it is all."""
+"""A shard or unsharded chunk as zarr-python passes it: byte getter, spec, selection inside it, selection of the output,
+and whether it is selected completely."""
 Coord = tuple[int, ...]
-_Pieces = dict[int, tuple[Any, Any]]
-"""Along one axis, by the shard's coordinate: selection within the shard, and selection of the output."""
-_NUMBERS = (int, np.integer)
-_SELECTORS = (slice, *_NUMBERS, np.ndarray)
-_PLACES = (slice, np.ndarray, type(None))
 
 
-def coords_of(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
-    """Return the coordinate of each item's shard; None if an item is not of the array that `spec` describes."""
+def shard_coords(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
+    """Return the coordinates of each item's shard; None if an item does not belong to the array of `spec`."""
     try:
         return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]
-    except (AttributeError, ValueError):  # no path in a store, or not one of this array
+    except (AttributeError, ValueError):  # the getter has no path, or one outside this array
         return None
 
 
 @record
-class Requested:
-    """A selection of an array: a product over the axes, or points."""
+class BatchSelection:
+    """What a batch selects of an array: either a product over the axes, or points."""
 
     outer: OuterSelection | None = None
-    """A product over the axes; `undo` brings what was read to the shape and order of the output."""
+    """The product over the axes. `restore` brings what was read to the shape and order of the output."""
     dropped: tuple[int, ...] = ()
-    """Axes that the output of `outer` lacks."""
+    """Axes of the array that the output of `outer` lacks."""
     points: tuple[Column, ...] | None = None
-    """Per axis the coordinates of every element of the output, shape (n,)."""
+    """For each axis, the coordinates of all elements of the output, shape (n,)."""
     bounds: tuple[int, ...]
-    """Per axis, an upper bound of the selected indexes."""
+    """For each axis, an upper bound of the selected indexes: the end of the last shard."""
 
-    def place(self, out: Any) -> Any:
-        """Return a view of `out` with one axis per axis of the array; None if the result must be reordered first."""
+    def view_of(self, out: Any) -> Any:
+        """Return a view of the output with all axes of the array; None if what was read must be reordered first."""
         if self.outer is None or not self.outer.undo:
             return out
-        if [back for _, back in self.outer.undo if not isinstance(back, int)]:
-            return None
-        index = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
-        return out[(*index, ...)]
+        for _, index in self.outer.undo:
+            if not isinstance(index, int):
+                return None
+        key = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
+        return out[(*key, ...)]
 
 
-def requested(
+def join_batch(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
-) -> Requested | None:
-    """Join the items of a batch into one selection; None if they are neither a product nor points.
+) -> BatchSelection | None:
+    """Join the items of a batch into one selection.
 
-    `coords` are those of the shard of each item, and `drop_axes` what zarr-python takes from each piece before it is
-    placed. All of the output must be filled.
+    Parameters
+    ----------
+    coords : sequence of tuple of int
+        Coordinates of each item's shard.
+    batch : sequence of Item
+        One item or more.
+    shard_shape : tuple of int
+        Elements of a shard along each axis.
+    out_shape : tuple of int
+        Shape of the output, all of which must be filled.
+    drop_axes : tuple of int
+        Axes that zarr-python removes from what each item selects, before it is assigned to the output.
+
+    Returns
+    -------
+    BatchSelection or None
+        None if the items are neither a product over the axes nor points.
     """
     bounds = tuple([(max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True)])
-    if isinstance(batch[0][3], tuple):
-        is_alone = len(batch) == 1 and not drop_axes
-        outer, dropped = _basic(coords[0], batch[0], shard_shape, out_shape) if is_alone else (None, ())
-        if outer is None:
-            outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
-        return None if outer is None else Requested(outer=outer, dropped=dropped, bounds=bounds)
-    points = _points(coords, batch, shard_shape, out_shape)
-    return None if points is None else Requested(points=points, bounds=bounds)
+    if not isinstance(batch[0][3], tuple):
+        points = _join_points(coords, batch, shard_shape, out_shape)
+        return None if points is None else BatchSelection(points=points, bounds=bounds)
+    outer = None
+    dropped: tuple[int, ...] = ()
+    if len(batch) == 1 and not drop_axes:
+        outer, dropped = _basic_selection(coords[0], batch[0], shard_shape, out_shape)
+    if outer is None:
+        outer, dropped = _join_product(coords, batch, shard_shape, out_shape, drop_axes)
+    return None if outer is None else BatchSelection(outer=outer, dropped=dropped, bounds=bounds)
 
 
-def _basic(
+def _basic_selection(
     coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord
 ) -> tuple[OuterSelection | None, tuple[int, ...]]:
-    """Return the selection of a single item of integers and slices: what `_product` gives, in a fifth of its time."""
-    inside, place = item[2], item[3]
+    """Return the selection of a single item of integers and slices, and the axes that the output lacks.
+
+    The result is that of `_join_product`, in a fifth of its time; no selection if the item has anything else.
+    """
+    inside, out = item[2], item[3]
     if not isinstance(inside, tuple) or len(inside) != len(shard_shape):
         return None, ()
-    dropped = tuple([axis for axis, within in enumerate(inside) if isinstance(within, _NUMBERS)])
-    if not len(place) == len(out_shape) == len(inside) - len(dropped):
+    dropped = tuple([axis for axis, selector in enumerate(inside) if isinstance(selector, INTEGERS)])
+    if not len(out) == len(out_shape) == len(inside) - len(dropped):
         return None, ()
-    selectors, outputs = [], iter(zip(place, out_shape, strict=True))
-    for axis, (at, n, within) in enumerate(zip(coord, shard_shape, inside, strict=True)):
+    slices = []
+    out_axes = iter(zip(out, out_shape, strict=True))
+    for axis, (shard, length, selector) in enumerate(zip(coord, shard_shape, inside, strict=True)):
         if axis in dropped:
-            start, n_out, step = int(within), 1, 1
+            start = int(selector)
+            step = n = 1
         else:
-            to, n_out = next(outputs)
-            if type(within) is not slice or type(to) is not slice or to.indices(n_out) != (0, n_out, 1):
+            out_selector, n = next(out_axes)
+            if type(selector) is not slice or type(out_selector) is not slice:
                 return None, ()
-            start, stop, step = within.indices(n)
-            if step < 1 or len(range(start, stop, step)) != n_out or not n_out:
+            start, stop, step = selector.indices(length)
+            fills_out = out_selector.indices(n) == (0, n, 1)
+            if step < 1 or not n or not fills_out or len(range(start, stop, step)) != n:
                 return None, ()
-        first = at * n + start
-        selectors.append(slice(first, first + (n_out - 1) * step + 1, step))
+        first = shard * length + start
+        slices.append(slice(first, first + (n - 1) * step + 1, step))
     undo = tuple([(axis, 0) for axis in reversed(dropped)])
-    return OuterSelection(selectors=tuple(selectors), undo=undo), dropped
+    return OuterSelection(selectors=tuple(slices), undo=undo), dropped
 
 
-def _product(
+def _join_product(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
 ) -> tuple[OuterSelection | None, Coord]:
-    """Join items that are a product over the axes, or return None; also return the axes that the output lacks."""
+    """Return the selection of items that are a product over the axes, and the axes that the output lacks.
+
+    There is no selection if the items are anything else.
+    """
     ndim = len(shard_shape)
-    first = batch[0][2]
-    if not isinstance(first, tuple) or len(first) != ndim:
+    first_inside = batch[0][2]
+    if not isinstance(first_inside, tuple) or len(first_inside) != ndim:
         return None, ()
-    dropped = drop_axes or tuple([axis for axis, inside in enumerate(first) if isinstance(inside, _NUMBERS)])
+    dropped = drop_axes or tuple([axis for axis, key in enumerate(first_inside) if isinstance(key, INTEGERS)])
     out_axes = [axis for axis in range(ndim) if axis not in dropped]
-    axes = _axes(coords, batch, out_axes, ndim) if len(out_axes) == len(out_shape) else None
+    if len(out_axes) != len(out_shape):
+        return None, ()
+    axes = _split_by_axis(coords, batch, out_axes, ndim)
     if axes is None:
         return None, ()
-    selectors: list[slice | Column] = []
+    keys: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
-    lengths = dict(zip(out_axes, out_shape, strict=True))
-    for axis, pieces in enumerate(axes):
-        joined = _join(pieces, shard_shape[axis], lengths.get(axis, 1))
+    out_lengths = dict(zip(out_axes, out_shape, strict=True))
+    for axis, selectors in enumerate(axes):
+        joined = join_axis(selectors, shard_shape[axis], out_lengths.get(axis, 1))
         if joined is None:
             return None, ()
-        selectors.append(joined[0])
-        if joined[1] is not None:
-            undo.append((axis, joined[1]))
+        key, restore = joined
+        keys.append(key)
+        if restore is not None:
+            undo.append((axis, restore))
     undo += zip(reversed(dropped), repeat(0))
-    return OuterSelection(selectors=tuple(selectors), undo=tuple(undo)), dropped
+    return OuterSelection(selectors=tuple(keys), undo=tuple(undo)), dropped
 
 
-def _axes(coords: Sequence[Coord], batch: Sequence[Item], out_axes: Sequence[int], ndim: int) -> list[_Pieces] | None:
-    """Split the items of a product by axis; None if they are not a product."""
-    axes: list[_Pieces] = [{} for _ in range(ndim)]
-    for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
-        if not isinstance(inside, tuple) or not isinstance(place, tuple):
+def _split_by_axis(
+    coords: Sequence[Coord], batch: Sequence[Item], out_axes: Sequence[int], ndim: int
+) -> list[AxisSelectors] | None:
+    """Return the selectors of the items, axis by axis; None if the items are not a product over the axes."""
+    axes: list[AxisSelectors] = [{} for _ in range(ndim)]
+    for coord, (_, _, inside, out, _) in zip(coords, batch, strict=True):
+        if not isinstance(inside, tuple) or not isinstance(out, tuple):
             return None
-        if len(inside) != ndim or len(place) != len(out_axes):
+        if len(inside) != ndim or len(out) != len(out_axes):
             return None
-        places = dict(zip(out_axes, place, strict=True))
-        for axis, at in enumerate(coord):
-            piece = inside[axis], places.get(axis)
-            known = axes[axis].setdefault(at, piece)
-            if known is not piece and not (_is_same(known[0], piece[0]) and _is_same(known[1], piece[1])):
+        out_selectors = dict(zip(out_axes, out, strict=True))
+        for axis, shard in enumerate(coord):
+            selectors = inside[axis], out_selectors.get(axis)
+            known = axes[axis].setdefault(shard, selectors)
+            if known is selectors:
+                continue
+            if not _is_equal(known[0], selectors[0]) or not _is_equal(known[1], selectors[1]):
                 return None
     is_product = len(coords) == prod(map(len, axes)) == len(set(coords))
     return axes if is_product else None
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
+def _is_equal(selector: Any, other: Any) -> bool:
+    if selector is other:
         return True
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return bool(one == other)
+    if isinstance(selector, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(selector, other)
+    return bool(selector == other)
 
 
-def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Column | None] | None:
-    """Return the selection along an axis in increasing order, and the index that restores the output's order."""
-    is_sliced = True
-    for inside, place in pieces.values():
-        if not isinstance(inside, _SELECTORS) or not isinstance(place, _PLACES):
-            return None
-        is_sliced = is_sliced and not isinstance(inside, np.ndarray) and not isinstance(place, np.ndarray)
-    if is_sliced:
-        joined_slice = _join_slices(pieces, length, n_out)
-        return None if joined_slice is None else (joined_slice, None)
-    inside = [_indices(selector, length) for selector, _ in pieces.values()]
-    if not all(_are_inside(within, length) for within in inside):
-        return None
-    index = np.concatenate([at * length + within for at, within in zip(pieces, inside, strict=True)])
-    position = np.concatenate([_indices(place, n_out) for _, place in pieces.values()])
-    if len(index) != n_out or len(position) != n_out:
-        return None
-    back = np.full(n_out, -1, np.int64)
-    order = np.argsort(index, kind="stable")
-    back[position[order]] = np.arange(n_out)
-    if (back < 0).any():
-        return None
-    index = index[order]
-    in_order = bool((back[1:] > back[:-1]).all())
-    return _as_slice(index), None if in_order else back
-
-
-def _are_inside(within: Column, length: int) -> bool:
-    return not within.size or (int(within.min()) >= 0 and int(within.max()) < length)
-
-
-def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:
-    """Join slices and single elements of shards into one slice; None if there is no such slice."""
-    first = step = None
-    n_done = 0
-    for at, (inside, place) in sorted(pieces.items()):
-        within = range(*inside.indices(length)) if isinstance(inside, slice) else range(inside, inside + 1)
-        if first is None:
-            first, step = at * length + within.start, within.step
-        placed = range(*place.indices(n_out)) if isinstance(place, slice) else range(1)
-        expected = range(n_done, n_done + len(within))
-        if step != within.step or placed != expected or at * length + within.start != first + n_done * step:
-            return None
-        n_done += len(within)
-    if first is None or step is None or n_done != n_out or step < 1:
-        return None
-    return slice(first, first + (n_done - 1) * step + 1, step)
-
-
-def _indices(selector: Any, length: int) -> Column:
-    """Return a selector of one axis as indexes, shape (n,); an array of `numpy.ix_` has other axes of length 1."""
-    if isinstance(selector, np.ndarray):
-        flat = selector.reshape(-1)
-        return np.flatnonzero(flat).astype(np.int64) if flat.dtype == bool else flat.astype(np.int64)
-    if isinstance(selector, slice):
-        return np.arange(*selector.indices(length), dtype=np.int64)
-    return np.array([selector or 0], np.int64)
-
-
-def _as_slice(index: Column) -> slice | Column:
-    """Return increasing indexes as a slice if they are evenly spaced: `numpy.ix_` turns slices into indexes."""
-    if len(index) < 2:
-        return slice(int(index[0]), int(index[0]) + 1, 1) if len(index) else index
-    step = int(index[1] - index[0])
-    if step < 1 or (np.diff(index) != step).any():
-        return index
-    return slice(int(index[0]), int(index[-1]) + 1, step)
-
-
-def _points(
+def _join_points(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord
 ) -> tuple[Column, ...] | None:
-    """Return the coordinates of all elements of a flat output, one column per axis."""
+    """Return, for each axis, the coordinates of all elements of a flat output; None if the items are not points."""
     if len(out_shape) != 1 or not shard_shape:
         return None
     points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)
-    for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
+    for coord, (_, _, inside, out, _) in zip(coords, batch, strict=True):
         columns = [c for c in inside if isinstance(c, np.ndarray) and c.dtype.kind in "iu"]
         if len(columns) != len(shard_shape) or any(column.ndim != 1 for column in columns):
             return None
-        if not all(map(_are_inside, inside, shard_shape)):
+        if not all(map(is_inside, inside, shard_shape)):
             return None
-        for column, at, within, length in zip(points, coord, inside, shard_shape, strict=True):
-            column[place] = within + at * length
+        for column, shard, within, length in zip(points, coord, inside, shard_shape, strict=True):
+            column[out] = within + shard * length
     return None if any((column < 0).any() for column in points) else points

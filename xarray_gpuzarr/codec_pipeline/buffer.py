@@ -1,4 +1,4 @@
-"""`NDBuffer`: zarr-python's results in recycled memory. zarr-python allocates them before it calls a pipeline."""
+"""`NDBuffer`: zarr-python's results in recycled memory. zarr-python allocates a result before it calls a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMERIC = "biufc"
 
 
 class _EqualToZarrs(type):
-    """Makes the class equal to zarr-python's, which compares it with its own class in nested shards."""
+    """Makes `NDBuffer` equal to zarr-python's class. For nested shards, zarr-python compares the two classes."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or (cls is NDBuffer and other is cpu.NDBuffer)
@@ -25,16 +25,16 @@ class _EqualToZarrs(type):
 
 
 class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
-    """zarr-python's arrays in host memory; large ones reuse the memory of freed arrays of the same length.
+    """zarr-python's arrays in host memory. Large ones reuse the memory of freed arrays of the same length.
 
-    Fresh memory costs page faults at every read, a fifth to a third of what reading a hundred MiB takes. Used where
-    zarr-python's setting ``ndbuffer`` is ``"recycled.NDBuffer"``; up to 128 MiB are kept by a process. An array keeps
-    its memory for as long as it or a view of it lives.
+    New memory costs page faults, which take a fifth to a third of the time of reading 100 MiB. zarr-python uses this
+    class if its setting ``ndbuffer`` is ``"recycled.NDBuffer"``. A process keeps up to 128 MiB of freed memory. Memory
+    is reused only when neither the array nor a view of it exists any more.
     """
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
-        """Make an array, contents undefined; see `zarr.core.buffer.NDBuffer.empty`."""
+        """Return an array whose elements are undefined; see `zarr.core.buffer.NDBuffer.empty`."""
         numeric = np.dtype(dtype)
         if numeric.kind not in _NUMERIC:
             return super().empty(shape, dtype, order)
@@ -45,5 +45,5 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
 
 NDBuffer.__module__ = "xarray_gpuzarr"
 SETTING = "recycled.NDBuffer"
-"""Its name in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if the name contains "gpu"."""
+"""Name of the class in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if it contains "gpu"."""
 register_ndbuffer(NDBuffer, SETTING)

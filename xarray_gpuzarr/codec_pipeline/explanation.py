@@ -1,4 +1,4 @@
-"""`explain`: whether this package reads and writes a zarr array, where it is decoded, and why."""
+"""`explain`: whether this package reads and writes a zarr array, where the array is decoded, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zarr
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import BufferPrototype, default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
@@ -29,27 +29,37 @@ class ArrayExplanation:
     where: str
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"zarr-python"`` ..."""
     why: str
-    """The reason; empty for the ordinary way of this engine."""
+    """The reason; empty if the array is decoded in the usual way."""
     writes: str
-    """Why zarr-python writes the array; empty where this package does."""
+    """Why zarr-python writes the array; empty if this package writes it."""
 
     def __str__(self) -> str:
-        written = f"; written by zarr-python ({self.writes})" if self.ours and self.writes else ""
-        return visible(f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else "") + written)
+        text = f"{self.path}: {self.where}"
+        if self.why:
+            text += f" ({self.why})"
+        if self.ours and self.writes:
+            text += f"; written by zarr-python ({self.writes})"
+        return visible(text)
 
 
 def explain(array: zarr.Array[Any]) -> ArrayExplanation:
-    """Say whether this package decodes a zarr array when it is indexed, where, and why not; and whether it writes it.
+    """Return whether this package decodes a zarr array when it is indexed, where and why, and whether it writes it.
 
     Parameters
     ----------
     array : zarr.Array
-        The pipeline that it was opened with counts, and the buffers that ``zarr.config`` names now.
+        The array. The answer is for the pipeline with which it was opened, and for the buffers that ``zarr.config``
+        names now.
+
+    Returns
+    -------
+    ArrayExplanation
+        The answer, whose text is one line.
 
     Raises
     ------
     ArrayTypeError
-        `array` is no zarr array.
+        If `array` is not a zarr array.
 
     Examples
     --------
@@ -64,7 +74,8 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     /: host
     """
     require_array(array, "explain")
-    path, prototype = f"/{array.path}", default_buffer_prototype()
+    path = f"/{array.path}"
+    prototype = default_buffer_prototype()
     device = device_of(prototype.buffer, prototype.nd_buffer)
     stored: StoredArray | Unplanned
     if isinstance(array.async_array.codec_pipeline, CodecPipeline):
@@ -73,13 +84,7 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
         stored = Unplanned(reason="opened without zarr_pipeline(): call it, then open the array again")
     else:
         stored = Unplanned(reason=f"zarr-python {zarr.__version__} is older than 3.2")
-    why = ""
-    if isinstance(stored, Unplanned):
-        why = stored.reason
-    elif device is None:
-        why = f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
-    elif missing := missing_for(device):
-        why = "missing: " + ", ".join(missing)
+    why = _why_not_ours(stored, device, prototype)
     if why or isinstance(stored, Unplanned):
         return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
     assert device is not None
@@ -92,3 +97,13 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
         encoder = encoder_for(array.metadata, stored.spec)
         writes = encoder if isinstance(encoder, str) else ""
     return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=writes)
+
+
+def _why_not_ours(stored: StoredArray | Unplanned, device: str | None, prototype: BufferPrototype) -> str:
+    """Return why zarr-python decodes an array; empty if this package does."""
+    if isinstance(stored, Unplanned):
+        return stored.reason
+    if device is None:
+        return f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
+    missing = missing_for(device)
+    return "missing: " + ", ".join(missing) if missing else ""

@@ -1,7 +1,7 @@
-"""`CodecPipeline`: the codec pipeline by which zarr-python reads and writes chunks with this package.
+"""`CodecPipeline`: the codec pipeline through which zarr-python reads and writes with this package.
 
-Reads go to `reading`, writes to `writing`, and everything else to zarr-python's own pipeline, as do reads and writes
-that these two cannot plan. They share nothing but the store.
+Reads go to `reading`, and writes to `writing`. Everything else goes to zarr-python's own pipeline, also the reads and
+writes that these two cannot plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zarr.abc import codec
 from zarr.abc.codec import Codec
 from zarr.abc.store import ByteSetter, Store
 from zarr.buffer import cpu
-from zarr.core import codec_pipeline as of_zarr
+from zarr.core import codec_pipeline as zarr_pipelines
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
@@ -30,21 +30,22 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 
 if TYPE_CHECKING:
-    from zarr.abc.codec import GetResult  # from 3.2 on
+    from zarr.abc.codec import GetResult  # since zarr-python 3.2
 
     from xarray_gpuzarr.codec_pipeline.batches import Item
     from xarray_gpuzarr.codec_pipeline.reading import ArrayReader
     from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
-_PATH, _BUFFER = "codec_pipeline.path", "ndbuffer"
+_PATH = "codec_pipeline.path"
+_BUFFER = "ndbuffer"
 _OURS = "xarray_gpuzarr.CodecPipeline"
-_FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
-"""The fastest pipeline of zarr-python itself, which has only one before 3.3."""
+_FASTEST: type[codec.CodecPipeline] = getattr(zarr_pipelines, "FusedCodecPipeline", zarr_pipelines.BatchedCodecPipeline)
+"""The fastest pipeline of zarr-python itself. Before 3.3, it has only one."""
 
 
 def is_known_to_zarr() -> bool:
-    """Say whether zarr-python is new enough: before 3.2, its selections of shards come in other pieces."""
+    """Whether zarr-python is new enough. Before 3.2, it passes other items for selections of shards."""
     return tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 2)
 
 
@@ -52,14 +53,16 @@ class CodecPipeline(codec.CodecPipeline):
     """Reads and writes zarr arrays with the engine of this package, and reads them into CuPy arrays on a GPU.
 
     zarr-python makes one for each array that is opened while its setting ``codec_pipeline.path`` is
-    ``"xarray_gpuzarr.CodecPipeline"``. What cannot be planned is read and written by zarr-python's fastest pipeline.
+    ``"xarray_gpuzarr.CodecPipeline"``. zarr-python's fastest pipeline reads and writes what this package cannot plan.
 
     Parameters
     ----------
-    metadata : zarr metadata of an array
+    metadata : zarr.core.metadata.ArrayV2Metadata or ArrayV3Metadata
+        Metadata of the array.
     store : zarr.abc.store.Store
+        The store that holds the array.
     own : zarr.abc.codec.CodecPipeline
-        Of zarr-python, for the same array.
+        zarr-python's own pipeline for the same array.
     """
 
     def __init__(self, metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store, own: codec.CodecPipeline) -> None:
@@ -71,25 +74,25 @@ class CodecPipeline(codec.CodecPipeline):
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Self:
-        """Make the pipeline of one array, with zarr-python 3.2 or newer.
+        """Return the pipeline for one array.
 
         Raises
         ------
         NotImplementedError
-            With an older one, which then makes its own.
+            If zarr-python is older than 3.2. It then makes a pipeline of its own.
         """
         if not is_known_to_zarr():
             raise NotImplementedError
-        # Without a store, zarr-python makes it by `from_codecs`, of the class that its settings name.
+        # zarr-python is given no store, so it calls `from_codecs` of the class in its settings.
         return cls(array_metadata, store, create_codec_pipeline(checked_metadata(array_metadata)))
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> codec.CodecPipeline:  # type: ignore[override]
-        """Return zarr-python's own pipeline: codecs alone, such as those of inner chunks, have no store."""
+        """Return zarr-python's own pipeline for codecs that have no store, such as those of inner chunks."""
         return _FASTEST.from_codecs(codecs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Codecs of shards are pickled as metadata, which say nothing of checks of frames.
+        # zarr-python pickles the codecs of shards as metadata, and the checks of frames would be lost.
         return type(self).from_array_metadata_and_store, (self.metadata, self.store)
 
     def __eq__(self, other: object) -> bool:
@@ -99,12 +102,12 @@ class CodecPipeline(codec.CodecPipeline):
         return hash((type(self), self.own))
 
     def __iter__(self) -> Iterator[Codec]:
-        return iter(self.own)  # type: ignore[call-overload, no-any-return]  # zarr-python's have it
+        return iter(self.own)  # type: ignore[call-overload, no-any-return]  # zarr-python's pipelines can be iterated
 
     async def read(
         self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> tuple[GetResult, ...]:
-        """Read chunks into `out`, all in one plan; see `zarr.abc.codec.CodecPipeline.read`.
+        """Read chunks into `out`, all with one plan; see `zarr.abc.codec.CodecPipeline.read`.
 
         Notes
         -----
@@ -115,7 +118,7 @@ class CodecPipeline(codec.CodecPipeline):
             self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
         if batch and await self._reader.read(batch, out, drop_axes, self.own):
             return (_PRESENT,) * len(batch)
-        with self._wording_damage(batch):
+        with self._explaining_damage(batch):
             return await self.own.read(batch, out, drop_axes)
 
     async def write(
@@ -129,12 +132,12 @@ class CodecPipeline(codec.CodecPipeline):
         if self._writer is None:
             self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
         if batch:
-            with self._wording_damage(batch):
+            with self._explaining_damage(batch):
                 await self._writer.write(batch, value, drop_axes, self.own)
 
     @contextmanager
-    def _wording_damage(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-        """Raise a `CorruptChunkError` where a check refuses what zarr-python's own pipeline was to decode."""
+    def _explaining_damage(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+        """Raise a `CorruptChunkError` if a check refuses a frame that zarr-python's own pipeline would decode."""
         try:
             yield
         except FrameError as err:
@@ -150,7 +153,7 @@ class CodecPipeline(codec.CodecPipeline):
     # ---- zarr-python's own pipeline does the rest
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        """Return a pipeline whose codecs know the chunks that they are for."""
+        """Return a pipeline whose codecs are adapted to the spec of the chunks."""
         return type(self)(self.metadata, self.store, self.own.evolve_from_array_spec(array_spec))
 
     @property
@@ -168,7 +171,7 @@ class CodecPipeline(codec.CodecPipeline):
         self.own.validate(shape=shape, dtype=dtype, chunk_grid=chunk_grid)
 
     def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
-        """Return the bytes that so many bytes are encoded to, if all codecs know that beforehand."""
+        """Return the encoded length of `byte_length` bytes, if all codecs can tell it beforehand."""
         return self.own.compute_encoded_size(byte_length, array_spec)
 
     async def decode(
@@ -185,13 +188,13 @@ class CodecPipeline(codec.CodecPipeline):
 
 
 def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayReader:
-    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader  # noqa: PLC0415  # takes longer than opening an array
+    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader  # noqa: PLC0415  # importing it takes longer than opening an array
 
     return ArrayReader(metadata, store)
 
 
 def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayWriter:
-    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # takes long, too
+    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # as above
 
     return ArrayWriter(metadata, store)
 
@@ -203,13 +206,14 @@ register_pipeline(CodecPipeline)
 def zarr_pipeline() -> AbstractContextManager[Any]:
     """Let zarr-python open arrays with this package's codec pipeline, from now on or within a ``with`` block.
 
-    Sets zarr-python's ``codec_pipeline.path`` and, where results are NumPy arrays, ``ndbuffer`` (see `NDBuffer`).
+    This changes zarr-python's settings ``codec_pipeline.path`` and, if results are NumPy arrays, ``ndbuffer`` (see
+    `NDBuffer`).
 
     Returns
     -------
     context manager
-        Takes the settings back at its end; of several that overlap, on any threads, the last one does. An array keeps
-        the pipeline that it was opened with.
+        Restores the settings at the end of its block. If several blocks overlap, on any threads, the last one to end
+        restores them. An array keeps the pipeline with which it was opened.
 
     Examples
     --------
@@ -229,20 +233,21 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
 
 
 class _Settings:
-    """zarr-python's settings while anybody wants this package's codec pipeline, on any thread."""
+    """zarr-python's settings, which are changed while any thread uses this package's codec pipeline."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._n_users = 0
-        """Number of calls since the settings were others, less the blocks that have ended."""
+        """Number of calls since the settings were changed, minus the number of blocks that have ended."""
         self._before: dict[str, Any] = {}
-        """Settings before the first of these calls."""
+        """The settings before they were changed."""
 
     def begin(self) -> None:
-        """Set what is not set."""
+        """Change the settings, unless they are changed already."""
         with self._lock:
-            if zarr.config.get(_PATH) != _OURS:  # nobody has called, or somebody has set another pipeline since
-                self._n_users, self._before[_PATH] = 0, zarr.config.get(_PATH)
+            if zarr.config.get(_PATH) != _OURS:  # the first call, or another pipeline was set since
+                self._n_users = 0
+                self._before[_PATH] = zarr.config.get(_PATH)
                 zarr.config.set({_PATH: _OURS})
             if get_ndbuffer_class() is cpu.NDBuffer and zarr.config.get(_BUFFER) != SETTING:
                 self._before[_BUFFER] = zarr.config.get(_BUFFER)
@@ -250,7 +255,7 @@ class _Settings:
             self._n_users += 1
 
     def end(self) -> None:
-        """Take the settings back after the last block; those that somebody else has changed stay."""
+        """Restore the settings at the end of the last block, except those that others have changed meanwhile."""
         with self._lock:
             self._n_users -= 1
             if self._n_users > 0:

@@ -1,6 +1,6 @@
-"""Reading for the codec pipeline: a batch of chunks becomes one selection, and one read into zarr-python's buffer.
+"""`ArrayReader`: reads for the codec pipeline. A batch becomes one selection, which is read into zarr-python's buffer.
 
-Where zarr-python's own pipeline has to read, nothing is changed and the answer is False or None.
+zarr-python's own pipeline reads what this package cannot; the functions here then return False or None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zarr.buffer import cpu, gpu
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, coords_of, requested
+from xarray_gpuzarr.codec_pipeline.batches import BatchSelection, Coord, Item, join_batch, shard_coords
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
@@ -29,7 +29,7 @@ from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.in_memory import MemorySource
-from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.plan.points import group_points
@@ -45,18 +45,20 @@ from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import Metadata, native_dtype, parse_metadata
 
 _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (cpu.Buffer, OurNDBuffer): "host", (gpu.Buffer, gpu.NDBuffer): "cuda"}
-"""Where the results of zarr-python's own buffers, and of this package's, live; others may be anything."""
+"""Device of the results, by the classes of zarr-python's buffers and of this package's. Others are unknown."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
-"""Stores whose sessions belong to no event loop."""
+"""Stores that may be used from any event loop, since their sessions are not bound to one."""
 LITTLE_S = 2e-3
-"""Seconds. Reads whose decoding takes no longer, with two threads if there are cores, run on zarr-python's event loop
-unless another read goes on. To hand one to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two
-cores)."""
+"""Time of decoding, in seconds, up to which a read runs on zarr-python's event loop, on one thread or, if there are
+cores, two, unless another read runs. A change to a thread and back takes 0.3 to 0.9 ms (November 2026, two cores)."""
 FEW_CHUNKS = 2
-"""Raw chunks of a `MemoryStore` that zarr-python copies sooner than a plan is made (November 2026, two cores)."""
-SLOW_S, BREAK = 10e-3, 20
-"""After a read on that loop that took longer, waiting for a disk or a core, others run on threads for so many times as
-long: slow ones hold the loop for a twentieth of the time."""
+"""Number of raw chunks of a `MemoryStore` up to which zarr-python copies them in less time than a plan takes (November
+2026, two cores)."""
+SLOW_S = 10e-3
+"""If a read on the event loop takes longer than this, in seconds, it has waited for a disk or a core."""
+BREAK = 20
+"""After such a read, reads run on threads for this many times as long as it took. So slow reads block the event loop
+for a twentieth of the time at most."""
 
 
 class ArrayReader:
@@ -72,13 +74,31 @@ class ArrayReader:
         """Threads of the last read."""
         self._on_threads_until = 0.0
         self._little_nbytes = 0.0
-        """Bytes that one thread decodes in `LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
+        """Bytes that one thread decodes in `LITTLE_S`; 0 if zarr-python decodes them, which needs its event loop."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
-        """Read a batch of at least one item into `out` if this package can; return whether it was read.
+        """Read a batch, if this package can.
 
-        `own` is zarr-python's pipeline, which has ``read_sync`` where its stores have ``get_sync``. Chunks or shards
-        that are not there are a `MissingChunkError` if the array's setting ``array.read_missing_chunks`` is off.
+        Parameters
+        ----------
+        batch : sequence of Item
+            One item or more.
+        out : zarr.core.buffer.NDBuffer
+            The output, all of which is filled.
+        drop_axes : tuple of int
+            Axes that `out` lacks; see `zarr.abc.codec.CodecPipeline.read`.
+        own : zarr.abc.codec.CodecPipeline
+            zarr-python's pipeline. It has ``read_sync`` if zarr-python's stores have ``get_sync``.
+
+        Returns
+        -------
+        bool
+            Whether the batch was read.
+
+        Raises
+        ------
+        MissingChunkError
+            If a chunk or shard does not exist, and the array was opened with ``array.read_missing_chunks`` off.
         """
         getter, chunk_spec = batch[0][:2]
         if not isinstance(getter, StorePath) or getter.store is not self._store:
@@ -88,29 +108,32 @@ class ArrayReader:
             return False
         device = device_of(chunk_spec.prototype.buffer, type(out))
         decoder = None if device is None else self._decoder(device)
-        source, is_of_any_loop = stored.source, type(self._store) in _ANY_LOOP
-        # Other stores get their requests from zarr-python's event loop alone.
-        if decoder is None or source is None or (source.is_remote and not (is_of_any_loop or _is_on_zarrs_loop())):
+        source = stored.source
+        if decoder is None or source is None:
+            return False
+        # Remote stores of other kinds are used on zarr-python's event loop only.
+        if source.is_remote and type(self._store) not in _ANY_LOOP and not _is_on_zarrs_loop():
             return False
         if refuses_missing(chunk_spec.config):
             stored = replace(stored, source=StrictSource(source))
         read = PipelineRead(stored, batch, out, drop_axes)
         if device == "host" and read.is_short_copy(self._little_nbytes):
-            own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
+            own.read_sync(batch, out, drop_axes)  # on this thread, since a change to another takes longer
             return True
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
         if may_hold_loop and read.is_little(self._little_nbytes):
-            is_done = read.carry_out(decoder)
-            took = time.monotonic() - start
-            if took > SLOW_S:
-                self._on_threads_until = start + BREAK * took
+            is_done = read.run(decoder)
+            duration_s = time.monotonic() - start
+            if duration_s > SLOW_S:
+                self._on_threads_until = start + BREAK * duration_s
         else:
             self._threads = threads = read_threads(self._server)
-            is_done = await on_thread(lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), threads)
+            is_done = await on_thread(lambda stop: read.run(StoppableDecoder(decoder, stop)), threads)
         return is_done
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
+        """Describe the array, given the store key of one of its objects."""
         self._stored = stored = planned_array(self._metadata, self._store, array_path(self._metadata, key))
         if isinstance(stored, Unplanned):
             return stored
@@ -121,7 +144,7 @@ class ArrayReader:
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
-        """Return the decoder of a device; None, after advice to the user, if something that it needs is missing."""
+        """Return the decoder for a device. If the machine lacks something for it, advise the user and return None."""
         if device not in self._decoders:
             missing = missing_for(device)
             if missing:
@@ -146,7 +169,7 @@ def array_path(metadata: Metadata, key: str) -> str:
 
 
 def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | Unplanned:
-    """Describe an array by its metadata, or say why zarr-python reads it."""
+    """Describe the array at a path of a store by its metadata, or return why zarr-python has to read it."""
     try:
         spec = parse_metadata(metadata, path)
     except MetadataError as err:
@@ -163,69 +186,75 @@ def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | 
 
 
 def device_of(buffer: type[Buffer], nd_buffer: type[NDBuffer]) -> str | None:
-    """Return the device that buffers of these classes are on; None if that is unknown."""
+    """Return the device, "host" or "cuda", of buffers of these classes; None if it is unknown."""
     return _DEVICES.get((buffer, nd_buffer))
 
 
 def missing_for(device: str) -> list[str]:
-    """Return what decoding for a device needs and this machine lacks."""
+    """Return the names of packages and hardware that decoding for a device needs and this machine lacks."""
     return missing_for_cuda() if device == "cuda" else []
 
 
 class PipelineRead:
-    """The read of one batch. It is planned on first use: a large one on the thread that reads it."""
+    """The read of one batch. It is planned when it is first needed, so that large ones are planned on a thread."""
 
     def __init__(self, stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> None:
         assert isinstance(stored.spec, ArraySpec)
-        self._stored, self._spec = stored, stored.spec
-        self._batch, self._drop_axes = batch, drop_axes
+        self._stored = stored
+        self._spec = stored.spec
+        self._batch = batch
+        self._drop_axes = drop_axes
         self._data = cast("Any", out.as_ndarray_like())
 
-    def is_short_copy(self, one_thread: float) -> bool:
-        """Whether zarr-python copies the chunks faster than a plan is made: few raw chunks in memory."""
+    def is_short_copy(self, little_nbytes: float) -> bool:
+        """Whether zarr-python reads the batch in less time than a plan takes: few raw chunks in memory.
+
+        `little_nbytes` is the number of bytes that one thread decodes in `LITTLE_S`.
+        """
         is_copy = isinstance(self._stored.source, MemorySource) and not (self._spec.index or self._spec.codecs.stages)
-        return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= one_thread)
+        return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= little_nbytes)
 
-    def is_little(self, one_thread: float) -> bool:
-        """Whether reading takes not much longer than handing it to a thread, and all cores are free.
+    def is_little(self, little_nbytes: float) -> bool:
+        """Whether reading takes little more time than a change of threads, and all cores are free.
 
-        `one_thread` are the bytes that one thread decodes in `LITTLE_S`.
+        `little_nbytes` is the number of bytes that one thread decodes in `LITTLE_S`.
         """
         is_remote = self._stored.source is not None and self._stored.source.is_remote
-        if is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
+        if is_remote or crew.n_active or self._data.nbytes > 2 * little_nbytes:
             return False
-        n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
+        n_chunks = 0 if self._plan is None else self._plan[1].n_chunks
         nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
-        return nbytes <= one_thread or nbytes <= one_thread * min(2, thread_budget())
+        return nbytes <= little_nbytes or nbytes <= little_nbytes * min(2, thread_budget())
 
-    def carry_out(self, decoder: Decoder) -> bool:
-        """Read, and return whether the batch could be planned."""
-        if self._planned is None:
+    def run(self, decoder: Decoder) -> bool:
+        """Read the batch; return False if it cannot be planned."""
+        if self._plan is None:
             return False
-        (requested_chunks, target), data = self._planned, self._data
-        place = requested_chunks.place(data) if data.dtype == np.dtype(self._stored.cast.dtype) else None
-        with data.device if decoder.device == "cuda" else nullcontext():  # not the one that is current on this thread
-            result = read_target(self._stored, self._spec, target, decoder, place)
-            if result is not place:
-                data[...] = result if requested_chunks.outer is None else requested_chunks.outer.restore(result)
+        selection, target = self._plan
+        data = self._data
+        out = selection.view_of(data) if data.dtype == np.dtype(self._stored.cast.dtype) else None
+        with data.device if decoder.device == "cuda" else nullcontext():  # another device may be current
+            result = read_target(self._stored, self._spec, target, decoder, out)
+            if result is not out:
+                data[...] = result if selection.outer is None else selection.outer.restore(result)
         return True
 
     @cached_property
-    def _planned(self) -> tuple[Requested, Target] | None:
+    def _plan(self) -> tuple[BatchSelection, Target] | None:
         """The selection and its target; None if the batch cannot be planned."""
-        spec, data = self._spec, self._data
+        spec = self._spec
+        data = self._data
         if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
-            return None  # an output of the caller's; zarr-python has its own ways with what does not fit
-        coords = coords_of(self._batch, spec)
+            return None  # the caller has passed an output, and zarr-python decides how values are converted
+        coords = shard_coords(self._batch, spec)
         if coords is None:
             return None
-        requested_chunks = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
-        if requested_chunks is None:
+        selection = join_batch(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
+        if selection is None:
             return None
-        # Since the pipeline was made, the array may have been resized: its shape here is the selection's.
-        bounds = requested_chunks.bounds
-        if requested_chunks.outer is not None:
-            return requested_chunks, box_target(requested_chunks.outer, spec.grid, bounds)
-        assert requested_chunks.points is not None
-        groups = group_points(requested_chunks.points, replace(spec.grid, shape=bounds))
-        return requested_chunks, PointTarget(groups=groups)
+        # The array may have been resized since the pipeline was made, so the selection's bounds take its shape's place.
+        if selection.outer is not None:
+            return selection, box_target(selection.outer, spec.grid, selection.bounds)
+        assert selection.points is not None
+        groups = group_points(selection.points, replace(spec.grid, shape=selection.bounds))
+        return selection, PointTarget(groups=groups)

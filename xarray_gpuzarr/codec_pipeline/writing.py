@@ -1,6 +1,6 @@
-"""Writing for the codec pipeline: a batch of chunks becomes one selection, written object by object.
+"""`ArrayWriter`: writes for the codec pipeline. A batch becomes one selection, which is written object by object.
 
-Where zarr-python's own pipeline has to write, nothing is changed.
+zarr-python's own pipeline writes what the compiled loops cannot write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 from zarr.core.buffer import NDBuffer
 from zarr.storage import StorePath
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
+from xarray_gpuzarr.codec_pipeline.batches import Coord, join_batch, shard_coords
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
 from xarray_gpuzarr.fetch.object_names import place_of
 from xarray_gpuzarr.plan.targets import box_target
@@ -32,34 +32,48 @@ from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.object_writer import ObjectWriter
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
-"""A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""
-_FEW_OBJECTS = 4
-"""At most so many objects are planned on the event loop."""
+"""A shard or unsharded chunk as zarr-python passes it: byte setter, spec, selection inside it, selection of the value,
+and whether it is written completely."""
+_MAX_PLANNED_ON_LOOP = 4
+"""Number of objects up to which a write is planned on the event loop; larger ones are planned on a thread."""
 
 
 class ArrayWriter:
     """Writes one array for its codec pipeline."""
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
-        self._metadata, self._store = metadata, store
+        self._metadata = metadata
+        self._store = store
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
         self._writer: ObjectWriter | None = None
         self._path = ""
-        """Path of the array, once something was written."""
+        """Path of the array in the store; known after the first write."""
         self._threads: ThreadPoolExecutor | None = None
         """Threads of the last write."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
-        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot."""
-        other_items = await self.by_loops(batch, value, drop_axes)
+        """Write a batch.
+
+        Parameters
+        ----------
+        batch : sequence of Item
+            One item or more.
+        value : zarr.core.buffer.NDBuffer
+            The values that are written.
+        drop_axes : tuple of int
+            Axes that `value` lacks, see `zarr.abc.codec.CodecPipeline.write`.
+        own : zarr.abc.codec.CodecPipeline
+            zarr-python's pipeline, which writes what the compiled loops cannot.
+        """
+        other_items = await self.write_by_loops(batch, value, drop_axes)
         if other_items:
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
                 await own.write(other_items, value, drop_axes)
 
-    async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
-        """Write the items that the compiled loops can; return the others."""
+    async def write_by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
+        """Write the items that the compiled loops can write; return the others."""
         setter, chunk_spec = batch[0][:2]
         if not isinstance(setter, StorePath) or setter.store is not self._store or self._store.read_only:
             return batch
@@ -69,16 +83,20 @@ class ArrayWriter:
         if device_of(chunk_spec.prototype.buffer, type(value)) != "host":
             return batch
         self._threads = threads = read_threads(None)
-        plan = partial(_planned, stored, self._encoder, batch, value, drop_axes)
-        planned = plan() if len(batch) <= _FEW_OBJECTS else await on_thread(lambda _: plan(), threads)
-        if planned is None:
+        plan = partial(_plan_write, stored, self._encoder, batch, value, drop_axes)
+        if len(batch) <= _MAX_PLANNED_ON_LOOP:
+            call = plan()
+        else:
+            call = await on_thread(lambda _: plan(), threads)
+        if call is None:
             return batch
-        items = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
+        items = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # all are paths in one store
         writer = self._writer = self._writer or ObjectWriter(stored, self._store)
-        unwritten = await writer.write(planned)
-        return [items[each.key] for each in unwritten]
+        unwritten = await writer.write(call)
+        return [items[obj.key] for obj in unwritten]
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
+        """Describe the array, given the store key of one of its objects."""
         self._path = array_path(self._metadata, key)
         self._stored = stored = planned_array(self._metadata, self._store, self._path)
         if isinstance(stored, StoredArray) and isinstance(stored.spec, ArraySpec):
@@ -86,44 +104,45 @@ class ArrayWriter:
         return stored
 
 
-def _planned(
+def _plan_write(
     stored: StoredArray, encoder: Encoder | str, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
 ) -> WriteCall | None:
-    """Return a batch as a call of the loops; None if they cannot write it."""
+    """Return the call of the compiled loops that writes a batch; None if they cannot write it."""
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
     array: Any = value.as_ndarray_like()
     native = spec.numpy_dtype.newbyteorder("=")
-    # Masked arrays, matrices and others have assignments of their own.
-    is_usual = type(array) in (np.ndarray, np.memmap) and array.dtype.newbyteorder("=") == native
-    coords = coords_of(batch, spec)
-    if not is_usual or coords is None:
+    # Subclasses, such as masked arrays and matrices, assign in ways of their own.
+    is_plain = type(array) in (np.ndarray, np.memmap) and array.dtype.newbyteorder("=") == native
+    coords = shard_coords(batch, spec)
+    if not is_plain or coords is None:
         return None
     data = np.asarray(array).astype(native, copy=False)
-    shape = data.shape or _shape_of(batch)
+    shape = data.shape or _selection_shape(batch)
     if shape is None:
         return None
-    selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
+    selection = join_batch(coords, batch, spec.grid.shard_shape, shape, drop_axes)
     if selection is None or selection.outer is None:
         return None
     # If an element is written more than once, zarr-python decides which value it gets.
-    columns = [each for each in selection.outer.selectors if not isinstance(each, slice)]
-    if any((column[1:] == column[:-1]).any() for column in columns):
+    index_arrays = [key for key in selection.outer.selectors if not isinstance(key, slice)]
+    if any((index[1:] == index[:-1]).any() for index in index_arrays):
         return None
-    placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
-    if placed is None:  # which would need a copy
+    values = selection.view_of(np.broadcast_to(data, shape))
+    if values is None:  # they are in another order than the array's elements
         return None
     target = box_target(selection.outer, spec.grid, selection.bounds)
-    whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
-    return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, is_covered=whole)
+    is_covered = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
+    keeps_empty = batch[0][1].config.write_empty_chunks
+    return WriteCall(encoder, target, values, keeps_empty=keeps_empty, is_covered=is_covered)
 
 
-def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
-    """Return the shape of the selection that a scalar is written to; None if the items do not say."""
+def _selection_shape(batch: Iterable[Item]) -> tuple[int, ...] | None:
+    """Return the shape of the selection that a scalar is written to; None if the items do not tell."""
     ends: list[tuple[int, ...]] = []
-    for _, _, _, place, _ in batch:
-        if not isinstance(place, tuple) or not all(type(each) is slice and each.stop is not None for each in place):
+    for _, _, _, out, _ in batch:
+        if not isinstance(out, tuple) or not all(type(key) is slice and key.stop is not None for key in out):
             return None
-        ends.append(tuple([each.stop for each in place]))
+        ends.append(tuple([key.stop for key in out]))
     return tuple(map(max, zip(*ends, strict=True))) if ends else None

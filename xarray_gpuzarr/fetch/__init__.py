@@ -1,10 +1,10 @@
-"""Encoded bytes from a store into memory that the decoder chose.
+"""Fetching encoded bytes from a store, into memory that the decoder provides.
 
-Three sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
-caller's thread; `MemorySource` takes what zarr's `MemoryStore` holds; `StoreSource` asks any other zarr store for byte
-ranges, many at a time, on zarr's own event loop. They are small, frozen and picklable, and hold no open file. Chunks
-are not decoded here. `Snapshot` keeps to one version of a shard, and `index_cache` keeps indexes. `StrictSource` notes
-which objects one of them misses.
+There are three sources behind one protocol (`source`). `LocalSource` reads files at given offsets, on the calling
+thread. `MemorySource` takes the objects of zarr's `MemoryStore`. `StoreSource` requests byte ranges from any other zarr
+store, many at a time, on zarr's event loop. Sources are small and can be pickled, and hold no open file. They decode
+nothing. `Snapshot` makes sure that all bytes of a shard are of one version, and `index_cache` keeps shard indexes.
+`StrictSource` records which objects are missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,19 @@ from xarray_gpuzarr.fetch.source import ObjectSource, Storage
 
 
 def object_source(store: Store, storage: Storage = "auto") -> ObjectSource:
-    """Return the best source for a zarr store.
+    """Return the source for a zarr store.
 
-    Raises `OptionError` for ``storage="gds"`` where the store is no directory of local files.
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+        The store.
+    storage : {"auto", "posix", "gds"}
+        How local files reach a GPU; see `Storage`.
+
+    Raises
+    ------
+    OptionError
+        If `storage` is "gds" and the store is not a directory of local files.
     """
     if type(store) is LocalStore:
         return LocalSource(root=os.fspath(store.root), storage=storage)

@@ -1,9 +1,9 @@
-"""Objects, or indexes of shards, that are asked for before the read that needs them, within a budget of the process.
+"""Objects and shard indexes that are requested before the read that needs them, within a budget of the process.
 
-`tasks` knows which reads come next, and asks through `ObjectsAhead`. A read on the same thread, inside `using`, takes
-what was asked for: `Snapshot` treats the answer like one of its own, so index and chunks are of one version. What an
-answer is worth depends on when it was asked for, which is why `ObjectsAhead` belongs to one computation and is ended
-with it: no read takes bytes that were asked for before its computation began.
+`tasks` knows which reads come next, and requests their objects through `ObjectsAhead`. A read inside `read_with` takes
+the answers: `Snapshot` treats them like answers to its own requests, so index and chunks are of one version. An
+`ObjectsAhead` belongs to one computation and ends with it, so that no read gets bytes that were requested before its
+computation began.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 class Budget:
-    """Bytes of this process that are asked for ahead, or wait to be taken. Safe to use from several threads."""
+    """Bytes that this process has requested ahead and no read has taken. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with nothing asked for; for a process that was forked off."""
+        """Forget all requests; for a forked process."""
         self._lock = threading.Lock()
         self.nbytes = 0
 
     def take(self, nbytes: int) -> bool:
-        """Return whether there is room for so many more bytes, and count them if there is."""
+        """Count `nbytes` more bytes if there is room for them; return whether there is."""
         with self._lock:
             if self.nbytes + nbytes > fetch_options().ahead_nbytes:
                 return False
@@ -39,29 +39,32 @@ class Budget:
             return True
 
     def give_back(self, nbytes: int) -> None:
-        """Count so many bytes less."""
+        """Count `nbytes` fewer bytes."""
         with self._lock:
             self.nbytes -= nbytes
 
 
 budget = Budget()
+"""The budget of this process."""
 
 os.register_at_fork(after_in_child=budget.restart)
 
 
-class Wanted(NamedTuple):
-    """What a read will ask for first."""
+class ObjectRequest(NamedTuple):
+    """A request with which a read begins."""
 
     key: str
+    """Key of the object."""
     is_whole: bool
-    """Whether that is the whole object, and not the index of a shard."""
+    """Whether it is for the whole object; if not, for the index of a shard."""
 
 
-class Asked:
-    """An object, or an index, that is asked for: its answer may be waited for before it is taken."""
+class ObjectAhead:
+    """A request that was made ahead."""
 
-    def __init__(self, wanted: Wanted, pending: PendingEdge, nbytes: int) -> None:
-        self.is_whole = wanted.is_whole
+    def __init__(self, request: ObjectRequest, pending: PendingEdge, nbytes: int) -> None:
+        self.is_whole = request.is_whole
+        """Whether the whole object is requested; if not, the index of a shard."""
         self._pending: PendingEdge | None = pending
         self._edge: Edge | None = None
         self._error: Exception | None = None
@@ -70,137 +73,149 @@ class Asked:
 
     @property
     def is_answered(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the answer has been waited for."""
         return self._pending is None
 
     def wait(self) -> None:
-        """Wait for the answer, by one thread at a time; an error of the store is kept for `answer`."""
+        """Wait for the answer, on one thread at a time. An error is kept until `answer` raises it."""
         if self._pending is None:
             return
         try:
             self._edge = self._pending()
-        except Exception as error:  # noqa: BLE001  # of any kind: `answer` raises it
+        except Exception as error:  # noqa: BLE001  # a store may raise anything; `answer` raises it
             self._error = error
         self._pending = None
 
     def answer(self) -> Edge | None:
-        """Return the answer, or raise what the store raised."""
+        """Wait for the answer and return it, None if there is no such object; or raise what the store raised."""
         self.wait()
         if self._error is not None:
             try:
                 raise self._error
             finally:
-                self._error = None  # the cycle would keep what the frames refer to alive
+                self._error = None  # otherwise a reference cycle keeps alive what the frames refer to
         return self._edge
 
 
 class ObjectsAhead:
-    """Objects of one array that are asked for ahead of reads. Safe to use from several threads.
+    """Objects of one array that are requested ahead of reads. Safe to use from several threads.
 
-    `source` is that of the stored array, and answers requests that are under way (`is_remote`).
+    Parameters
+    ----------
+    source : ObjectSource
+        The array's source, which must be remote.
+    spec : ArraySpec
+        The array.
     """
 
     def __init__(self, source: ObjectSource, spec: ArraySpec) -> None:
-        self._of = source
+        self._array_source = source
         if spec.index is None:
-            self.most_nbytes, self._longest = spec.most_nbytes, spec.expected_nbytes
+            self.most_nbytes = spec.most_nbytes
+            self._longest = spec.expected_nbytes
         else:
             self.most_nbytes = spec.index.n_chunks * spec.expected_nbytes + spec.index.nbytes
             self._longest = spec.index.n_chunks * spec.chunk_nbytes + spec.index.nbytes
         self._index = spec.index
         self._source = source.for_one_read(expected_nbytes=self._longest, most_nbytes=self.most_nbytes)
         self._lock = threading.Lock()
-        self._asked: dict[str, Asked] = {}
-        """By key, what nobody has taken."""
-        self._taken: weakref.WeakSet[Asked] = weakref.WeakSet()
-        """What reads have taken and still hold; some may be waiting for the answer."""
+        self._waiting: dict[str, ObjectAhead] = {}
+        """By key, the requests that no read has taken."""
+        self._taken: weakref.WeakSet[ObjectAhead] = weakref.WeakSet()
+        """Requests that reads have taken and still refer to. A read may be waiting for one of them."""
         self._longest_seen = 0
         self._has_ended = False
 
-    def is_of(self, source: ObjectSource) -> bool:
-        """Say whether these are objects of the array with this source."""
-        return self._of is source
+    def belongs_to(self, source: ObjectSource) -> bool:
+        """Whether these are objects of the array that has this source."""
+        return self._array_source is source
 
-    def ask(self, all_wanted: Sequence[Wanted]) -> bool:
-        """Ask for objects and indexes, unless the budget has no room for all of them; return whether it had.
+    def start(self, requests: Sequence[ObjectRequest]) -> bool:
+        """Start requests, except for those that wait to be taken already.
 
-        An object counts as long as the longest one so far, or as the longest that may be.
+        An object counts with the length of the longest that has arrived. Before the first one, it counts with the
+        greatest possible length.
+
+        Returns
+        -------
+        bool
+            False if the budget has no room for all of them; then none is started.
         """
         with self._lock:
-            new = {wanted: self._expected_nbytes(wanted) for wanted in all_wanted if wanted.key not in self._asked}
+            new = {request: self._expected_nbytes(request) for request in requests if request.key not in self._waiting}
             if self._has_ended or not budget.take(sum(new.values())):
                 return False
-            for wanted, nbytes in new.items():
-                self._asked[wanted.key] = Asked(wanted, self._start(wanted), nbytes)
+            for request, nbytes in new.items():
+                self._waiting[request.key] = ObjectAhead(request, self._start_one(request), nbytes)
         return True
 
-    def _expected_nbytes(self, wanted: Wanted) -> int:
-        if wanted.is_whole:
+    def _expected_nbytes(self, request: ObjectRequest) -> int:
+        if request.is_whole:
             return self._longest_seen or self._longest
         assert self._index is not None
         return self._index.nbytes
 
-    def _start(self, wanted: Wanted) -> PendingEdge:
-        if wanted.is_whole:
-            return self._source.start_whole(wanted.key, self.most_nbytes)
+    def _start_one(self, request: ObjectRequest) -> PendingEdge:
+        if request.is_whole:
+            return self._source.start_whole(request.key, self.most_nbytes)
         assert self._index is not None
-        return self._source.start_edge(wanted.key, self._index.location, self._index.nbytes)
+        return self._source.start_edge(request.key, self._index.location, self._index.nbytes)
 
-    def take(self, key: str) -> Asked | None:
-        """Return what was asked for under a key, which nobody else gets; None if nothing was."""
+    def take(self, key: str) -> ObjectAhead | None:
+        """Return the request for an object, which no other read gets; None if there is none."""
         with self._lock:
-            asked = self._asked.pop(key, None)
-            if asked is not None:
-                self._taken.add(asked)
-        if asked is not None:
-            budget.give_back(asked.nbytes)
-        return asked
+            taken = self._waiting.pop(key, None)
+            if taken is not None:
+                self._taken.add(taken)
+        if taken is not None:
+            budget.give_back(taken.nbytes)
+        return taken
 
-    def see(self, nbytes: int) -> None:
-        """Hear the length of an object."""
+    def record_length(self, nbytes: int) -> None:
+        """Record the length of an object that has arrived."""
         self._longest_seen = max(self._longest_seen, nbytes)
 
     def wait(self) -> None:
-        """Wait until all has been answered."""
+        """Wait for all answers."""
         with self._lock:
-            asked = list(self._asked.values())
-        for each in asked:
-            each.wait()
+            waiting = list(self._waiting.values())
+        for request in waiting:
+            request.wait()
 
     def end(self) -> None:
-        """Ask for nothing any more, and let go of what nobody has taken.
+        """Start no more requests, and drop those that no read has taken.
 
-        Requests without an answer are given up, unless a read waits for one of them: they are then answered in vain,
-        or given up by the next call.
+        Unanswered requests are cancelled, unless a read waits for one of them. They are then answered in vain, or
+        cancelled by the next call.
         """
         with self._lock:
             self._has_ended = True
-            untaken = list(self._asked.values())
-            self._asked.clear()
-            is_waited_for = not all(asked.is_answered for asked in self._taken)
+            untaken = list(self._waiting.values())
+            self._waiting.clear()
+            is_waited_for = not all(request.is_answered for request in self._taken)
         if not is_waited_for:
             self._source.give_up()
-        budget.give_back(sum(asked.nbytes for asked in untaken))
+        budget.give_back(sum(request.nbytes for request in untaken))
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     objects: ObjectsAhead | None = None
 
 
-_of_thread = _OfThread()
+_thread_state = _ThreadState()
 
 
-def using[Result](objects: ObjectsAhead | None, read: Callable[[], Result]) -> Result:
-    """Call `read`, whose snapshots on this thread take objects that were asked for ahead."""
-    before = _of_thread.objects
+def read_with[Result](objects: ObjectsAhead | None, read: Callable[[], Result]) -> Result:
+    """Return the result of `read`, whose snapshots on this thread take requests that were made ahead."""
+    before = _thread_state.objects
     try:
-        _of_thread.objects = objects
+        _thread_state.objects = objects
         return read()
     finally:
-        _of_thread.objects = before
+        _thread_state.objects = before
 
 
 def objects_for(source: ObjectSource) -> ObjectsAhead | None:
-    """Return what was asked for ahead of the read of this thread, if it reads the array with this source."""
-    objects = _of_thread.objects
-    return objects if objects is not None and objects.is_of(source) else None
+    """Return the requests ahead that this thread's read may take, if they are for the array that has this source."""
+    objects = _thread_state.objects
+    return objects if objects is not None and objects.belongs_to(source) else None

@@ -1,7 +1,7 @@
-"""Reads zarr's own `MemoryStore`, on the thread that needs the bytes.
+"""`MemorySource`: reads zarr's own `MemoryStore` on the calling thread.
 
-Asking its coroutines would take two changes of threads for a look into a dictionary. A read keeps each object that it
-has looked at, so that all of its bytes are of one version, whatever is written meanwhile.
+Its coroutines would take two changes of threads for a look into a dictionary. A read keeps each object that it has
+looked up, so that all bytes of the object are of one version although others may write meanwhile.
 """
 
 from __future__ import annotations
@@ -14,16 +14,8 @@ import numpy as np
 from zarr.buffer import cpu
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.fetch.source import (
-    Edge,
-    ObjectTooLongError,
-    Pending,
-    PendingEdge,
-    Request,
-    SourceWithoutFiles,
-    Version,
-    short,
-)
+from xarray_gpuzarr.fetch.source import Edge, Pending, PendingEdge, Request, SourceWithoutFiles, Version
+from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError, short_object_error
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
@@ -33,24 +25,24 @@ _RULE = CoalesceRule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _
 
 
 def answers_at_once(store: object) -> TypeGuard[MemoryStore]:
-    """Say whether a store is one that `MemorySource` reads: not before zarr-python 3.3, and no subclass of it."""
+    """Whether `MemorySource` reads a store: a `MemoryStore` of zarr-python 3.3 or newer, and not a subclass."""
     return type(store) is MemoryStore and hasattr(store, "get_sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySource(SourceWithoutFiles):
-    """The objects of a `MemoryStore`, which says nothing of versions."""
+    """The objects of a `MemoryStore`, which have no versions."""
 
     store: MemoryStore
-    held: dict[str, memoryview] | None = field(default=None, compare=False)
-    """Objects that one read has looked at."""
+    objects: dict[str, memoryview] | None = field(default=None, compare=False)
+    """Bytes of the objects that one read has looked up, by key; None outside a read."""
     most_nbytes: int = NO_LIMIT
-    """Length in bytes of the longest object that one read takes for a chunk."""
+    """Length in bytes above which an object cannot be a chunk."""
     lookahead: ClassVar = 1
     is_remote: ClassVar = False
     cuts_objects: ClassVar = False
     identity: ClassVar = None
-    """Objects bear no version."""
+    """None, since objects have no version."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
@@ -60,12 +52,12 @@ class MemorySource(SourceWithoutFiles):
 
     @property
     def name(self) -> str:
-        """What the store says of itself."""
+        """Name of the store, as errors show it."""
         return str(self.store)
 
     @property
     def rule(self) -> CoalesceRule:
-        """2 MiB parts, as of local files; nothing is read through that is not wanted."""
+        """Parts of 2 MiB, as for local files. Gaps between requested bytes are not read."""
         return coalesce_rule(fetch_options(), _RULE)
 
     def for_one_read(
@@ -75,15 +67,15 @@ class MemorySource(SourceWithoutFiles):
         expected_nbytes: int | None = None,  # noqa: ARG002
         most_nbytes: int = NO_LIMIT,
     ) -> MemorySource:
-        """Return this source, to look at each object once."""
-        return MemorySource(store=self.store, held={}, most_nbytes=most_nbytes)
+        """Return a source that looks up each object once."""
+        return MemorySource(store=self.store, objects={}, most_nbytes=most_nbytes)
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
-        """Return a function that takes the ranges."""
+        """Return a function that returns the byte ranges."""
         return lambda _allocate: [self._range(*request) for request in requests]
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
-        """Return a function that takes the edge."""
+        """Return a function that returns the first or last bytes of an object."""
 
         def finish() -> Edge | None:
             data = self._object(key)
@@ -94,12 +86,12 @@ class MemorySource(SourceWithoutFiles):
 
         return finish
 
-    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002  # it is here
-        """Return a function that takes the object."""
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002  # it is in memory already
+        """Return a function that returns a whole object."""
         return self.start_edge(key, "start", 2**63 - 1)
 
     def give_up(self) -> None:
-        """Do nothing: nothing is under way."""
+        """Do nothing, since there are no requests."""
 
     def _range(self, key: str, byte_range: ByteRange) -> memoryview | None:
         data = self._object(key)
@@ -109,19 +101,19 @@ class MemorySource(SourceWithoutFiles):
         if byte_range.nbytes == WHOLE_OBJECT and len(data) > self.most_nbytes:
             raise ObjectTooLongError(key, len(data))
         if end > len(data):
-            raise short(f"{self.store}/{key}", *byte_range, max(0, len(data) - byte_range.offset))
+            raise short_object_error(f"{self.store}/{key}", *byte_range, max(0, len(data) - byte_range.offset))
         return data[byte_range.offset : end]
 
     def _object(self, key: str) -> memoryview | None:
         """Return all bytes of an object, as they were when this read first asked for it."""
-        if self.held is not None and key in self.held:
-            return self.held[key]
-        # The host prototype is named, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
+        if self.objects is not None and key in self.objects:
+            return self.objects[key]
+        # The prototype is explicit, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
         buffer = self.store.get_sync(key, prototype=cpu.buffer_prototype)
         if buffer is None:
             return None
         data = memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8))
-        return data if self.held is None else self.held.setdefault(key, data)
+        return data if self.objects is None else self.objects.setdefault(key, data)
 
 
 def _rebuild(store: MemoryStore) -> MemorySource:

@@ -1,7 +1,7 @@
-"""Indexes of shards that were read before, so that the next read of a shard needs no request for its index.
+"""Cache of shard indexes, so that the next read of a shard needs no request for its index.
 
-One cache in a process, of bounded size. An index belongs to one version of a shard: `snapshot` uses it only for
-requests that fail if the shard has another version by then.
+There is one cache of bounded size in a process. An index belongs to one version of its shard: `snapshot` uses it only
+for requests that fail if the shard has another version by then.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 Key = tuple[Hashable, str, ShardIndexSpec | None]
-"""What the shard is read from, its store key, and how its index is stored."""
+"""Identity of the source, store key of the shard, and format of its index."""
 
 _ENTRY_NBYTES = 512
-"""What an index takes besides its columns."""
+"""Memory that an entry takes besides the columns of its index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +30,18 @@ class CachedIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Memory that the entry takes, in bytes."""
         return self.index.offset.nbytes + self.index.nbytes.nbytes + _ENTRY_NBYTES
 
 
 IndexCache = LimitedCache[Key, CachedIndex]
 
 cache: IndexCache = LimitedCache()
+"""The cache of this process."""
 
 
 def _after_fork() -> None:
-    global cache  # noqa: PLW0603  # a lock that another thread held does not come free in a fork
+    global cache  # noqa: PLW0603  # the old lock may be held by a thread that the fork does not have
     cache = LimitedCache()
 
 

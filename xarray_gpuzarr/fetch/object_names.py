@@ -1,4 +1,4 @@
-"""Names of objects that are the same however their store was opened, and those that this process has written."""
+"""Names of objects that do not depend on how their store was opened, and the names of those that were written."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.remote.clients import server_of
+from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
-from xarray_gpuzarr.fetch.source import ObjectSource, is_obstore_memory, local_folder, unwrapped
+from xarray_gpuzarr.fetch.source import ObjectSource
+from xarray_gpuzarr.fetch.stores import is_obstore_memory, local_folder, unwrapped
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.process.records import record
 
-_MOST_WRITTEN = 20_000
-"""Number of names of written objects that a process remembers, some 4 MB."""
+_MAX_WRITTEN = 20_000
+"""Number of written objects whose names a process remembers, which takes about 4 MB."""
 
 
 @record
 class ArrayPlace:
-    """Where the objects of an array lie: equal for arrays of the same objects, however their stores were opened.
+    """Where the objects of an array lie, independent of how their store was opened.
 
-    Two clients of one server, such as obstore and s3fs, are not known to be of the same objects.
+    Two clients of one server, such as obstore and s3fs, count as two places.
     """
 
     server: Hashable
+    """What holds the objects: "file" for local files, else a value that is equal for stores of one server."""
     address: str
     """Path of the array on the server, without slashes at its ends."""
     path: str
@@ -38,15 +40,21 @@ class ArrayPlace:
 
 
 def place_of(store: Store | str, path: str) -> ArrayPlace:
-    """Return where the objects of an array lie, given its path in the store, or in a folder; links are followed."""
+    """Return where the objects of an array lie, given its path in a store or a directory. Links are followed."""
     path = path.strip("/")
-    server, root = ("file", store) if isinstance(store, str) else _root_of(unwrapped(store))
-    address = os.path.realpath(f"{root}/{path}") if server == "file" else f"{root}/{path}"
+    if isinstance(store, str):
+        server: Hashable = "file"
+        root = store
+    else:
+        server, root = _root_of(unwrapped(store))
+    address = f"{root}/{path}"
+    if server == "file":
+        address = os.path.realpath(address)
     return ArrayPlace(server=server, address=address.strip("/"), path=path)
 
 
 def _root_of(store: Store) -> tuple[Hashable, str]:
-    """Return a server, and the path below which the objects of a store lie there."""
+    """Return the server of a store, and the path on the server below which its objects lie."""
     folder = local_folder(store)
     if folder is not None:
         return "file", folder
@@ -56,19 +64,21 @@ def _root_of(store: Store) -> tuple[Hashable, str]:
         if is_obstore_memory(store.store):
             return id(store.store), ""
         return server_of(store), str(getattr(store.store, "prefix", None) or "").strip("/")
-    return (str(store) if isinstance(store, MemoryStore) else id(store)), ""  # the text of one in memory names its dict
+    if isinstance(store, MemoryStore):
+        return str(store), ""  # has the address of the dictionary that holds the objects
+    return id(store), ""
 
 
 class WrittenObjects:
-    """Names of the objects that this process has written, or removed, most recently."""
+    """Names of the objects that this process has written or removed most recently."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, None] = {}
 
     def add(self, names: Iterable[Hashable]) -> None:
-        """Remember objects, and forget those that were written longest ago."""
+        """Remember objects, and forget the oldest if there are too many."""
         self._names.update(dict.fromkeys(names))
-        while len(self._names) > _MOST_WRITTEN:
+        while len(self._names) > _MAX_WRITTEN:
             self._names.pop(next(iter(self._names)), None)
 
     def __contains__(self, name: Hashable) -> bool:
@@ -76,15 +86,17 @@ class WrittenObjects:
 
 
 written = WrittenObjects()
+"""The objects that this process has written."""
 
 
 def is_written(source: ObjectSource, path: str, key: str) -> bool:
-    """Whether this process has written, or removed, an object of the array at `path`, by any name of its store."""
-    known = source.within if isinstance(source, StrictSource) else source
-    if isinstance(known, LocalSource):
-        place = place_of(known.root, path)
-    elif isinstance(known, StoreSource):
-        place = place_of(known.store, path)
+    """Whether this process has written or removed an object of the array at `path`, through any store object."""
+    if isinstance(source, StrictSource):
+        source = source.inner
+    if isinstance(source, LocalSource):
+        place = place_of(source.root, path)
+    elif isinstance(source, StoreSource):
+        place = place_of(source.store, path)
     else:
         return False
     return place.names([key])[0] in written

@@ -1,8 +1,8 @@
-"""`ObjectPieces`: objects that one read requests in pieces, each of which has to be of the same version.
+"""`ObjectPieces`: the long raw chunks that one read requests in pieces, since several requests are sooner than one.
 
-A long raw chunk that is an object arrives sooner by several requests. Another process may replace the object between
-two of them, so every answer has to bear the version of its object, and all versions have to be equal. Marks of an
-object that was just written, or whose age is not known, may be those of another version as well.
+Another process may replace an object between two requests. So each answer must have the version of its object, and
+these versions must be equal. The version of an object that was just written, or whose age is unknown, does not count:
+the next version might look the same.
 """
 
 from __future__ import annotations
@@ -13,16 +13,8 @@ from typing import cast
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.remote.answers import Marks
 from xarray_gpuzarr.fetch.remote.failures import is_final
-from xarray_gpuzarr.fetch.source import (
-    Allocate,
-    Edge,
-    ObjectSource,
-    Pending,
-    PiecesDifferError,
-    RemoteSource,
-    Version,
-    pieces_differ,
-)
+from xarray_gpuzarr.fetch.source import Allocate, Edge, ObjectSource, Pending, RemoteSource, Version
+from xarray_gpuzarr.fetch.store_errors import PiecesDifferError, pieces_differ_error
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process.counters import counters
 
@@ -39,11 +31,11 @@ class ObjectPieces:
         """Version of the first piece of each object that has arrived."""
 
     def start(self, key: str, byte_range: ByteRange) -> Pending:
-        """Request a piece of an object, from a source that is remote.
+        """Request a piece of an object. The source must be remote.
 
-        Finishing returns None for an object that does not exist, and fewer bytes than requested for one that ends
-        within the piece. It raises `PiecesDifferError` if the piece is not of the version of earlier ones, and
-        `StoreReadError` if the store failed.
+        The returned function returns None for an object that does not exist, and fewer bytes than requested if the
+        object ends inside the piece. It raises `PiecesDifferError` if the piece may be of another version than earlier
+        ones, and `StoreReadError` if the store fails.
         """
         finish_edge = cast("RemoteSource", self._source).start_range(key, byte_range)
 
@@ -52,9 +44,9 @@ class ObjectPieces:
                 try:
                     edge = finish_edge()
                 except StoreReadError as err:
-                    if is_final(err):  # all else may mean that the server sends whole objects only
+                    if is_final(err):  # other errors may mean that the server sends whole objects only
                         raise
-                    raise self._differ(key, err.found) from err
+                    raise self._error(key, err.found) from err
             self._check(key, edge)
             if edge is None:
                 return [None]
@@ -68,14 +60,14 @@ class ObjectPieces:
         version = _NO_OBJECT if edge is None else edge.version
         if version is None:
             ends_before = edge is not None and not edge.data
-            found = "an object that ends before the piece" if ends_before else "answers that bear no version"
-            raise self._differ(key, found, bears_no_version=not ends_before)
-        if edge is not None and not edge.settled:  # another version may bear the same marks
+            found = "an object that ends before the piece" if ends_before else "answers without a version"
+            raise self._error(key, found, bears_no_version=not ends_before)
+        if edge is not None and not edge.settled:  # the next version might have the same tag and times
             is_dated = isinstance(version, Marks) and isinstance(version.modified, datetime)
-            raise self._differ(key, "an object that may have just been written", bears_no_version=not is_dated)
+            raise self._error(key, "an object that may have just been written", bears_no_version=not is_dated)
         first = self._versions.setdefault(key, version)
         if version != first:
-            raise self._differ(key, f"version {first}; version {version}")
+            raise self._error(key, f"version {first}; version {version}")
 
-    def _differ(self, key: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
-        return pieces_differ(f"{self._source.name}/{key}", found, bears_no_version=bears_no_version)
+    def _error(self, key: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
+        return pieces_differ_error(f"{self._source.name}/{key}", found, bears_no_version=bears_no_version)

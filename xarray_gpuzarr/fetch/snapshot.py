@@ -1,11 +1,11 @@
-"""One read's view of its shards: every chunk comes from the version of its shard that the index was read from.
+"""`Snapshot`: the objects of one array as one read sees them, each in a single version.
 
-`Snapshot` is asked for the index of each shard, which it finds in the cache or in the store, and is then the source of
-chunks that a decoder is given. It asks for index and chunks of a small shard at once, and lets requests for chunks fail
-if the shard was replaced since: `read` then takes another snapshot. It decodes nothing but indexes, and plans nothing.
-
-Where tags differ from answer to answer, or a shard is replaced again and again (`mirrors`), requests are repeated until
-the tag is that of the index, or each shard is asked for as a whole: one answer is of one version.
+All chunks of a shard come from the version from which its index was read. A `Snapshot` returns the index of each shard,
+from the cache or the store, and is then the decoder's source of encoded chunks. Index and chunks of a small shard share
+a request. A request for chunks fails if the shard was replaced since, and `read` begins again with a new `Snapshot`. If
+the versions of a store's answers differ, or a shard is replaced again and again, requests are repeated until the
+version is that of the index, or each shard is requested as a whole (`version_conflicts`). A `Snapshot` decodes nothing
+but indexes, and plans nothing.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from xarray_gpuzarr.fetch.object_pieces import ObjectPieces
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
-    AtHand,
     ChunkVersions,
     Edge,
+    FetchedBytes,
     LocalFile,
     ObjectSource,
-    ObjectTooLongError,
     Pending,
     PendingCheck,
     PendingEdge,
     Request,
     Storage,
     Version,
-    changed,
 )
+from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError, changed_error
 from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
 from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.fetch.whole_objects import WholeObjects
-from xarray_gpuzarr.fetch.whole_shard import WholeShard
+from xarray_gpuzarr.fetch.whole_shard import WholeShard, comes_whole, longest_shard
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -50,50 +49,51 @@ from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode
 
 
 @record
-class FoundIndex:
-    """What was found out about a shard."""
+class FetchedIndex:
+    """The index of a shard, or the knowledge that there is no such shard."""
 
     index: ShardIndex | None
     """None if there is no such shard."""
     from_cache: bool = False
-    """Whether only requests for chunks will show that the shard was replaced since."""
+    """Whether the index is from the cache. Only requests for chunks will show whether it is out of date."""
 
 
-PendingIndex = Callable[[], FoundIndex]
+PendingIndex = Callable[[], FetchedIndex]
 """Wait for the index of a shard."""
 
-PARTS_AT_ONCE = 4
-"""A shard that would take so many requests comes in one: that saves a round trip, and what each request costs."""
-WHOLE_NBYTES = 128 * 1024 * 1024
-"""Most bytes of whole shards that are under way, or wait for their chunks to be asked for."""
+MAX_WHOLE_NBYTES = 128 * 1024 * 1024
+"""Largest total of whole shards, in bytes, that are outstanding or whose chunks have not all been taken."""
 
 
 _WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
 
 
-def longest_shard(spec: ArraySpec, index: ShardIndexSpec) -> int:
-    """Return the bytes of a shard that nothing could be compressed of."""
-    return index.n_chunks * spec.chunk_nbytes + index.nbytes
-
-
-def comes_whole(spec: ArraySpec, n_wanted: int, rule: CoalesceRule) -> bool:
-    """Say whether a shard behind a network comes in one request, if a read wants `n_wanted` of its chunks."""
-    index = spec.index
-    assert index is not None
-    return 2 * n_wanted >= index.n_chunks and longest_shard(spec, index) <= PARTS_AT_ONCE * rule.max_raw_nbytes
-
-
 class Snapshot:
-    """The objects of one array during one read: a `ByteSource`.
+    """The objects of one array during one attempt to read it. A `ByteSource`.
 
-    `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
-    that a cached index is out of date, and `cuts_objects` after pieces of an object did not fit each other.
-    `seen_shards` has the keys of shards whose index the read has seen, in any of its attempts, and whether it has read
-    the index itself. What was asked for ahead of this read (`ahead`) is taken by its first attempt. With `cuts_short`,
-    no request is longer than `rule.max_nbytes` and a chunk, so that more of them may be under way.
+    The first attempt of a read takes the requests that were made ahead of it (`ahead`).
+
+    Parameters
+    ----------
+    source : ObjectSource
+        The array's source.
+    spec : ArraySpec
+        The array.
+    care : Care
+        What is done to get all bytes of a shard from one version.
+    use_cache : bool
+        Whether cached indexes and cached decoded chunks are used. False after a cached index was out of date.
+    cuts_objects : bool
+        Whether long raw chunks may be requested in pieces. False after pieces were of several versions.
+    seen_shards : dict of str to bool, optional
+        The shards whose index this read has had, in any attempt: by key, whether the index came from the store and not
+        from the cache. The dictionary is updated.
+    cuts_short : bool
+        Whether no request is longer than the larger of ``rule.max_nbytes`` and a chunk, so that there may be more
+        requests at once.
     """
 
-    def __init__(  # noqa: PLR0913  # each is a choice of one attempt
+    def __init__(  # noqa: PLR0913  # an attempt chooses each of them
         self,
         source: ObjectSource,
         spec: ArraySpec,
@@ -111,42 +111,46 @@ class Snapshot:
             bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
         self.identity = source.identity
-        """What the source reads from; None if that cannot be told."""
+        """What the source reads from; None if it is unknown."""
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
         self._ahead = ahead.objects_for(source) if self._use_cache and care is Care.USUAL else None
-        self.lookahead, self.prefetch = self._source.lookahead, self._source.prefetch
+        self.lookahead = self._source.lookahead
+        self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote
         self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
-        self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
+        self.is_local = source.is_local and not self._one_answer  # else files would be read in parts
         self.storage: Storage = "posix" if self._one_answer else source.storage
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}
+        """By key, the version of each shard from which its index was read."""
         self._settled: set[str] = set()
-        """Keys of shards whose index is in the cache, or might be."""
+        """Keys of shards whose version is settled: their index is in the cache, or was put there."""
         self._whole: dict[str, WholeShard] = {}
+        """By key, shards that were requested as a whole and have chunks that were not taken."""
         self._longest_seen = 0
 
     @property
     def chunk_versions(self) -> ChunkVersions | None:
-        """Itself, if chunks that were decoded before are of use."""
+        """The snapshot itself, if decoded chunks may be cached; else None."""
         return self if self._use_cache and self.identity is not None else None
 
     @property
     def rule(self) -> CoalesceRule:
-        """That of the store."""
+        """Rule of the source that decides which neighbouring chunks share a request."""
         return self._source.rule
 
     def local_file(self, key: str) -> LocalFile:
-        """Return where a local file lies, and of which version it must be: that which its index was read from."""
+        """Return the path of a local file, and the version from which its index was read."""
         return self._source.local_file(key, self._versions.get(key))
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Start reading byte ranges of the version of a shard that its index was read from, objects, or a piece of one.
+        """Start reading byte ranges of a shard, whole unsharded chunks, or a piece of one; see `ByteSource.start`.
 
-        All pieces of an object are of one version: that of the first one that arrives.
+        The bytes of a shard are of the version from which its index was read. The pieces of an unsharded chunk are of
+        the version of the first that arrives.
         """
         key = requests[0][0]
         if self._spec.index is None and requests[0][1] != _WHOLE:
@@ -154,15 +158,15 @@ class Snapshot:
         if self._spec.index is None and self._ahead is not None:
             return self._counted(WholeObjects(self._ahead, requests, self._source))
         whole = self._whole.get(key)
-        if whole is not None:  # it came with its index, and is let go of with the last of its chunks
-            taken: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
-            if whole.left_nbytes <= 0:
+        if whole is not None:  # the shard came with its index, and is dropped with the last of its chunks
+            parts: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
+            if whole.remaining_nbytes <= 0:
                 del self._whole[key]
-            return AtHand(taken)
+            return FetchedBytes(parts)
         return self._counted(self._source.start(requests, self._versions.get(key)))
 
     def _counted(self, pending: Pending) -> Pending:
-        """Return a `Pending` that counts seconds and bytes, and says which chunk is too long."""
+        """Return a `Pending` that counts time and bytes, and raises `CorruptChunkError` for a too long chunk."""
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             with counters.stage("fetch"):
@@ -177,121 +181,139 @@ class Snapshot:
 
         return finish
 
-    def start_index(self, key: str, n_wanted: int) -> FoundIndex | PendingIndex:
-        """Return the index of a shard from the cache, or ask for it.
+    def start_index(self, key: str, n_chunks: int) -> FetchedIndex | PendingIndex:
+        """Return the index of a shard from the cache, or start to read it.
 
-        If most chunks of a small shard will be asked for (`n_wanted`), the whole shard comes in one request. The
-        callable that is returned raises StoreReadError or ShardIndexError if the shard cannot be read.
+        Parameters
+        ----------
+        key : str
+            Key of the shard.
+        n_chunks : int
+            Number of its chunks that the read will take. If that is most of a small shard, the whole shard is
+            requested.
+
+        Returns
+        -------
+        FetchedIndex or callable
+            If the index is not in the cache, a function that waits for it. It raises `StoreReadError` or
+            `ShardIndexError` if the shard cannot be read.
         """
         assert self._spec.index is not None
         spec = self._spec.index
-        asked = None if self._ahead is None else self._ahead.take(key)
-        if asked is not None:
+        request = None if self._ahead is None else self._ahead.take(key)
+        if request is not None:
             whole = None
-            if asked.is_whole:
-                self._whole[key] = whole = WholeShard(self._expected(spec))
-            return partial(self._arrived, key, spec, asked.answer, whole)
+            if request.is_whole:
+                self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
+            return partial(self._finish_index, key, spec, request.answer, whole)
         known = index_cache.cache.get((self.identity, key, spec)) if self._use_cache else None
         if known is not None:
             self._seen_shards.setdefault(key, False)
             self._versions[key] = known.version
             self._settled.add(key)
-            return FoundIndex(index=known.index, from_cache=True)
-        if self._suits_one_request(n_wanted) and self._has_room(spec):
+            return FetchedIndex(index=known.index, from_cache=True)
+        if self._should_come_whole(n_chunks) and self._has_room(spec):
             return self._start_whole(key, spec)
-        if self._one_answer:  # too long to be under way beside others
-            return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # nor begin before it is waited for
-        return self._ask(key, spec)
+        if self._one_answer:  # there is no room, so the request starts when its answer is waited for
+            return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # the call must not be made yet
+        return self._start_edge(key, spec)
 
-    def will_ask(self, plan: ReadPlan) -> None:
-        """Hear which chunks will be asked for: a shard that came whole is let go of with the last of its own."""
+    def expect_chunks(self, plan: ReadPlan) -> None:
+        """Record which chunks will be requested, so that a shard that came whole is dropped with the last of them."""
         for number, key in enumerate(plan.keys if self._whole else ()):
             whole = self._whole.get(key)
             if whole is not None:
                 rows = plan.object == number
-                whole.wait_for(plan.offset[rows], plan.nbytes[rows])
-                if not whole.left_nbytes:
+                whole.expect(plan.offset[rows], plan.nbytes[rows])
+                if not whole.remaining_nbytes:
                     del self._whole[key]
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of an object of which decoded chunks may be kept; see `ChunkVersions`."""
+        """Return the version of an object whose decoded chunks may be cached; see `ChunkVersions`."""
         if self._spec.index is None:
             return self._source.settled_version(key)
         return self._versions[key] if key in self._settled else None
 
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
-        """Start requests for the versions of shards; see `ChunkVersions.start_check`.
+        """Start requests for the current versions of shards; see `ChunkVersions.start_check`.
 
-        The times of local files are compared at once. Other stores are asked for one byte of each shard.
+        The times of local files are compared at once. From other stores, one byte of each shard is requested.
         """
-        asked = []
+        requests = []
         for key, offset in places:
             version = self._versions[key]
             if self._source.settled_version(key) == version:
                 continue
-            asked.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
-        return partial(self._end_check, asked)
+            requests.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
+        return partial(self._end_check, requests)
 
-    def _end_check(self, asked: Sequence[tuple[str, Version, Pending]]) -> None:
-        """Wait for answers about the versions of shards."""
-        for key, version, pending in asked:
+    def _end_check(self, requests: Sequence[tuple[str, Version, Pending]]) -> None:
+        """Wait for the requests of `start_check`."""
+        for key, version, pending in requests:
             (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:
-                raise changed(f"{self._source.name}/{key}", version, None, key)
+                raise changed_error(f"{self._source.name}/{key}", version, None, key)
 
-    def should_wait(self, n_wanted: int) -> bool:
-        """Say whether an index had better be asked for once chunks of earlier shards have been."""
+    def should_wait(self, n_chunks: int) -> bool:
+        """Whether the next index should be requested later, since too many whole shards wait for their chunks' turn.
+
+        `n_chunks` is the number of the shard's chunks that the read will take.
+        """
         spec = self._spec.index
-        return spec is not None and self._suits_one_request(n_wanted) and not self._has_room(spec)
+        return spec is not None and self._should_come_whole(n_chunks) and not self._has_room(spec)
 
     def check_all_there(self) -> None:
-        """Raise `MissingChunkError` if objects were not there, and the array's settings do not allow that."""
+        """Raise `MissingChunkError` if objects were missing, and the array is opened so that this is an error."""
         if isinstance(self._source, StrictSource) and self._source.missing:
             raise missing_keys(self._spec.path, self._source.missing)
 
     def give_up(self) -> None:
-        """Give up requests that have not been answered; whoever waits for one hears of it."""
+        """Cancel requests that have not been answered. Threads that wait for one get an error."""
         self._source.give_up()
 
     def end(self) -> None:
-        """Give up what nobody waited for, and let go of shards that came whole."""
+        """Cancel requests that have not been answered, and drop shards that came whole."""
         self._source.give_up()
         self._whole.clear()
 
-    def ask_again(self, key: str) -> FoundIndex:
-        """Return the index of a shard as the store has it now: the one in the cache has none of the wanted chunks.
+    def ask_again(self, key: str) -> FetchedIndex:
+        """Return the index of a shard as the store has it now, since the cached one holds none of the chunks to read.
 
-        These take the fill value whether the shard is still there or not.
+        No request for chunks would show that it is out of date. If the shard is gone, its chunks are the fill value.
         """
         assert self._spec.index is not None
         self._seen_shards.pop(key, None)
-        return self._ask(key, self._spec.index)()
+        return self._start_edge(key, self._spec.index)()
 
-    def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
-        asked = self._source.start_edge(key, spec.location, spec.nbytes)
-        return partial(self._arrived, key, spec, asked)
+    def _start_edge(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+        """Request the bytes of a shard's index."""
+        pending = self._source.start_edge(key, spec.location, spec.nbytes)
+        return partial(self._finish_index, key, spec, pending)
 
     def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
-        self._whole[key] = whole = WholeShard(self._expected(spec))
-        most = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
-        asked = self._source.start_whole(key, most)
-        return partial(self._arrived, key, spec, asked, whole)
+        """Request a whole shard."""
+        self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
+        max_nbytes = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
+        pending = self._source.start_whole(key, max_nbytes)
+        return partial(self._finish_index, key, spec, pending, whole)
 
-    def _suits_one_request(self, n_wanted: int) -> bool:
-        """Say whether one request for a shard beats one for its index and then some for chunks, or must do."""
-        return self._one_answer or (self.is_remote and comes_whole(self._spec, n_wanted, self.rule))
+    def _should_come_whole(self, n_chunks: int) -> bool:
+        """Whether one request for a whole shard is better than one for its index and then some for its chunks."""
+        return self._one_answer or (self.is_remote and comes_whole(self._spec, n_chunks, self.rule))
 
-    def _expected(self, spec: ShardIndexSpec) -> int:
-        """Return the bytes that a shard is expected to have."""
+    def _expected_nbytes(self, spec: ShardIndexSpec) -> int:
+        """Return the length of the longest shard so far, in bytes; before the first one, the greatest possible one."""
         return self._longest_seen or longest_shard(self._spec, spec)
 
     def _has_room(self, spec: ShardIndexSpec) -> bool:
-        return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= WHOLE_NBYTES
+        """Whether another shard may be requested as a whole."""
+        return sum(whole.nbytes for whole in self._whole.values()) + self._expected_nbytes(spec) <= MAX_WHOLE_NBYTES
 
-    def _arrived(
-        self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: WholeShard | None = None
-    ) -> FoundIndex:
-        edge = asked()
+    def _finish_index(
+        self, key: str, spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
+    ) -> FetchedIndex:
+        """Wait for the index of a shard, or for all of it if `whole` is given, and return the index."""
+        edge = pending()
         self._versions.pop(key, None)
         self._settled.discard(key)
         if edge is None:
@@ -299,38 +321,40 @@ class Snapshot:
             index_cache.cache.drop((self.identity, key, spec))
             if key in self._seen_shards and not self._may_be_gone(key):
                 raise vanished_shard(self._spec, key)
-            return FoundIndex(index=None)
+            return FetchedIndex(index=None)
         self._seen_shards[key] = True
-        encoded, shard_nbytes = edge.data, edge.object_nbytes
+        encoded = edge.data
+        shard_nbytes = edge.object_nbytes
         if self._ahead is not None:
-            self._ahead.see(max(len(encoded), shard_nbytes or 0))
-        if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
-            del self._whole[key]
-            return self._ask(key, spec)()
+            self._ahead.record_length(max(len(encoded), shard_nbytes or 0))
         if whole is not None:
-            encoded, shard_nbytes = spec.within(edge.data), len(edge.data)
+            if len(encoded) < (shard_nbytes or 0):  # it is longer than its chunks can be, and came without its bytes
+                del self._whole[key]
+                return self._start_edge(key, spec)()
+            encoded = spec.within(edge.data)
+            shard_nbytes = len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
-        self._keep(key, spec, index, edge)
+        self._record_version(key, spec, index, edge)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))
             whole.data = edge.data
         counters.add(read_nbytes=len(edge.data))
-        return FoundIndex(index=index)
+        return FetchedIndex(index=index)
 
     def _may_be_gone(self, key: str) -> bool:
-        """Whether this process may have removed a shard itself since an earlier read has read its index."""
+        """Whether this process may itself have removed a shard whose index is in the cache."""
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
-    def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
-        """Remember which version an index is of, and the index itself if a change of the shard will show."""
+    def _record_version(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
+        """Record the version of an index, and put it into the cache if a later change of the shard will show."""
         if edge.version is None or not edge.settled:
-            self.cuts_objects = False  # two answers for one chunk may be of two versions
+            self.cuts_objects = False  # two pieces of a chunk might be of two versions
         if edge.version is None:
             self._versions[key] = UNTAGGED
             return
         self._versions[key] = edge.version
-        is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # else it is looked at anew next time
+        is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # no chunk is longer than it may be
         if edge.settled and is_sound and self.identity is not None:
             self._settled.add(key)
             entry = CachedIndex(index=index, version=edge.version)

@@ -1,19 +1,10 @@
-"""Protocols of sources of bytes, and the small values that they take and return."""
+"""Protocols of the sources that fetch encoded bytes, the values that they take and return, and their errors."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pickle
-import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
-from uuid import uuid4
 
-from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
-
-from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
@@ -22,15 +13,15 @@ Allocate = Callable[[int], memoryview]
 """Given a length in bytes, return writable host memory of that length."""
 
 Pending = Callable[[Allocate], list[memoryview | None]]
-"""Finish requests that were started; None for each whose object does not exist.
+"""Wait for requests that were started, and return their bytes; None for each whose object does not exist.
 
-The bytes lie in the memory that `Allocate` returned, or in memory of the source's own if it has them already; it is
-called once at most.
+The bytes lie in memory that `Allocate` returns, or in the source's own memory if they are there already. `Allocate` is
+called at most once.
 """
 
 
-class AtHand:
-    """A `Pending` whose bytes are here already: nothing is gained by starting it before they are needed."""
+class FetchedBytes:
+    """A `Pending` whose bytes have been fetched, so that nothing is gained by starting it early."""
 
     __slots__ = ("_data",)
 
@@ -43,73 +34,28 @@ class AtHand:
 
 
 Request = tuple[str, ByteRange]
-"""Key of an object and which of its bytes."""
+"""Key of an object, and the byte range that is requested of it."""
 
 Storage = Literal["auto", "posix", "gds"]
 """How local files reach a GPU: through host memory (``posix``), or straight into device memory with GPUDirect Storage
-(``gds``). ``auto`` is ``gds`` where that was measured to be quicker. Other stores, and reads on the host, know one way
-only."""
+(``gds``). ``auto`` is ``gds`` where it was measured to be faster. It has no effect on other stores or host reads."""
 
 Version = Hashable
-"""What tells one version of an object from any other, such as its ETag and length; None if the store does not say."""
+"""Value that differs between two versions of an object, such as its ETag and length; None if the store has none."""
 
 UNTAGGED: Version = "without a tag"
-"""Asked for where the index bore none: answers must bear none, too."""
-ANOTHER: Version = "of another tag"
-"""Version of an answer that says only that it is not of the version that was asked for."""
+"""Version that is requested if the index came without a version. Answers must then have none either."""
+OTHER_VERSION: Version = "of another tag"
+"""Version of an answer of which is known only that it is not the requested one."""
 
 
-_FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 SETTLED_S = 2.0
-"""Age from which the times of an object tell a later change: the coarsest clock in use (that of FAT) ticks in 2 s."""
-
-
-def store_token(store: Store) -> str:
-    """Return what tells a store from others, as text: a digest of all that it is pickled with.
-
-    The text of stores on fsspec shows neither their options nor their server.
-    """
-    if isinstance(store, LocalStore | MemoryStore | ZipStore):
-        return repr(store)
-    try:
-        return hashlib.sha256(pickle.dumps(store)).hexdigest()
-    except Exception:  # noqa: BLE001  # whatever the client raises
-        return uuid4().hex  # equal to nothing, not even to that of the same store
-
-
-def wrapped(store: WrapperStore[Any]) -> Store:
-    """Return the store that one of zarr's wrappers wraps."""
-    inner: Store = store._store  # noqa: SLF001  # wrappers have no public name for it
-    return inner
-
-
-def unwrapped(store: Store) -> Store:
-    """Return the store below zarr's wrappers."""
-    while isinstance(store, WrapperStore):
-        store = wrapped(store)
-    return store
-
-
-def local_folder(store: Store) -> str | None:
-    """Return the directory of a store of local files, whatever opens it; None of other stores."""
-    if isinstance(store, LocalStore):
-        root = getattr(store, "root", None)  # stand-ins of tests have none
-        return None if root is None else os.fspath(root)
-    if isinstance(store, FsspecStore):
-        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
-        return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
-    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
-        return os.fspath(getattr(store.store, "prefix", None) or "/")
-    return None
-
-
-def is_obstore_memory(client: Any) -> bool:
-    """Say whether a client of obstore keeps objects in memory; zarr takes no classes derived from obstore's."""
-    return type(client).__name__ == "MemoryStore"
+"""Age of an object, in seconds, after which any change gives it another modification time. The coarsest clock in use,
+that of FAT, has a resolution of 2 s."""
 
 
 def is_settled(age_s: float) -> bool:
-    """Say whether an object is so old that any later change will give it other times."""
+    """Whether an object is so old that any later change will give it another modification time."""
     return age_s > SETTLED_S
 
 
@@ -119,15 +65,18 @@ class Edge:
 
     data: memoryview
     object_nbytes: int | None
-    """Length of the whole object, where the source knows it."""
+    """Length of the whole object in bytes; None if the source does not know it."""
     version: Version = None
     """Version of the object that the bytes come from."""
     settled: bool = False
-    """Whether any later change of the object will give it another version: not just written, by a coarse clock."""
+    """Whether any later change of the object will give it another version. False if it was written so recently that the
+    clock of its store may not show a change."""
 
 
 PendingEdge = Callable[[], Edge | None]
+"""Wait for the request of an `Edge`, and return it; None if the object does not exist."""
 PendingCheck = Callable[[], None]
+"""Wait for the requests of `ChunkVersions.start_check`."""
 
 
 class LocalFile(NamedTuple):
@@ -135,7 +84,7 @@ class LocalFile(NamedTuple):
 
     path: str
     version: Any
-    """As `fetch.local` tells it, a tuple of int; None: any."""
+    """Version that the file must have, as `fetch.files.version_and_length` returns it; None for any."""
 
 
 class ChunkVersions(Protocol):
@@ -143,125 +92,148 @@ class ChunkVersions(Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What is read from, equal in every read of it."""
+        """What is read from; equal in all reads of one store."""
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of an object of which decoded chunks may be kept; None if a later change may not show.
+        """Return the version of an object whose decoded chunks may be cached; None if a change might go unnoticed.
 
-        Makes no request: of a shard it is the one that its index was read from, see `start_check`.
+        No request is made. The version of a shard is that from which its index was read; `start_check` compares it.
         """
 
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
-        """Start requests for the versions of shards.
+        """Start requests for the current versions of shards.
 
-        `places` holds the key of each shard with the offset of a byte that the shard has. The returned function waits
-        for the answers, and raises `ObjectChangedError` if a shard has another version than the one its index was read
-        from.
+        Parameters
+        ----------
+        places : sequence of (str, int)
+            Key of each shard, and the offset of a byte inside it.
+
+        Returns
+        -------
+        callable
+            Waits for the answers. Raises `ObjectChangedError` if a shard no longer has the version from which its index
+            was read.
         """
 
 
 class ByteSource(Protocol):
-    """Where a decoder gets the bytes of one array's objects from."""
+    """A source from which a decoder fetches the bytes of one array's objects."""
 
     @property
     def rule(self) -> CoalesceRule:
-        """Which neighbouring chunks one request should fetch."""
+        """Rule that decides which neighbouring chunks share a request."""
 
     @property
     def lookahead(self) -> int:
-        """Requests worth starting, or reading ahead, before their bytes are needed."""
+        """Number of requests worth starting, or reading ahead, before their bytes are needed."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether what is started is under way, and a round trip is worth saving."""
+        """Whether `start` sends requests at once, and each round trip costs time."""
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files, which may be read past the source: see `local_file`."""
+        """Whether objects are local files, which a decoder may read without the source; see `local_file`."""
 
     @property
     def chunk_versions(self) -> ChunkVersions | None:
-        """What knows the versions of objects of which decoded chunks may be kept; None if none may."""
+        """Versions of the objects whose decoded chunks may be cached; None if no chunks may be."""
 
     @property
     def storage(self) -> Storage:
-        """How bytes should reach a GPU; ``posix`` where the objects are no local files."""
+        """How bytes should reach a GPU; ``posix`` if the objects are not local files."""
 
     def local_file(self, key: str) -> LocalFile:
-        """Return where an object that is a local file lies, and of which version it must be."""
+        """Return the path of an object that is a local file, and the version that it must have."""
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long raw chunks may be requested in pieces, all of which are then of one version."""
+        """Whether long raw chunks may be requested in pieces. The source then checks that all have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
-        """Let the system read ahead what will be wanted soon; return whether it had to."""
+        """Let the system read bytes ahead that will soon be needed; return False if the page cache had them."""
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Start reading byte ranges of one object, or whole objects: one at least.
+        """Start reading one or more byte ranges of one object, or one or more whole objects.
 
-        Finishing raises `StoreReadError` if the store failed or returned another number of bytes, and
-        `PiecesDifferError` if parts of an object that is a chunk cannot be told to be of one version.
+        The returned function raises `StoreReadError` if the store fails or returns another number of bytes, and
+        `PiecesDifferError` if the pieces of an object may be of several versions.
         """
 
 
 class ObjectSource(ByteSource, Protocol):
-    """A store's own source, which knows which version of an object it reads."""
+    """The source of one store, which can request a certain version of an object."""
 
     @property
     def name(self) -> str:
-        """The store's path or URL, as errors show it."""
+        """Path or URL of the store, as errors show it."""
 
     @property
     def identity(self) -> Hashable:
-        """What the source reads from, equal in every copy of it; None if that cannot be told."""
+        """What the source reads from, equal for all sources of one store; None if it is unknown."""
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
-        """Return what tells the source from others, as text: dask takes what is in it as it is."""
+        """Return text that differs between sources, from which dask makes tokens."""
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> ObjectSource:
-        """Return this source as one read is to use it.
+        """Return a copy of this source for one read, perhaps the source itself.
 
-        With `ask_again` it asks again, many times, while answers are of another version than the one wanted.
-        `expected_nbytes` is the length of one request, where that is known. No memory is taken for chunks of more than
-        `most_nbytes`, as far as the store tells the lengths of objects.
+        Parameters
+        ----------
+        ask_again : bool
+            Whether a request is repeated, many times, while answers are not of the requested version.
+        expected_nbytes : int, optional
+            Length of the read's requests in bytes, if it is known.
+        most_nbytes : int
+            Length in bytes above which an object cannot be a chunk. As far as the store tells the lengths of objects,
+            no memory is allocated for longer ones.
         """
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
-        """Return where an object that is a local file lies, and the version that it must be of."""
+        """Return the path of an object that is a local file, and the version that it must have."""
 
     def settled_version(self, key: str) -> Version:
-        """Return the version that an object has now; None if it was changed lately, or only a server knows."""
+        """Return the version that an object has now; None if it changed recently, or a request would be needed."""
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
-        """Start reading byte ranges of one object, or whole objects, as they are now; no store is asked for older ones.
+        """Start reading one or more byte ranges of one object, or one or more whole objects.
 
-        Finishing raises `ObjectChangedError` if an object is not of `version`, or is gone; `StoreReadError` if the
-        store failed or returned another number of bytes; `ObjectTooLongError` if an object that is a chunk is longer
-        than it may be.
+        Parameters
+        ----------
+        requests : sequence of (str, ByteRange)
+            Key and byte range of each request.
+        version : Version
+            Version that the objects must have now; None for any. No store is asked for older versions.
+
+        Returns
+        -------
+        Pending
+            Raises `ObjectChangedError` if an object has another version or no longer exists, `StoreReadError` if the
+            store fails or returns another number of bytes, and `ObjectTooLongError` if a whole object is longer than a
+            chunk may be.
         """
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
-        """Start reading the first or last `nbytes` bytes of an object; a shorter one may come without its bytes."""
+        """Start reading the first or last `nbytes` bytes of an object. A shorter object may come without its bytes."""
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
-        """Start reading a whole object; one that is longer may come without its bytes."""
+        """Start reading a whole object. One of more than `most_nbytes` bytes may come without its bytes."""
 
     def give_up(self) -> None:
-        """Give up all that was started and has not been finished; only for what `for_one_read` returned."""
+        """Cancel all requests that have not been answered. Only for the result of `for_one_read`."""
 
 
 class RemoteSource(ObjectSource, Protocol):
     """An `ObjectSource` whose objects may be requested in pieces, many at a time."""
 
     def start_range(self, key: str, byte_range: ByteRange) -> PendingEdge:
-        """Start reading a byte range of an object, whichever version of it the store has."""
+        """Start reading a byte range of whichever version of an object the store has."""
 
 
 class SourceWithoutFiles:
-    """What sources have in common whose objects are no local files, and start early instead of being read ahead."""
+    """Base of sources whose objects are not local files. Their requests start early, so they need no `prefetch`."""
 
     __slots__ = ()
 
@@ -270,7 +242,7 @@ class SourceWithoutFiles:
     chunk_versions: ChunkVersions | None = None
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
-        """Raise: there is none."""
+        """Raise `ValueError`, since there is no file."""
         raise ValueError(self, key, version)
 
     def settled_version(self, key: str) -> Version:  # noqa: ARG002
@@ -282,8 +254,8 @@ class SourceWithoutFiles:
         return False
 
 
-_REST = 7
-"""Requests that are not looked at after one whose bytes were in the page cache already: looking costs 5 us."""
+_N_SKIPPED = 7
+"""Number of requests that are not prefetched after one whose bytes were in the page cache. A look there costs 5 us."""
 
 
 class ReadAhead:
@@ -291,84 +263,12 @@ class ReadAhead:
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._rest = 1  # the first request is carried out at once
+        self._n_to_skip = 1  # the first request is carried out at once
 
     def __call__(self, requests: Iterable[Request]) -> None:
         """Let the system read ahead for requests that have just been queued."""
         for request in requests:
-            if self._rest:
-                self._rest -= 1
+            if self._n_to_skip:
+                self._n_to_skip -= 1
             elif not self._source.prefetch(*request):
-                self._rest = _REST
-
-
-_DETAILS = re.compile("\n+Debug source:")
-"""Where obstore begins to repeat itself in Rust's words."""
-
-
-class ObjectChangedError(StoreReadError):
-    """An object is not the one that its index was read from."""
-
-    key = ""
-    """Store key of the object, if the store is not local files."""
-    was: Version = None
-    now: Version = None
-
-
-class PiecesDifferError(StoreReadError):
-    """The pieces of an object are not of one version, or cannot be told to be: it has to come in one answer."""
-
-    bears_no_version = False
-    """Whether the store does not tell the versions of its objects."""
-
-
-class ObjectTooLongError(Exception):
-    """An object, `nbytes` long, is too long for a chunk; `Snapshot` says of which array."""
-
-    def __init__(self, key: str, nbytes: int) -> None:
-        super().__init__(key, nbytes)
-        self.key, self.nbytes = key, nbytes
-
-
-def failed(name: str, action: str, err: Exception) -> StoreReadError:
-    """Return the error of a store that failed."""
-    return StoreReadError(
-        f"cannot read {name}",
-        tried=action,
-        found=f"{type(err).__name__}: {_DETAILS.split(str(err))[0].rstrip() or 'no details given'}",
-        do="check that the object exists, that you may read it, and that the store can be reached; then read again",
-    )
-
-
-def short(name: str, offset: int, nbytes: int, got: int) -> StoreReadError:
-    """Return the error of an object that ends too soon."""
-    return StoreReadError(
-        f"{name} is shorter than its shard index or its size said",
-        tried=f"{nbytes} bytes at {offset}",
-        found=f"{got} bytes",
-        do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
-    )
-
-
-def pieces_differ(name: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
-    """Return the error of an object whose pieces do not fit each other."""
-    err = PiecesDifferError(
-        f"{name} cannot be read in pieces",
-        tried="several requests for parts of it, which have to be of one version",
-        found=found,
-        do="read again once nothing writes to it",
-    )
-    err.bears_no_version = bears_no_version
-    return err
-
-
-def changed(name: str, was: Version, now: Version, key: str = "") -> ObjectChangedError:
-    """Return the error of an object that was replaced while it was read."""
-    err = ObjectChangedError(
-        f"{name} was replaced while it was read",
-        tried=f"version {was}, which its index was read from",
-        found="no object" if now is None else f"version {now}",
-        do="read again once nothing writes to it",
-    )
-    err.key, err.was, err.now = key, was, now
-    return err
+                self._n_to_skip = _N_SKIPPED

@@ -1,7 +1,7 @@
-"""Reads of arrays with zarr-python's ``array.read_missing_chunks`` off: a missing object is an error.
+"""Reads for which a missing object is an error, since zarr-python's ``array.read_missing_chunks`` is off.
 
-A source notes which objects its store does not have, and a read that is over is an error if there are any. Chunks that
-a shard lacks are the fill value all the same, as with zarr-python.
+`StrictSource` records which objects its store does not have. If there are any, the read raises an error at its end. As
+with zarr-python, a chunk that a shard does not hold is the fill value.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 if TYPE_CHECKING:
     from zarr.errors import ChunkNotFoundError
-else:  # zarr-python has it, and the setting, from 3.2 on
+else:  # zarr-python has the class, and the setting, since 3.2
     ChunkNotFoundError = getattr(zarr.errors, "ChunkNotFoundError", LookupError)
 
 __all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks", "missing_keys"]
 
-_MOST_KEYS = 20
-"""That a message names."""
+_MAX_KEYS = 20
+"""Number of keys that a message names."""
 
 
 class MissingChunkError(StoreReadError, ChunkNotFoundError):
-    """Objects of an array are not there, and its settings say that this is no fill value."""
+    """Objects of an array are missing, and the array is opened so that they do not stand for the fill value."""
 
 
 def missing_keys(path: str, keys: Iterable[str]) -> MissingChunkError:
-    """Return the error for objects that a read did not find."""
+    """Return the error for the objects, by their keys, that a read did not find; `path` is that of the array."""
     names = sorted(keys)
-    more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
-    return missing_chunks(
-        path, f"{len(names)} chunk(s)", f"no chunk or shard {', '.join(map(repr, names[:_MOST_KEYS]))}{more}"
-    )
+    found = f"no chunk or shard {', '.join(map(repr, names[:_MAX_KEYS]))}"
+    if len(names) > _MAX_KEYS:
+        found += f" and {len(names) - _MAX_KEYS} more"
+    return missing_chunks(path, f"{len(names)} chunk(s)", found)
 
 
-def missing_chunks(path: str, what: str, found: str) -> MissingChunkError:
-    """Return the error for chunks that are not there."""
+def missing_chunks(path: str, chunks: str, found: str) -> MissingChunkError:
+    """Return the error for missing chunks of the array at `path`; `chunks` and `found` describe them."""
     return MissingChunkError(
-        f"{what} of array '{path}' not found in its store",
+        f"{chunks} of array '{path}' not found in its store",
         tried="a selection of it, opened with zarr-python's array.read_missing_chunks off",
         found=found,
         do="restore them; or open the array with array.read_missing_chunks on, to have the fill value there",
@@ -50,39 +50,39 @@ def missing_chunks(path: str, what: str, found: str) -> MissingChunkError:
 
 
 class StrictSource:
-    """An `ObjectSource` that notes which objects its store does not have."""
+    """An `ObjectSource` that records which objects its store does not have."""
 
     storage: Storage = "posix"
-    """Never straight to a GPU, past this."""
+    """Bytes go through host memory: with GPUDirect Storage they would not pass through this source."""
     is_local = False
-    """Files are not read past this either."""
+    """False for local files, too: a decoder would read them without this source."""
 
     def __init__(self, source: ObjectSource) -> None:
-        self.within = source
-        """What knows the store."""
+        self.inner = source
+        """Source that reads the store."""
         self.missing: set[str] = set()
-        """Keys of objects that were asked for and are not there; of what `for_one_read` returned."""
+        """Keys of missing objects that were requested. Each result of `for_one_read` has its own."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.within,)
+        return type(self), (self.inner,)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
-        return (type(self).__qualname__, *self.within.__dask_tokenize__())
+        return (type(self).__qualname__, *self.inner.__dask_tokenize__())
 
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self.within, name)
-        return self._noting(attribute) if name in {"start_edge", "start_range", "start_whole"} else attribute
+        attribute = getattr(self.inner, name)
+        return self._recording(attribute) if name in {"start_edge", "start_range", "start_whole"} else attribute
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> Self:
-        """Return this source as one read is to use it, which has not missed anything yet."""
-        within = self.within.for_one_read(ask_again=ask_again, expected_nbytes=expected_nbytes, most_nbytes=most_nbytes)
-        return type(self)(within)
+        """Return a copy for one read, whose `missing` is empty; see `ObjectSource.for_one_read`."""
+        inner = self.inner.for_one_read(ask_again=ask_again, expected_nbytes=expected_nbytes, most_nbytes=most_nbytes)
+        return type(self)(inner)
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Start reading byte ranges, or whole objects; see `ObjectSource.start`."""
-        pending = self.within.start(requests, version)
+        pending = self.inner.start(requests, version)
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             contents = pending(allocate)
@@ -91,7 +91,9 @@ class StrictSource:
 
         return finish
 
-    def _noting(self, start: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the inner source that also records whether its object is missing."""
+
         def start_one(key: str, *args: Any) -> Callable[..., Any]:
             pending = start(key, *args)
 

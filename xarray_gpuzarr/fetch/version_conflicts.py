@@ -1,10 +1,10 @@
-"""What a read does when an object changes under it: read again, ask by ETag, or take the object whole.
+"""What a read does if an object changes while it is read: begin again, ask by ETag, or request whole objects.
 
-A read that meets another tag than its index had takes the shard for replaced, and begins anew. If a tag comes back
-after another, the store is taken for several servers, and a range is asked for until its tag is that of the index. The
-last attempts ask for each shard as a whole: index and chunks come in one answer. What is believed of a store decides
-only what is asked for: all that is returned of a shard has come under one tag, or in one answer. `read.reading` asks
-before each attempt.
+If a read meets another ETag than the one that its index came with, the shard was probably replaced, and the read begins
+again. If an ETag comes back after another one, the store is probably several servers that disagree, and each range is
+requested until its ETag is that of the index. The last attempts request each shard as a whole, so that index and chunks
+come in one answer. A wrong guess costs requests, never values: all bytes that are used of a shard have one ETag, or
+come in one answer. `read.reading` asks `VersionConflicts` before each attempt.
 """
 
 from __future__ import annotations
@@ -14,66 +14,71 @@ from enum import IntEnum
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.remote.failures import is_final
-from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, Version
+from xarray_gpuzarr.fetch.source import ObjectSource, Version
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
 from xarray_gpuzarr.process.advice import advise
 
 
 class Care(IntEnum):
-    """What a read does to have all bytes of a shard from one version."""
+    """What a read does to get all bytes of a shard from one version."""
 
     USUAL = 0
-    """It begins anew once another tag is met."""
+    """It begins again when it meets another ETag."""
     ASK_AGAIN = 1
-    """It asks for a range until the answer is of its index's tag."""
+    """It repeats each request until the answer has the ETag of the index."""
     ONE_ANSWER = 2
-    """It asks for each shard as a whole, index and chunks in one answer."""
+    """It requests each shard as a whole, index and chunks in one answer."""
 
 
 _ATTEMPTS = {Care.USUAL: 3, Care.ASK_AGAIN: 2, Care.ONE_ANSWER: 2}
-"""Times that a read is tried while tags differ."""
-_PROBES = 16
-"""Requests for one byte, made before a read is given up: of two servers at random, one in 65 000 goes unnoticed."""
+"""Number of attempts of a read that meets several ETags."""
+_N_PROBES = 16
+"""Number of requests for one byte before the usual care is given up. If two servers answer at random, all answers come
+from the same one in 1 of 65 000 cases."""
 
-needed: dict[Hashable, Care] = {}
-"""By a store's identity, in this process: those that need more than the usual care."""
+care_by_store: dict[Hashable, Care] = {}
+"""Care for the stores, by their identity, that have shown in this process that they need more than the usual one."""
 uncut_stores: set[Hashable] = set()
-"""Identities of stores whose answers bear no version, so that no object of theirs is requested in pieces."""
+"""Identities of stores whose answers have no version, so that their objects are not requested in pieces."""
 
 
-class MetVersions:
-    """The versions of objects that one read has met, and how much care it takes because of them."""
+class VersionConflicts:
+    """The versions of objects that one read has met, and the care that it takes because of them."""
 
     def __init__(self, source: ObjectSource, care: Care) -> None:
         self._source = source
         self.care = care
-        self._left = _ATTEMPTS[self.care]
+        self._attempts_left = _ATTEMPTS[care]
         self._seen: dict[str, list[Version]] = {}
 
-    def again(self, err: ObjectChangedError) -> bool:
-        """Take note of what an attempt ended in; say whether to begin anew."""
-        self._left -= 1
-        if self.care is Care.USUAL and err.key:  # do tags of the store say less than they should?
+    def should_retry(self, err: ObjectChangedError) -> bool:
+        """Return whether the read should begin again after an attempt that ended in `err`; `care` says how."""
+        self._attempts_left -= 1
+        if self.care is Care.USUAL and err.key:  # do several servers answer, or is each ETag used once?
             if self._came_back(err.key, err.was, err.now):
                 care = Care.ASK_AGAIN
+            elif self._attempts_left:
+                care = Care.USUAL
             else:
-                care = Care.USUAL if self._left else self._probe(err.key)
+                care = self._probe(err.key)
             if care is not Care.USUAL:
-                self._take(care, for_good=True)
+                self._raise_care(care, for_later_reads=True)
                 self._warn(err)
-        elif self.care is Care.ASK_AGAIN and not self._left:
-            self._take(Care.ONE_ANSWER, for_good=True)
-        if self.care is Care.USUAL and not self._left:  # replaced again and again
-            self._take(Care.ONE_ANSWER, for_good=False)
-        return self._left > 0
+        elif self.care is Care.ASK_AGAIN and not self._attempts_left:
+            self._raise_care(Care.ONE_ANSWER, for_later_reads=True)
+        if self.care is Care.USUAL and not self._attempts_left:  # another process replaces the object again and again
+            self._raise_care(Care.ONE_ANSWER, for_later_reads=False)
+        return self._attempts_left > 0
 
-    def _take(self, care: Care, *, for_good: bool) -> None:
-        """Take more care, also in later reads of the store if it is `for_good`."""
-        self.care, self._left = care, _ATTEMPTS[care]
-        if for_good and self._source.identity is not None:
-            needed[self._source.identity] = care
+    def _raise_care(self, care: Care, *, for_later_reads: bool) -> None:
+        """Take more care from now on, and also in later reads of the store if `for_later_reads`."""
+        self.care = care
+        self._attempts_left = _ATTEMPTS[care]
+        if for_later_reads and self._source.identity is not None:
+            care_by_store[self._source.identity] = care
 
     def _came_back(self, key: str, *versions: Version) -> bool:
-        """Note versions of an object in the order in which they were met; say whether one came after another had."""
+        """Record versions of an object in the order in which they were met; return whether one came back."""
         seen = self._seen.setdefault(key, [])
         for version in versions:
             if version in seen[:-1] and version != seen[-1]:
@@ -82,31 +87,34 @@ class MetVersions:
         return False
 
     def _probe(self, key: str) -> Care:
-        """Ask for an object's tag some times, to see whether one comes back, or none comes twice."""
-        for _ in range(_PROBES):
+        """Request a byte of an object several times; return the care that the versions of the answers call for."""
+        for _ in range(_N_PROBES):
             try:
                 edge = self._source.start_edge(key, "start", 1)()
             except StoreReadError as err:
-                if is_final(err):  # then reading once more would only ask the same again
+                if is_final(err):  # another attempt would only fail like this
                     raise
                 return Care.USUAL
             if self._came_back(key, None if edge is None else edge.version):
                 return Care.ASK_AGAIN
-        return Care.ONE_ANSWER if len(set(self._seen[key][-_PROBES:])) == _PROBES else Care.USUAL
+        is_each_new = len(set(self._seen[key][-_N_PROBES:])) == _N_PROBES
+        return Care.ONE_ANSWER if is_each_new else Care.USUAL
 
     def _warn(self, err: ObjectChangedError) -> None:
         if self.care is Care.ASK_AGAIN:
-            has, then = "several ETags or times at once", "then one of them again: the address is several servers"
+            has = "several ETags or times at once"
+            later = "then one of them again: the address is several servers"
             do = (
                 "reads ask again until all of a shard is of one tag, or for whole shards. To spare that, let the "
                 "servers agree on ETag and Last-Modified (copy files with their times), or open one by its own address"
             )
         else:
-            has, then = "another ETag or time in each answer", "then others, none of them twice"
+            has = "another ETag or time in each answer"
+            later = "then others, none of them twice"
             do = "reads ask for whole shards. To spare that, let the server send tags that change with the object only"
         advise(
             f"several tags: {hash(self._source.identity)}",
             f"{err.headline.partition(' was replaced')[0]} has {has}",
-            found=f"version {err.was}; version {err.now}; {then}",
+            found=f"version {err.was}; version {err.now}; {later}",
             do=f"nothing, for right values: {do}",
         )

@@ -1,33 +1,38 @@
-"""`WholeObjects`: chunks that are objects of their own, some of which were asked for ahead."""
+"""`WholeObjects`: unsharded chunks, some of which were requested before the read began."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from xarray_gpuzarr.fetch.ahead import ObjectsAhead
-from xarray_gpuzarr.fetch.source import Allocate, Edge, ObjectSource, ObjectTooLongError, Request
+from xarray_gpuzarr.fetch.source import Allocate, Edge, ObjectSource, Request
+from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError
 
 
 class WholeObjects:
-    """A `Pending` of whole objects: those that were asked for ahead, and requests for the others."""
+    """A `Pending` of whole objects. It takes those that were requested ahead, and requests the others."""
 
     def __init__(self, ahead: ObjectsAhead, requests: Sequence[Request], source: ObjectSource) -> None:
-        self._requests, self._most_nbytes = requests, ahead.most_nbytes
-        self._taken = [ahead.take(key) for key, _ in requests]
-        remaining = [request for request, taken in zip(requests, self._taken, strict=True) if taken is None]
+        self._requests = requests
+        self._most_nbytes = ahead.most_nbytes
+        self._ahead = [ahead.take(key) for key, _ in requests]
+        remaining = [request for request, taken in zip(requests, self._ahead, strict=True) if taken is None]
         self._remaining = source.start(remaining) if remaining else None
 
     def __call__(self, allocate: Allocate) -> list[memoryview | None]:
-        """Wait for all of them."""
+        """Wait for all answers, and return the bytes of each object; see `Pending`."""
         remaining = iter([] if self._remaining is None else self._remaining(allocate))
         data: list[memoryview | None] = []
-        for (key, _), taken in zip(self._requests, self._taken, strict=True):
-            data.append(next(remaining) if taken is None else _all_of(key, taken.answer(), self._most_nbytes))
+        for (key, _), taken in zip(self._requests, self._ahead, strict=True):
+            if taken is None:
+                data.append(next(remaining))
+            else:
+                data.append(_chunk_bytes(key, taken.answer(), self._most_nbytes))
         return data
 
 
-def _all_of(key: str, edge: Edge | None, most_nbytes: int) -> memoryview | None:
-    """Return all bytes of an object, None if there is none; raise `ObjectTooLongError` if no chunk is that long."""
+def _chunk_bytes(key: str, edge: Edge | None, most_nbytes: int) -> memoryview | None:
+    """Return all bytes of an object; None if it does not exist. Raise `ObjectTooLongError` if it is too long."""
     if edge is None:
         return None
     nbytes = max(edge.object_nbytes or 0, len(edge.data))

@@ -1,33 +1,53 @@
-"""`WholeShard`: a shard whose index and chunks come in one answer."""
+"""Shards that are requested as a whole, so that index and chunks come in one answer."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.process.records import Column
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
+
+WHOLE_SHARD_REQUESTS = 4
+"""A shard that takes at most so many requests is requested as a whole, which saves a round trip and requests."""
+
+
+def longest_shard(spec: ArraySpec, index: ShardIndexSpec) -> int:
+    """Return the length in bytes of a shard whose chunks could not be compressed at all."""
+    return index.n_chunks * spec.chunk_nbytes + index.nbytes
+
+
+def comes_whole(spec: ArraySpec, n_chunks: int, rule: CoalesceRule) -> bool:
+    """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks."""
+    index = spec.index
+    assert index is not None
+    return 2 * n_chunks >= index.n_chunks and longest_shard(spec, index) <= WHOLE_SHARD_REQUESTS * rule.max_raw_nbytes
 
 
 class WholeShard:
-    """A shard that is requested together with its index."""
+    """A shard that was requested as a whole, and is kept until its chunks have been taken."""
 
-    __slots__ = ("_end", "_offset", "data", "left_nbytes", "nbytes")
+    __slots__ = ("_end", "_offset", "data", "nbytes", "remaining_nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        """Expected when it was asked for."""
+        """Length that was expected when the shard was requested, in bytes."""
         self.data = memoryview(b"")
-        self.left_nbytes = 0
-        """Bytes of chunks that have not been asked for."""
+        """All bytes of the shard; empty until they have arrived."""
+        self.remaining_nbytes = 0
+        """Bytes of requested chunks that have not been taken."""
 
-    def wait_for(self, offset: Column, nbytes: Column) -> None:
-        """Hold the shard until all of some chunks have been taken."""
-        self.left_nbytes = int(nbytes.sum())
-        self._offset, self._end = offset, offset + nbytes
+    def expect(self, offset: Column, nbytes: Column) -> None:
+        """Record which chunks will be taken, by their offsets and lengths in the shard."""
+        self.remaining_nbytes = int(nbytes.sum())
+        self._offset = offset
+        self._end = offset + nbytes
 
     def take(self, byte_range: ByteRange) -> memoryview:
-        """Return a range of bytes, and count those of it that are chunks' and not between two."""
-        first, end = byte_range.offset, byte_range.offset + byte_range.nbytes
-        parts = np.minimum(self._end, end) - np.maximum(self._offset, first)
-        self.left_nbytes -= int(parts.clip(0).sum())
-        return self.data[first:end]
+        """Return a byte range of the shard, and count its chunks, but not gaps between them, as taken."""
+        start = byte_range.offset
+        end = start + byte_range.nbytes
+        overlaps = np.minimum(self._end, end) - np.maximum(self._offset, start)
+        self.remaining_nbytes -= int(overlaps.clip(0).sum())
+        return self.data[start:end]

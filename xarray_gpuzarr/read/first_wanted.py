@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from xarray_gpuzarr.fetch.ahead import Wanted
-from xarray_gpuzarr.fetch.snapshot import comes_whole
+from xarray_gpuzarr.fetch.ahead import ObjectRequest
 from xarray_gpuzarr.fetch.strict import StrictSource
+from xarray_gpuzarr.fetch.whole_shard import comes_whole
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -30,7 +30,7 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
     return not may_be_cut or spec.chunk_nbytes <= source.rule.max_raw_nbytes
 
 
-def first_wanted(stored: StoredArray, selection: Any) -> list[Wanted]:
+def first_wanted(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
     """Return what a read of an outer selection asks for first; nothing unless it is evenly spaced along each axis."""
     spec, source = stored.spec, stored.source
     assert isinstance(spec, ArraySpec)
@@ -40,7 +40,7 @@ def first_wanted(stored: StoredArray, selection: Any) -> list[Wanted]:
         return []
     blocks = plan_blocks(spec, target)
     if spec.index is not None:
-        return [Wanted(str(block.key), comes_whole(spec, block.n_rows, source.rule)) for block in blocks]
+        return [ObjectRequest(str(block.key), comes_whole(spec, block.n_rows, source.rule)) for block in blocks]
     spans = target.spans
     coords = [coord for block in blocks for coord in product(*map(chunks_of_span, spans, block.ranges))]
-    return [Wanted(spec.keys.key(coord), is_whole=True) for coord in coords]
+    return [ObjectRequest(spec.keys.key(coord), is_whole=True) for coord in coords]

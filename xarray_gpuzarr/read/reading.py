@@ -21,8 +21,9 @@ from xarray_gpuzarr.errors import (
     ShardIndexError,
 )
 from xarray_gpuzarr.fetch.snapshot import Snapshot
-from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, PiecesDifferError
-from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed, uncut_stores
+from xarray_gpuzarr.fetch.source import ObjectSource
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError
+from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts, care_by_store, uncut_stores
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import StackAxis, sample_length, stack_target
@@ -118,7 +119,7 @@ def _read_target(
     before = account.stage
     try:
         account.switch("decode")
-        if not shown_bars and source.identity not in needed:
+        if not shown_bars and source.identity not in care_by_store:
             array = decoder.read_at_once(source, spec, target, stored.cast, out)
             if array is not None:
                 return array
@@ -238,7 +239,7 @@ class Attempts:
         self._source, self._spec, self._or_host = source, spec, or_host
         self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
         """Decoder of the next attempt."""
-        self.care = needed.get(source.identity, Care.USUAL) if needed else Care.USUAL
+        self.care = care_by_store.get(source.identity, Care.USUAL) if care_by_store else Care.USUAL
         """Means by which the next attempt has all bytes of a shard from one version."""
         self.use_cache = True
         """Whether indexes that were read before are of use: False once one may be out of date."""
@@ -246,7 +247,7 @@ class Attempts:
         """Whether the next attempt may request an object in pieces."""
         self.seen_shards: dict[str, bool] = {}
         """Keys of shards whose index any attempt has seen, and whether it was read, and not found in the cache."""
-        self._versions: MetVersions | None = None
+        self._versions: VersionConflicts | None = None
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
@@ -266,8 +267,8 @@ class Attempts:
             return is_worth_it
         if isinstance(err, ObjectChangedError):
             self.use_cache = False
-            versions = self._versions = self._versions or MetVersions(self._source, self.care)
-            is_worth_it, self.care = versions.again(err), versions.care
+            versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
+            is_worth_it, self.care = versions.should_retry(err), versions.care
             return is_worth_it
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")

@@ -18,7 +18,8 @@ from xarray_gpuzarr.decoders.protocol import Decoder, FileReader, Route
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import ObjectSource, Storage, store_token
+from xarray_gpuzarr.fetch.source import ObjectSource, Storage
+from xarray_gpuzarr.fetch.stores import store_token
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast, plain_cast
@@ -85,7 +86,7 @@ class StoredArray:
     @property
     def store_source(self) -> ObjectSource | None:
         """Source of planned reads, without the check for missing objects."""
-        return self.source.within if isinstance(self.source, StrictSource) else self.source
+        return self.source.inner if isinstance(self.source, StrictSource) else self.source
 
     def in_store(self, store: Store) -> StoredArray:
         """Return this array, read through another store of the same objects, which is no directory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
+from xarray_gpuzarr.fetch.snapshot import FetchedIndex, PendingIndex, Snapshot
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, plan_blocks
@@ -26,8 +26,8 @@ class ChunkTables:
         self._blocks = plan_blocks(spec, target)
         self._block = next(self._blocks, None)
         """The next one whose index is to be asked for."""
-        self._asked: deque[tuple[Block, FoundIndex | PendingIndex]] = deque()
-        self._left: tuple[Block, FoundIndex] | None = None
+        self._asked: deque[tuple[Block, FetchedIndex | PendingIndex]] = deque()
+        self._left: tuple[Block, FetchedIndex] | None = None
         """Block that had no room in the last plan."""
         self.n_shards = 0
         """Number of shards in all plans so far, or of chunks where these are objects of their own."""
@@ -63,7 +63,7 @@ class ChunkTables:
             block, self._block = self._block, next(self._blocks, None)
             assert block is not None
             return plan_read(self._spec, self._target, [block], [None])
-        known: list[tuple[Block, FoundIndex]] = []
+        known: list[tuple[Block, FetchedIndex]] = []
         n_rows = 0
         while (answered := self._left or self._answered()) is not None:
             self._left = None
@@ -77,7 +77,7 @@ class ChunkTables:
                 break
         return self._plan(known)
 
-    def _answered(self) -> tuple[Block, FoundIndex] | None:
+    def _answered(self) -> tuple[Block, FetchedIndex] | None:
         """Return the next block and the index of its shard; those of the next few have been asked for."""
         snapshot, asked = self._snapshot, self._asked
         while (block := self._block) is not None:
@@ -85,15 +85,15 @@ class ChunkTables:
                 break
             answer = snapshot.start_index(str(block.key), block.n_rows)
             self._block = next(self._blocks, None)
-            if isinstance(answer, FoundIndex) and not asked:
+            if isinstance(answer, FetchedIndex) and not asked:
                 return block, answer
             asked.append((block, answer))
         if not asked:
             return None
         block, answer = asked.popleft()
-        return block, answer if isinstance(answer, FoundIndex) else answer()
+        return block, answer if isinstance(answer, FetchedIndex) else answer()
 
-    def _plan(self, known: list[tuple[Block, FoundIndex]]) -> ReadPlan:
+    def _plan(self, known: list[tuple[Block, FetchedIndex]]) -> ReadPlan:
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in known]
         plan = plan_read(spec, target, blocks, [answer.index for _, answer in known])
@@ -109,5 +109,5 @@ class ChunkTables:
         if plan.most_nbytes > spec.most_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))
-        snapshot.will_ask(plan)
+        snapshot.expect_chunks(plan)
         return plan

@@ -1,1 +1,1 @@
-"""Tasks of dask: their names, chunks, memory and output."""
+"""Tasks of dask: their names, their memory, what they read ahead, and the output that they share."""

@@ -1,35 +1,35 @@
-"""`AheadReader`: an array of which it is known what a read will ask the store for."""
+"""`AheadReader`: an array for which the first requests of a read can be told before it begins."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, Wanted
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
 
 Block = tuple[int, ...]
 """Number of a block along each axis."""
 Box = tuple[Any, ...]
-"""What a task selects along each axis: slices, integers or arrays."""
+"""Selection of a task along each axis: slices, integers or arrays."""
 
 
 class AheadReader(ABC):
-    """An array whose blocks dask's tasks read; see `backend.chunking.BlockReader`."""
+    """An array whose blocks are read by tasks of dask. `backend.chunking.BlockReader` implements it."""
 
     __slots__ = ()
 
     @abstractmethod
     def objects_ahead(self) -> ObjectsAhead | None:
-        """Return what asks for objects of this array ahead of reads; None where nothing may be asked for."""
+        """Return a new `ObjectsAhead` for this array; None if nothing can be requested ahead."""
 
     @abstractmethod
     def block_of(self, box: Box) -> Block | None:
-        """Return the number of the block that a box is; None if it is no whole block, or that is not known here."""
+        """Return the block that a box selects; None if it is not a whole block, or the blocks are unknown."""
 
     @abstractmethod
     def box_of(self, block: Block) -> Box | None:
-        """Return the box that a block is; None if there is no such block."""
+        """Return the box that selects a block; None if there is no such block."""
 
     @abstractmethod
-    def first_wanted(self, box: Box) -> list[Wanted]:
-        """Return what a read of a box asks for first."""
+    def first_wanted(self, box: Box) -> list[ObjectRequest]:
+        """Return the requests with which a read of a box begins."""

@@ -1,6 +1,6 @@
-"""The device memory that one task needs at its peak, computed from metadata.
+"""The largest amount of GPU memory that one task needs, computed from metadata.
 
-The same numbers bound the CUDA decoder, which cuts a read into batches by them. Called by the command line.
+The CUDA decoder uses the same numbers as limits when it cuts a read into batches.
 """
 
 from __future__ import annotations
@@ -20,53 +20,68 @@ from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _CUDA_NBYTES = 1024**3
-"""Device memory that CUDA, its libraries and this engine's kernels take in one process: an allowance, not measured."""
+"""Allowance for the device memory that CUDA, its libraries and the kernels take in one process. It is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMemory:
-    """Bytes of device memory that one task of one thread needs at most."""
+    """Device memory that one task, on one thread, needs at most, in bytes."""
 
     result_nbytes: int
-    """Result of the task, on its device."""
+    """Result of the task. For an array that the host decodes, it is in host memory."""
     batches_nbytes: int = 0
-    """Device memory for the batches under way: encoded chunks, decoded ones, and nvCOMP's scratch."""
+    """Batches that are decoded at once: encoded chunks, decoded chunks, and scratch memory of nvCOMP."""
     table_nbytes: int = 0
-    """Device memory for pointer and size tables."""
+    """Tables of pointers and sizes."""
 
     @property
     def device_nbytes(self) -> int:
-        """Peak on the GPU."""
+        """Peak of the task's memory, in bytes."""
         return self.result_nbytes + self.batches_nbytes + self.table_nbytes
 
     def n_fitting(self, gpu_nbytes: int) -> int:
-        """Return how many such tasks fit a GPU at once, beside an allowance of 1 GiB for CUDA."""
+        """Return how many such tasks fit a GPU of `gpu_nbytes` bytes at once, beside an allowance of 1 GiB for CUDA."""
         return max(0, gpu_nbytes - _CUDA_NBYTES) // max(1, self.device_nbytes)
 
 
 def task_memory(
     stored: StoredArray, block_shape: tuple[int, ...], *, options: ResourceOptions, gpu_nbytes: int
 ) -> TaskMemory:
-    """Return the memory that reading one block to a GPU takes; the block's first element is the first one of a chunk.
+    """Return the memory that reading one block to a GPU takes.
 
-    If `options` do not set `scratch_nbytes`, a read takes three quarters of the GPU's memory divided by `n_reads`. If
-    that is too small for one chunk, that is a `DeviceMemoryError`.
+    Parameters
+    ----------
+    stored : StoredArray
+        The array.
+    block_shape : tuple of int
+        Shape of a block that begins at the border of a chunk along each axis.
+    options : ResourceOptions
+        Limits of a read. If they do not set `scratch_nbytes`, a read takes three quarters of the GPU's memory divided
+        by `n_reads`.
+    gpu_nbytes : int
+        Memory of the GPU in bytes.
+
+    Raises
+    ------
+    DeviceMemoryError
+        If the limits have no room for one chunk.
     """
-    result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
+    result_nbytes = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
     spec = stored.spec
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
-        return TaskMemory(result_nbytes=result)
+        return TaskMemory(result_nbytes=result_nbytes)
     n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    needed = chunk_device_nbytes(spec)
+    chunk_needs_nbytes = chunk_device_nbytes(spec)
     limits = BatchLimits.for_budget(
         spec.path,
         chunk_nbytes=spec.chunk_nbytes,
-        chunk_device_nbytes=needed,
+        chunk_device_nbytes=chunk_needs_nbytes,
         budget_nbytes=scratch_nbytes(options, gpu_nbytes),
         options=options,
     )
+    n_at_once = min(n_chunks, limits.n_batches * limits.n_chunks)
     return TaskMemory(
-        result_nbytes=result,
-        batches_nbytes=max_allocated_nbytes(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
+        result_nbytes=result_nbytes,
+        batches_nbytes=max_allocated_nbytes(n_at_once * chunk_needs_nbytes),
         table_nbytes=limits.n_batches * TABLE_NBYTES,
     )

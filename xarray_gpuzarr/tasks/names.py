@@ -1,8 +1,8 @@
-"""Names of dask tasks: what dashboards show, and what makes two opens of one store the same tasks.
+"""Names of dask tasks. Dashboards show them, and two opens of one store get the same names.
 
-dask shows a name up to its first token, and merges tasks of the same name. Names depend on the marks of the files of a
-local store, so that a cluster does not return values from before a change. A bounded number of files is examined, and
-no store behind a network. Called by `backend.chunking`.
+dask shows a name up to its first token, and merges tasks that have the same name. Names depend on the times and sizes
+of the files of a local store, so that a cluster does not return values from before a change. A limited number of files
+is examined. Stores behind a network are not examined.
 """
 
 from __future__ import annotations
@@ -22,60 +22,73 @@ from zarr.storage import ZipStore
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
-from xarray_gpuzarr.fetch.source import local_folder, unwrapped
+from xarray_gpuzarr.fetch.stores import local_folder, unwrapped
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _GENERIC_PREFIXES = ("open_dataset-", "xarray-")
-"""What xarray writes before names that the user has not chosen."""
+"""Prefixes that xarray adds to names if the user has not chosen one."""
 _WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}", re.DOTALL)
-"""A name that xarray has made: prefix, variable and token."""
+"""A name that xarray has made: prefix and variable, then a token."""
 Mark = tuple[int, ...] | None
-"""Inode, size and times of a file or a directory; None if there is none."""
+"""Inode, size and times of a file or a directory; None if it does not exist."""
 
 _METADATA_V3 = ("zarr.json",)
 _METADATA = (*_METADATA_V3, ".zmetadata", ".zattrs", ".zarray")
 _N_SHARDS = 8
-"""Shards that are examined, evenly spaced from the first to the last."""
+"""Number of shards that are examined. They are evenly spaced from the first to the last."""
 
 
-def task_name(stored: StoredArray, chosen: str | None, *content: Any) -> str:
+def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
     """Return the name of the tasks that read an array: ``gpuzarr-<variable>-<token>``.
 
-    A name that the user has chosen is returned as it is, and the user's prefix of a name by xarray stays. An underscore
-    takes the place of a hyphen if dask would not show the variable otherwise. The token depends on that of xarray, on
-    `content`, which is everything else that the values depend on, and on the files of a local store.
+    Parameters
+    ----------
+    stored : StoredArray
+        The array.
+    name : str, optional
+        Name that xarray passes. If the user has chosen it, it is returned unchanged; if the user has chosen its prefix,
+        the prefix stays.
+    content
+        Everything else that the values depend on. The token depends on it, on `name`, and on the files of a local
+        store.
+
+    Notes
+    -----
+    Underscores replace the hyphens in the variable's name if dask would show only a part of it otherwise.
     """
-    made = _WITH_TOKEN.fullmatch(chosen or "")
-    if chosen is not None and made is None:
-        return chosen
-    if made is None or made[1].startswith(_GENERIC_PREFIXES):
+    parts = _WITH_TOKEN.fullmatch(name or "")
+    if name is not None and parts is None:
+        return name
+    if parts is None or parts[1].startswith(_GENERIC_PREFIXES):
         variable = visible(array_path(stored).rpartition("/")[2]) or "array"
-        shown = f"gpuzarr-{variable}"
-        if key_split(f"{shown}-0") != shown:
-            shown = f"gpuzarr_{variable.replace('-', '_')}"
+        prefix = f"gpuzarr-{variable}"
+        if key_split(f"{prefix}-0") != prefix:
+            prefix = f"gpuzarr_{variable.replace('-', '_')}"
     else:
-        shown = made[1]
-    as_text = repr((chosen, array_path(stored), file_marks(stored), normalize_token(content)))
-    return f"{shown}-{md5(as_text.encode(), usedforsecurity=False).hexdigest()}"  # as dask does, in a third of its time
+        prefix = parts[1]
+    text = repr((name, array_path(stored), file_marks(stored), normalize_token(content)))
+    # The same as dask's tokenize, in a third of the time.
+    return f"{prefix}-{md5(text.encode(), usedforsecurity=False).hexdigest()}"
 
 
 def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
-    """Return the marks of files of an array; the same for the same files in any process, empty if the store is remote.
+    """Return the marks of an array's files, which are equal for the same files in any process.
 
-    These are examined: directories and metadata of the array, of its group and of the root; eight shards and their
-    directories, which show that a shard beside them was created, deleted or replaced; and a zip file.
+    For a zip file, that is its mark. For a directory, the marks are those of the directories and metadata of the array,
+    of its group and of the root, and those of eight shards and their directories. The mark of a directory changes if a
+    file in it is created, deleted or replaced. Other stores have no marks.
     """
-    place = _folder_or_zip(stored)
-    if isinstance(place, ZipStore):
-        return (_mark(str(place.path)),)
-    if place is None:
+    folder_or_zip = _folder_or_zip(stored)
+    if isinstance(folder_or_zip, ZipStore):
+        return (_mark(str(folder_or_zip.path)),)
+    if folder_or_zip is None:
         return ()
-    return tuple(_mark(f"{place}/{key}") for key in dict.fromkeys(_keys(stored)))
+    return tuple(_mark(f"{folder_or_zip}/{key}") for key in dict.fromkeys(_keys(stored)))
 
 
 def _folder_or_zip(stored: StoredArray) -> str | ZipStore | None:
-    """Return the directory or the zip file of an array, or None."""
+    """Return the directory or the zip file of an array's store; None if the store is neither."""
     source = stored.store_source
     if isinstance(source, LocalSource):
         return source.root
@@ -95,27 +108,39 @@ def array_path(stored: StoredArray) -> str:
 
 
 def _keys(stored: StoredArray) -> Iterator[str]:
-    path, spec = array_path(stored), stored.spec
+    """Yield the keys of the files and directories that are examined."""
+    path = array_path(stored)
+    spec = stored.spec
     is_v3 = isinstance(spec, ArraySpec) and spec.keys.style == "default"
+    metadata_names = _METADATA_V3 if is_v3 else _METADATA
     for folder in ("", path.rpartition("/")[0], path):
         yield folder
-        yield from (f"{folder}/{name}".lstrip("/") for name in (_METADATA_V3 if is_v3 else _METADATA))
+        for name in metadata_names:
+            yield f"{folder}/{name}".lstrip("/")
     yield f"{path}/c"
     if isinstance(spec, ArraySpec):
-        total = prod(spec.grid.n_shards)  # with Python's integers: it may exceed 64 bits
-        for n in range(min(total, _N_SHARDS)):
-            place, coord = n * (total - 1) // (min(total, _N_SHARDS) - 1 or 1), list[int]()
-            for count in reversed(spec.grid.n_shards):
-                place, at = divmod(place, count)
-                coord.insert(0, at)
-            key = spec.keys.key(tuple(coord))
+        for coord in _examined_shards(spec.grid.n_shards):
+            key = spec.keys.key(coord)
             yield key.rpartition("/")[0]
             yield key
 
 
+def _examined_shards(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the coordinates of up to `_N_SHARDS` shards, evenly spaced, in a grid of shards of this shape."""
+    n_shards = prod(shape)  # Python's integers, since there may be more than 2**63 shards
+    n_examined = min(n_shards, _N_SHARDS)
+    for i in range(n_examined):
+        number = i * (n_shards - 1) // max(1, n_examined - 1)
+        coord: list[int] = []
+        for length in reversed(shape):
+            number, position = divmod(number, length)
+            coord.insert(0, position)
+        yield tuple(coord)
+
+
 def _mark(path: str) -> Mark:
     try:
-        stat = os.stat(path)  # noqa: PTH116  # a third of the time of Path.stat, thirty times a variable
-    except (OSError, ValueError):  # the latter: no file can have such a name
+        stat = os.stat(path)  # noqa: PTH116  # takes a third of the time of Path.stat
+    except (OSError, ValueError):  # a ValueError means a name with a zero byte
         return None
     return (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

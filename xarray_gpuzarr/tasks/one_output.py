@@ -1,8 +1,8 @@
-"""Read the blocks of a dask array straight into one NumPy array when all of it is computed.
+"""Computing all of a dask array: its blocks are read straight into one NumPy array.
 
-dask reads each block into new memory and copies all blocks into the result on one thread: twice the memory, and more
-time than the read itself if chunks are small. Here the tasks of one computation share the result. They exist only
-inside that computation. Pickles, and arrays that are made from the array, are plain dask. Called by `backend.chunking`.
+By default, dask reads each block into new memory, and copies all blocks into the result on one thread. That takes twice
+the memory, and more time than the read itself if chunks are small. Here the tasks of one computation share the result.
+These tasks exist only inside that computation: pickles, and arrays made from the array, are plain dask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Box = tuple[slice, ...]
 
 
 class BlockSource(Protocol):
-    """An array whose slices are read; see `backend.chunking.BlockReader`."""
+    """An array whose boxes are read. `backend.chunking.BlockReader` implements it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -37,11 +37,11 @@ class BlockSource(Protocol):
         """Read a box into new memory."""
 
     def read_into(self, box: Box, out: Block) -> None:
-        """Read a box into `out`, ndarray of its shape and dtype, any strides."""
+        """Read a box into `out`, a NumPy array of the box's shape and of the array's dtype, with any strides."""
 
 
 class Output:
-    """The result of one computation, into which blocks are read; empty in another process."""
+    """The result of one computation, into which blocks are read. After unpickling, in another process, it has none."""
 
     __slots__ = ("array",)
 
@@ -53,20 +53,22 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """The last task of computing a whole array: joins its blocks."""
+class WholeArray:
+    """A dask array that is computed as a whole. Calling it, dask's last task, joins its blocks."""
 
     name: str
-    """Name of the dask array, and so of the layer of its blocks."""
+    """Name of the dask array, which is also the name of the graph's layer with its blocks."""
     chunks: tuple[tuple[int, ...], ...]
+    """Lengths of the blocks along each axis."""
     reader: BlockSource
+    """Reads the blocks."""
 
     def __call__(self, blocks: Any) -> Any:
-        """Join blocks as dask does, where its optimization is off or other tasks need the blocks too."""
+        """Join blocks as dask does. Used if the graph was not optimized, or if other tasks need the blocks, too."""
         return finalize(blocks)
 
     def read(self, box: Box, output: Output) -> Block:
-        """Read a block, if possible into its place in the result."""
+        """Read a block into its place in the result, or into new memory in another process. Return the block."""
         if output.array is None:
             return self.reader[box]
         block = output.array[box]
@@ -74,63 +76,65 @@ class Whole:
         return block
 
     def join(self, blocks: list[Block], output: Output) -> Block:
-        """Return the result; copies only blocks that another process read."""
+        """Return the result. Only blocks that another process has read are copied into it."""
         array = output.array
-        whole = host_memory.empty(self.reader.shape, self.reader.dtype) if array is None else array
+        if array is None:
+            array = host_memory.empty(self.reader.shape, self.reader.dtype)
         for box, block in zip(slices_from_chunks(self.chunks), blocks, strict=True):
-            place = whole[box]
-            if not np.may_share_memory(block, place):
-                place[...] = block
-        return whole
+            destination = array[box]
+            if not np.may_share_memory(block, destination):
+                destination[...] = block
+        return array
 
 
-class IntoOneOutput:
-    """An optimization of dask that reads whole arrays into one output, and then applies dask's own."""
+class OneOutputOptimization:
+    """An optimization of dask graphs: whole arrays are read into one output. Then it applies dask's own."""
 
     def __call__(self, graph: Any, keys: Any, **kwargs: Any) -> Any:
         """Optimize a graph for the requested keys."""
         if isinstance(graph, HighLevelGraph):
-            for key, whole in list(_wholes(graph, keys)):
-                if graph.dependents.get(whole.name) == {key}:
-                    graph = _into_one_output(graph, key, whole)
-        return _plain_optimization()(graph, keys, **kwargs)
+            for key, whole_array in list(_whole_arrays(graph, keys)):
+                if graph.dependents.get(whole_array.name) == {key}:
+                    graph = _share_output(graph, key, whole_array)
+        return _default_optimization()(graph, keys, **kwargs)
 
-    # dask optimizes collections together if their optimizations are equal, and only then does it see that two of them
-    # need the same block and reads it once.
+    # dask optimizes several arrays together only if their optimizations are equal. Only then does it see that two of
+    # them need the same block, and reads it once.
     def __eq__(self, other: object) -> bool:
-        return other is _plain_optimization() or isinstance(other, IntoOneOutput)
+        return other is _default_optimization() or isinstance(other, OneOutputOptimization)
 
     def __hash__(self) -> int:
-        return hash(_plain_optimization())
+        return hash(_default_optimization())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        return _plain_optimization, ()
+        return _default_optimization, ()
 
 
-def _plain_optimization() -> Any:
+def _default_optimization() -> Any:
     """Return the optimization that ``dask.config`` names, or dask's own."""
     return da.Array.__dask_optimize__
 
 
-def _wholes(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, Whole]]:
-    """Yield the last tasks of arrays that are computed whole, with their keys.
+def _whole_arrays(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, WholeArray]]:
+    """Yield the arrays that are computed as a whole, with the keys of their last tasks.
 
-    ``out=`` and assignment give an array object another graph, but keep what `compute_into_one_output` set on it: each
-    task is checked.
+    ``out=`` and assignment give a dask array another graph, but keep the attributes that `compute_into_one_output` has
+    set on it. So each last task must still depend on the blocks.
     """
     for key in flatten([keys]):
         layer = graph.layers.get(key) if isinstance(key, str) else None
         task = layer.get(key) if isinstance(layer, MaterializedLayer) else None
-        if isinstance(task, Task) and isinstance(task.func, Whole):
+        if isinstance(task, Task) and isinstance(task.func, WholeArray):
             first_block = (task.func.name, *(0 for _ in task.func.chunks))
             if first_block in task.dependencies:
                 yield key, task.func
 
 
-def _into_one_output(graph: HighLevelGraph, key: str, whole: Whole) -> HighLevelGraph:
+def _share_output(graph: HighLevelGraph, key: str, whole: WholeArray) -> HighLevelGraph:
     """Return a graph in which the blocks are read into one array, under new keys that no other task uses."""
     name = f"{whole.name}-{uuid4().hex}"
-    whole_key, output_key = f"whole-{name}", f"output-{name}"
+    whole_key = f"whole-{name}"
+    output_key = f"output-{name}"
     tasks: dict[Any, Any] = {
         whole_key: DataNode(whole_key, whole),
         output_key: Task(output_key, Output, whole.reader.shape, whole.reader.dtype),
@@ -138,19 +142,30 @@ def _into_one_output(graph: HighLevelGraph, key: str, whole: Whole) -> HighLevel
     boxes = slices_from_chunks(whole.chunks)
     blocks: list[Any] = [(name, *block) for block in product(*(range(len(axis)) for axis in whole.chunks))]
     for block, box in zip(blocks, boxes, strict=True):
-        tasks[block] = Task(block, Whole.read, TaskRef(whole_key), box, TaskRef(output_key))
-    join = Task(key, Whole.join, TaskRef(whole_key), List(*map(TaskRef, blocks)), TaskRef(output_key))
+        tasks[block] = Task(block, WholeArray.read, TaskRef(whole_key), box, TaskRef(output_key))
+    join = Task(key, WholeArray.join, TaskRef(whole_key), List(*map(TaskRef, blocks)), TaskRef(output_key))
     layers = {**graph.layers, name: MaterializedLayer(tasks), key: MaterializedLayer({key: join})}
     return HighLevelGraph(layers, {**graph.dependencies, name: set(), key: {name}})
 
 
 def compute_into_one_output(array: da.Array, reader: BlockSource) -> da.Array:
-    """Return `array`, changed so that computing all of it reads its blocks straight into the result.
+    """Change a dask array so that computing all of it reads its blocks straight into the result.
 
-    The blocks of `array` are NumPy arrays with at least one element, read by `reader`. dask looks up these two
-    attributes on the array, not on its class, and xarray does not mix dask arrays of different classes. Arrays that
-    dask makes from this one, copies included, lack them.
+    Two attributes that dask looks up are set on the array. A class of its own would not do, since xarray does not mix
+    dask arrays of different classes. Arrays that dask makes from this one, also copies, do not have the attributes.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Its blocks are NumPy arrays with at least one element.
+    reader : BlockSource
+        Reads the blocks.
+
+    Returns
+    -------
+    dask.array.Array
+        `array` itself.
     """
-    whole = Whole(name=array.name, chunks=array.chunks, reader=reader)
-    vars(array).update(__dask_postcompute__=lambda: (whole, ()), __dask_optimize__=IntoOneOutput())
+    whole = WholeArray(name=array.name, chunks=array.chunks, reader=reader)
+    vars(array).update(__dask_postcompute__=lambda: (whole, ()), __dask_optimize__=OneOutputOptimization())
     return array

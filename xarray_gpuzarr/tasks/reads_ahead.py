@@ -1,9 +1,10 @@
-"""What dask's local schedulers will read next, so that it can be asked for ahead.
+"""Requests for what dask's local schedulers will read next.
 
 dask tells callbacks which tasks of a computation are ready, in the order in which it will start them. Tasks that read
-an array depend on its `AheadReader`, and their keys end in numbers of blocks. Which block a task reads is learned from
-the first ones: the difference between the block that was read and the key of a task that is running. A block that fits
-no such difference ends the guessing. Nothing is kept longer than the computation, see `fetch.ahead`.
+an array depend on its `AheadReader`, and their keys end in block numbers. A key may differ from the block that its task
+reads by a constant offset, such as after a selection. `ArrayReads` learns this offset from the first reads: it compares
+the block that is read with the keys of the running tasks. If a read fits no offset, the array is not read ahead any
+more. Nothing is kept longer than the computation; see `fetch.ahead`.
 """
 
 from __future__ import annotations
@@ -15,95 +16,126 @@ from typing import Any
 
 from dask.callbacks import Callback
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, using
+from xarray_gpuzarr.fetch.ahead import ObjectsAhead, read_with
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Block, Box
-from xarray_gpuzarr.tasks.one_output import Whole
-from xarray_gpuzarr.tasks.slots import read_beside_others
+from xarray_gpuzarr.tasks.one_output import WholeArray
+from xarray_gpuzarr.tasks.slots import read_without_slot
 
-_LEAST_READS = 2
-"""Reads from which the blocks of a computation are known well enough."""
-_LOOKED_AT = 256
-"""Tasks that are looked at, of those that are ready: more objects than are ever under way."""
+_MIN_READS = 2
+"""Number of reads after which the offset is trusted."""
+_MAX_READY = 256
+"""Number of ready tasks that are considered, which is more than there are ever objects requested ahead."""
 
 
-class ReadsOfArray:
-    """The reads of one array in one computation."""
+class ArrayReads:
+    """The reads of one array in one computation. Safe to use from several threads.
+
+    Parameters
+    ----------
+    reader : AheadReader
+        The array.
+    objects : ObjectsAhead
+        The array's requests ahead, which end with the computation.
+    keys : set
+        Keys of the tasks that read the array.
+    state : mapping
+        The state of dask's scheduler.
+    """
 
     def __init__(self, reader: AheadReader, objects: ObjectsAhead, keys: set[Any], state: Mapping[str, Any]) -> None:
-        self._reader, self._objects, self._keys, self._state = reader, objects, keys, state
+        self._reader = reader
+        self._objects = objects
+        self._keys = keys
+        self._state = state
         self._lock = threading.Lock()
-        self._shifts: set[Block] | None = None
-        """What may have to be added to the key of a task to get its block; None before the first read."""
+        self._offsets: set[Block] | None = None
+        """Possible differences of a task's block and the numbers in its key; None before the first read."""
         self._n_reads = 0
-        self._asked: set[Block] = set()
+        self._requested: set[Block] = set()
+        """Blocks that were read or requested ahead."""
 
     def begin(self, box: Box) -> ObjectsAhead | None:
-        """Hear of a read that begins; ask for those that come next. Return what was asked for, if it may be taken.
+        """Record that a read begins, and request what the next ones need.
 
-        It may not by a read that is none of this computation, such as one of a computation inside a task: it does not
-        fit what is running.
+        Parameters
+        ----------
+        box : tuple
+            What the task reads.
+
+        Returns
+        -------
+        ObjectsAhead or None
+            Requests that the read may take. None for a read that does not belong to this computation, such as one of a
+            computation inside a task.
         """
         block = self._reader.block_of(box)
         if block is None:
             return None
         with self._lock:
-            self._learn(block)
-            self._asked.add(block)
-            if self._n_reads >= _LEAST_READS:
-                self._ask_ahead(block)
-        return self._objects if self._shifts else None
+            self._learn_offset(block)
+            self._requested.add(block)
+            if self._n_reads >= _MIN_READS:
+                self._request_next(block)
+        return self._objects if self._offsets else None
 
-    def _learn(self, block: Block) -> None:
-        running = list(self._state["running"])  # one step, while the scheduler's thread changes it
+    def _learn_offset(self, block: Block) -> None:
+        """Keep the offsets that turn the key of a running task into the block that is read."""
+        running = list(self._state["running"])  # one step, since the scheduler's thread changes it
         keys = [key[1:] for key in running if key in self._keys and len(key) == 1 + len(block)]
-        shifts = {tuple(at - number for at, number in zip(block, key, strict=True)) for key in keys}
-        self._shifts = shifts if self._shifts is None else self._shifts & shifts
+        offsets = {tuple(coord - number for coord, number in zip(block, key, strict=True)) for key in keys}
+        self._offsets = offsets if self._offsets is None else self._offsets & offsets
         self._n_reads += 1
-        if not self._shifts:
+        if not self._offsets:
             self.end()
 
-    def _ask_ahead(self, block: Block) -> None:
-        for coming in self._coming((0,) * len(block)):
-            box = None if coming in self._asked else self._reader.box_of(coming)
+    def _request_next(self, block: Block) -> None:
+        """Request the objects of the next blocks, until the budget is used up; `block` is being read."""
+        for next_block in self._next_blocks((0,) * len(block)):
+            if next_block in self._requested:
+                continue
+            box = self._reader.box_of(next_block)
             if box is None:
                 continue
-            if not self._objects.ask(self._reader.first_wanted(box)):
+            if not self._objects.start(self._reader.first_wanted(box)):
                 return
-            self._asked.add(coming)
+            self._requested.add(next_block)
 
-    def _coming(self, no_shift: Block) -> Iterator[Block]:
-        """Return the blocks of tasks that are ready, the next one first; none unless it is known which they are."""
-        shifts = self._shifts or set()
-        if no_shift not in shifts and len(shifts) != 1:
+    def _next_blocks(self, no_offset: Block) -> Iterator[Block]:
+        """Return the blocks of ready tasks, the next one first; nothing while several offsets are possible."""
+        offsets = self._offsets or set()
+        if no_offset in offsets:
+            offset = no_offset
+        elif len(offsets) == 1:
+            offset = next(iter(offsets))
+        else:
             return
-        shift = no_shift if no_shift in shifts else next(iter(shifts))
-        ready = self._state["ready"][-_LOOKED_AT:]  # one step as well
+        ready = self._state["ready"][-_MAX_READY:]  # one step, since the scheduler's thread changes it
         for key in reversed(ready):
-            if key in self._keys and len(key) == 1 + len(shift):
-                yield tuple(number + more for number, more in zip(key[1:], shift, strict=True))
+            if key in self._keys and len(key) == 1 + len(offset):
+                yield tuple(number + shift for number, shift in zip(key[1:], offset, strict=True))
 
     def end(self) -> None:
-        """Ask for nothing any more, and let go of what nobody has taken."""
+        """Make no more requests, and drop those that no read has taken."""
         self._objects.end()
 
 
-Computation = Mapping[int, ReadsOfArray]
-"""The reads of each array, by the id of its reader, which the computation keeps alive."""
+Computation = Mapping[int, ArrayReads]
+"""The reads of each array of a computation, by the id of its reader, which the computation keeps alive."""
 
 _current: ContextVar[Computation | None] = ContextVar("gpuzarr_computation", default=None)
-"""Set by the thread that runs a computation; dask's own threads inherit it with each task."""
+"""The computation that this thread runs. dask's worker threads inherit it with each task."""
 
 
 class _Watcher(Callback):
-    """Hears of all computations of dask's local schedulers."""
+    """Callback of dask that is called when a computation of a local scheduler begins and ends."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens: list[tuple[Any, Computation, Token[Computation | None]]] = []
 
     def _start_state(self, dsk: Any, state: Mapping[str, Any]) -> None:
-        computation = _reads_of(state) if fetch_options().ahead_nbytes else {}
+        computation = _find_reads(state) if fetch_options().ahead_nbytes else {}
         if computation:
             self._tokens.append((id(dsk), computation, _current.set(computation)))
 
@@ -116,15 +148,17 @@ class _Watcher(Callback):
                 reads.end()
 
 
-def _reads_of(state: Mapping[str, Any]) -> Computation:
-    """Return the reads of the arrays that a computation has among its constants."""
+def _find_reads(state: Mapping[str, Any]) -> Computation:
+    """Return the reads of the arrays whose readers are among the constants of a computation."""
     computation = {}
     for key, value in state["cache"].items():
-        reader = value.reader if isinstance(value, Whole) else value
-        objects = reader.objects_ahead() if isinstance(reader, AheadReader) else None
-        if isinstance(reader, AheadReader) and objects is not None:
+        reader = value.reader if isinstance(value, WholeArray) else value
+        if not isinstance(reader, AheadReader):
+            continue
+        objects = reader.objects_ahead()
+        if objects is not None:
             keys = {task for task in state["dependents"][key] if isinstance(task, tuple)}
-            computation[id(reader)] = ReadsOfArray(reader, objects, keys, state)
+            computation[id(reader)] = ArrayReads(reader, objects, keys, state)
     return computation
 
 
@@ -132,18 +166,27 @@ _watcher = _Watcher()
 
 
 def watch() -> None:
-    """Hear of the computations that begin from now on."""
+    """Read ahead for all computations of dask's local schedulers that begin from now on."""
     _watcher.register()
 
 
 def read_ahead[Result](reader: AheadReader, box: Box, read: Callable[[], Result]) -> Result:
-    """Return what `read` reads, a box of an array; what comes next, or the box itself, is asked for ahead.
+    """Return the result of `read`, and request what comes next meanwhile.
 
-    In a computation of a local scheduler, what it reads next is asked for meanwhile. On a worker of a cluster, the
-    task gives its slot away while it waits.
+    In a computation of a local scheduler, these are the objects of the next reads. On a worker of a cluster, they are
+    those of this read: other tasks use its slot while it waits.
+
+    Parameters
+    ----------
+    reader : AheadReader
+        The array.
+    box : tuple
+        What `read` reads of it.
+    read : callable
+        Reads the box.
     """
     computation = _current.get()
     if computation is None:
-        return read_beside_others(reader, box, read)
+        return read_without_slot(reader, box, read)
     reads = computation.get(id(reader))
-    return read() if reads is None else using(reads.begin(box), read)
+    return read() if reads is None else read_with(reads.begin(box), read)

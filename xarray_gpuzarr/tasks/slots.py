@@ -1,8 +1,8 @@
 """Tasks on a worker of a cluster give their slot away while they wait for the network.
 
-A worker runs as many tasks as it has threads, and a task would do nothing but wait until the first bytes are there. So
-it asks for them, leaves the worker's threads (`distributed.secede`), and comes back to decode (`rejoin`): meanwhile
-other tasks do the same. As many wait as the budget of `fetch.ahead` has room for.
+A worker runs as many tasks at once as it has threads, and a task that reads from a server does nothing until the first
+bytes arrive. So the task sends its requests, leaves the worker's thread pool (`distributed.secede`), waits, and comes
+back to decode (`distributed.rejoin`). Other tasks do the same meanwhile, as many as the budget of `fetch.ahead` allows.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, using
+from xarray_gpuzarr.fetch.ahead import ObjectsAhead, read_with
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Box
 
-_MOST_WAITING = 24
-"""Tasks of a process that wait without a slot, each on a thread of its own: as many as a read has requests."""
+_MAX_WAITING = 24
+"""Number of tasks of a process that may wait without a slot, each on a thread: as many as a read has requests."""
 
-_waiting = threading.BoundedSemaphore(_MOST_WAITING)
+_waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
 
-def read_beside_others[Result](reader: AheadReader, box: Box, read: Callable[[], Result]) -> Result:
-    """Return what `read` reads, a box of an array; on a worker, others may use its slot while it waits for bytes."""
-    worker = sys.modules.get("distributed")
-    if worker is None or not fetch_options().ahead_nbytes or not _is_task(worker):
+def read_without_slot[Result](reader: AheadReader, box: Box, read: Callable[[], Result]) -> Result:
+    """Return the result of `read`, which reads a box of an array.
+
+    On a worker of a cluster, other tasks may use the slot of the calling task while it waits for bytes.
+    """
+    distributed = sys.modules.get("distributed")
+    if distributed is None or not fetch_options().ahead_nbytes or not _is_in_task(distributed):
         return read()
     objects = reader.objects_ahead()
     if objects is None:
         return read()
     try:
-        wanted = reader.first_wanted(box)
-        if wanted and objects.ask(wanted):
-            _wait_without_slot(worker, objects)
-        return using(objects, read)
+        requests = reader.first_wanted(box)
+        if requests and objects.start(requests):
+            _wait_without_slot(distributed, objects)
+        return read_with(objects, read)
     finally:
         objects.end()
 
 
-def _is_task(distributed: Any) -> bool:
-    """Say whether this thread runs a task of a worker."""
+def _is_in_task(distributed: Any) -> bool:
+    """Whether this thread runs a task of a worker."""
     try:
         distributed.get_worker()
     except ValueError:
@@ -49,12 +52,13 @@ def _is_task(distributed: Any) -> bool:
 
 
 def _wait_without_slot(distributed: Any, objects: ObjectsAhead) -> None:
+    """Wait for requests while another task has the slot, unless too many tasks do so already."""
     if not _waiting.acquire(blocking=False):
         return
     try:
         try:
             distributed.secede()
-        except (AttributeError, KeyError):  # a thread that a task has started, or one that has left its slot already
+        except (AttributeError, KeyError):  # the thread was started by a task, or has left its slot already
             return
         try:
             objects.wait()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.errors import StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.native.library import address, int64_columns, loops
 from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.targets import BoxTarget
@@ -115,7 +115,7 @@ class WriteCall:
         HostMemoryError
             If there is not enough memory.
         """
-        stored_objects = [self._stored_part(written, source) for written in objects]
+        stored_objects = [self._stored_part(obj, source) if obj.needs_stored else NOTHING for obj in objects]
         self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         suffix = f".{uuid4().hex}.partial"
@@ -126,9 +126,7 @@ class WriteCall:
         self._encode(objects, structs, stored_objects, source)
 
     def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
-        """Return what the file of an object holds, if the write needs it."""
-        if not written.needs_stored:
-            return NOTHING
+        """Return what the file of an object holds that is written in part."""
         with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
             return stored_file(source, self.spec, written.key)
 
@@ -276,7 +274,7 @@ class WriteCall:
         if failures:
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
         if struct.state == _REPLACED:
-            raise changed(written.key, None, None)
+            raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
         if struct.state not in (_REFUSED, _NOT_ENCODED):

@@ -20,7 +20,9 @@ from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of, written
 from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
-from xarray_gpuzarr.fetch.source import ObjectChangedError, ObjectSource, is_obstore_memory
+from xarray_gpuzarr.fetch.source import ObjectSource
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
+from xarray_gpuzarr.fetch.stores import is_obstore_memory
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.read import StoredArray, read_target

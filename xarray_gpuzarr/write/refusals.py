@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xarray_gpuzarr.errors import GpuZarrError, HostMemoryError, StoreReadError, StoreWriteError
-from xarray_gpuzarr.fetch.source import ObjectChangedError, failed
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, failed_error
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
@@ -47,7 +47,7 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
     except GpuZarrError:
         raise
     except Exception as err:  # a store may raise anything
-        raise _store_error(spec, key, action, failed(key, action, err).found).within(store) from err
+        raise _store_error(spec, key, action, failed_error(key, action, err).found).within(store) from err
 
 
 def _store_error(spec: ArraySpec, key: str, action: str, found: str) -> StoreWriteError:

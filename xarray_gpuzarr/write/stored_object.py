@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from xarray_gpuzarr.fetch.local import LocalSource, version_and_length
+from xarray_gpuzarr.fetch.files import version_and_length
+from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import Edge
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -22,7 +23,7 @@ class StoredObject:
     data: memoryview | None = None
     """All bytes of the object, as uint8 in host memory; None if it is a file."""
     version: tuple[int, ...] = ()
-    """Version of a file, as `fetch.local.version_and_length` returns it; empty if it is not a file."""
+    """Version of a file, as `fetch.files.version_and_length` returns it; empty if it is not a file."""
 
 
 NOTHING = StoredObject()

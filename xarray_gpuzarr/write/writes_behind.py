@@ -10,7 +10,7 @@ from typing import Any, Self
 from zarr import config
 
 from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
-from xarray_gpuzarr.fetch.remote.under_way import Reply, UnderWay, begin_on_loop
+from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, begin_on_loop
 from xarray_gpuzarr.process.records import record
 
 MAX_NBYTES = 32 * 1024 * 1024
@@ -56,7 +56,7 @@ class WritesBehind:
     """
 
     def __init__(self) -> None:
-        self._requests = UnderWay()
+        self._requests = RequestsUnderWay()
         self._writes: list[_BackgroundWrite] = []
         self._lock = Lock()
 

@@ -26,8 +26,8 @@ class WrittenAxis:
     are_complete: list[bool]
     """For each object, whether all its elements along the axis are written."""
     piece: Column
-    """For each chunk of the objects, the number of the piece that is written to it, or -1. The shape is (n,), and the
-    chunks of one object lie side by side."""
+    """For each chunk of the objects, number of the piece that is written to it, or -1. Shape (n,), object by
+    object."""
     piece_address: int
     """Address of `piece` in host memory."""
 

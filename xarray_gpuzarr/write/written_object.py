@@ -91,14 +91,12 @@ def set_stored(
     object
         Host memory that the structs point to, besides that of `stored`. The caller keeps it alive.
     """
-    positions: list[int] = []
-    ranges: list[int] = []  # offset and length of the one chunk of an unsharded object
-    versions: list[int] = []
-    for written, stored_object in zip(objects, stored, strict=True):
-        positions.extend(written.positions)
-        ranges.extend((0, stored_object.nbytes or 0))
-        versions.extend(stored_object.version or _NO_VERSION)
-    memory, addresses = int64_columns(positions=positions, ranges=ranges, versions=versions)
+    memory, addresses = int64_columns(
+        positions=[position for written in objects for position in written.positions],
+        # Offset and length of the one chunk of an unsharded object.
+        ranges=[number for stored_object in stored for number in (0, stored_object.nbytes or 0)],
+        versions=[number for stored_object in stored for number in stored_object.version or _NO_VERSION],
+    )
 
     position_address = addresses["positions"]
     range_address = addresses["ranges"]

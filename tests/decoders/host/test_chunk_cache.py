@@ -27,7 +27,7 @@ from xarray_gpuzarr import FetchOptions, batches, read_array, zarr_pipeline
 from xarray_gpuzarr.decoders.host import HostDecoder, chunk_cache
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.fetch.source import ObjectChangedError
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters

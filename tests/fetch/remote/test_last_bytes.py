@@ -8,7 +8,8 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
-from xarray_gpuzarr.fetch.remote.clients import AdlfsClient, ObstoreClient
+from xarray_gpuzarr.fetch.remote.obstore_client import ObstoreClient
+from xarray_gpuzarr.fetch.remote.store_clients import AdlfsClient
 
 SHORT, LONG = bytes(range(40)), bytes(range(100, 200))
 

@@ -39,7 +39,7 @@ UNREADABLE = ["0", "-1", "never", "2016-11-06T08:49:37Z", "Sun, 06 Nov 2016 08:4
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    for known in (index_cache.cache, version_conflicts.needed, advice.warned):
+    for known in (index_cache.cache, version_conflicts.care_by_store, advice.warned):
         known.clear()
 
 
@@ -162,7 +162,7 @@ def test_such_a_store_is_known_after_one_read_and_said_once(client, heeds_if_mat
             assert_right(opened(server, client))
 
         assert [request.range for request in server.of_data] == [None] * 5
-        assert version_conflicts.needed[object_source(array.store).identity] is Care.ONE_ANSWER
+        assert version_conflicts.care_by_store[object_source(array.store).identity] is Care.ONE_ANSWER
 
 
 def said_of_the_range(form):

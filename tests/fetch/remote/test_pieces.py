@@ -29,7 +29,7 @@ N_PIECES = 5
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=96))
-    for known in (index_cache.cache, version_conflicts.needed, version_conflicts.uncut_stores, advice.warned):
+    for known in (index_cache.cache, version_conflicts.care_by_store, version_conflicts.uncut_stores, advice.warned):
         known.clear()
 
 

@@ -165,7 +165,7 @@ def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
 def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeypatch):
     array = opened(store, "unsharded/zstd")
     longest = stored_array(array).spec.expected_nbytes
-    monkeypatch.setattr(store_source, "UNDER_WAY_NBYTES", {24: 0, 30: 30 * longest, 48: 10**9}[most])
+    monkeypatch.setattr(store_source, "OUTSTANDING_NBYTES", {24: 0, 30: 30 * longest, 48: 10**9}[most])
     with slow(server, 0.05):
         read_array(array, device="host")
 

@@ -12,7 +12,7 @@ from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 
 from xarray_gpuzarr import StoreReadError, configure, read_array, zarr_pipeline
-from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
+from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, event_loop
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:Consolidated metadata")]
 
@@ -124,7 +124,7 @@ def test_a_request_that_cannot_begin_spoils_no_other():
     async def answer():
         return 1
 
-    replies = UnderWay().ask(event_loop("a"), [answer, fail, answer])
+    replies = RequestsUnderWay().start(event_loop("a"), [answer, fail, answer])
 
     assert (replies[0].result(10), replies[2].result(10)) == (1, 1)
     with pytest.raises(LookupError, match="gone"):
@@ -132,13 +132,13 @@ def test_a_request_that_cannot_begin_spoils_no_other():
 
 
 def test_requests_that_are_given_up_while_they_begin():
-    under_way = UnderWay()
+    under_way = RequestsUnderWay()
 
     async def hang():
         under_way.give_up()  # as another thread may at this point
         await asyncio.sleep(60)
 
-    replies = under_way.ask(event_loop("a"), [hang, hang])
+    replies = under_way.start(event_loop("a"), [hang, hang])
 
     for reply in replies:
         with pytest.raises(CancelledError):

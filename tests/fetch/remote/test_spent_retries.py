@@ -14,8 +14,8 @@ from zarr.storage import FsspecStore, LocalStore
 
 from xarray_gpuzarr import StoreReadError, configure, read_array
 from xarray_gpuzarr.fetch import index_cache, object_source, version_conflicts
-from xarray_gpuzarr.fetch.source import changed
-from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions
+from xarray_gpuzarr.fetch.store_errors import changed_error
+from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
@@ -54,7 +54,7 @@ def server(tmp_path_factory):
 def honest_again(server):
     index_cache.cache.clear()
     yield
-    version_conflicts.needed.clear()
+    version_conflicts.care_by_store.clear()
     server.spoil()
 
 
@@ -198,7 +198,7 @@ def test_pieces_of_a_long_chunk_are_asked_for_once(server, monkeypatch):
 def test_a_tag_is_no_reason_to_ask_a_silent_server_again(server):
     store = through("fsspec http", server, "consolidated")
     array = zarr.open_array(store, path="t", mode="r")
-    version_conflicts.needed[object_source(store).identity] = Care.ASK_AGAIN
+    version_conflicts.care_by_store[object_source(store).identity] = Care.ASK_AGAIN
     server.spoil({"kind": "hang", "path": "/t/c/0/0", "skip": 1})
     server.requests()
 
@@ -220,12 +220,12 @@ class Silent(AskedStore):
 
 def test_a_silent_server_is_not_asked_for_tags():
     store = Silent()
-    attempts = MetVersions(object_source(store), Care.USUAL)
+    attempts = VersionConflicts(object_source(store), Care.USUAL)
     for key in ("s/1", "s/2"):
-        assert attempts.again(changed(key, "A", "B", key))
+        assert attempts.should_retry(changed_error(key, "A", "B", key))
 
     with pytest.raises(StoreReadError, match="no answer"):
-        attempts.again(changed("s/3", "A", "B", "s/3"))
+        attempts.should_retry(changed_error("s/3", "A", "B", "s/3"))
 
     assert store.n_asked == 1
 

@@ -22,8 +22,8 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Obj
 
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache, object_source
-from xarray_gpuzarr.fetch.remote.clients import is_too_short
 from xarray_gpuzarr.fetch.remote.failures import http_status, is_unanswered
+from xarray_gpuzarr.fetch.remote.store_clients import is_too_short
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]

@@ -1,4 +1,4 @@
-"""The accessor ``.gpuzarr`` of datasets, arrays and trees; `registration` imports this when one is first used."""
+"""The accessor ``.gpuzarr`` of datasets, arrays and trees. `registration` imports it when it is first used."""
 
 from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DataTreeAccessor
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor

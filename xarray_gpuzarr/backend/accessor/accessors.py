@@ -1,4 +1,4 @@
-"""``.gpuzarr`` on arrays and trees: what `DatasetAccessor` has for datasets."""
+"""``.gpuzarr`` on arrays and trees, with the methods that `DatasetAccessor` has for datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.encodings import Size
-from xarray_gpuzarr.backend.accessor.explain import explain_variables
+from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
 from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
@@ -30,15 +30,15 @@ class DataArrayAccessor(Accessor):
 
     @property
     def device(self) -> Device | None:
-        """As `DatasetAccessor.device`, for the array and its coordinates."""
+        """See `DatasetAccessor.device`; for the array and its coordinates."""
         return device_of(self._variables())
 
     def explain(self) -> Explanation:
-        """As `DatasetAccessor.explain`, for the array and its coordinates."""
+        """See `DatasetAccessor.explain`; for the array and its coordinates."""
         return explanation(explain_variables(self._variables()), self.device)
 
     def to_host(self) -> DataArray:
-        """As `DatasetAccessor.to_host`, for the array and its coordinates."""
+        """See `DatasetAccessor.to_host`; for the array and its coordinates."""
         copied = self._array.copy(deep=False)
         bring_to_host([copied.variable, *(coordinate.variable for coordinate in copied.coords.values())])
         return copied
@@ -49,13 +49,13 @@ class DataArrayAccessor(Accessor):
         Parameters
         ----------
         store, chunks, shards, **options
-            As for `DatasetAccessor.to_zarr`. `encoding` is by names of variables; that of an array without a name, or
-            with the name of a coordinate, is ``__xarray_dataarray_variable__``.
+            As for `DatasetAccessor.to_zarr`. The keys of `encoding` are names of variables. An array without a name, or
+            with the name of a coordinate, is called ``__xarray_dataarray_variable__``.
 
         Returns
         -------
         xarray.backends.ZarrStore or dask.delayed.Delayed
-            What xarray returns.
+            The same as xarray returns.
 
         Raises
         ------
@@ -71,13 +71,14 @@ class DataArrayAccessor(Accessor):
         return DatasetAccessor(dataset).to_zarr(store, chunks, shards, **options)
 
     def load(self) -> DataArray:
-        """As `DatasetAccessor.load`, for the array and its coordinates."""
+        """See `DatasetAccessor.load`; for the array and its coordinates."""
         load_together(self._variables().values())
         return self._array.load()
 
     def _variables(self) -> dict[Any, Variable]:
         name = "array" if self._array.name is None else self._array.name
-        return {name: self._array.variable} | {k: v.variable for k, v in self._array.coords.items() if k != name}
+        coords = {coord: array.variable for coord, array in self._array.coords.items() if coord != name}
+        return {name: self._array.variable} | coords
 
 
 class DataTreeAccessor(Accessor):
@@ -88,16 +89,22 @@ class DataTreeAccessor(Accessor):
 
     @property
     def device(self) -> Device | None:
-        """As `DatasetAccessor.device`, over all groups."""
-        return device_of({(path, name): v for path, group in self._groups() for name, v in group.variables.items()})
+        """See `DatasetAccessor.device`; for the variables of all groups."""
+        variables = {}
+        for path, group in self._groups():
+            for name, variable in group.variables.items():
+                variables[path, name] = variable
+        return device_of(variables)
 
     def explain(self) -> Explanation:
-        """As `DatasetAccessor.explain`, over all groups; names carry their group's path."""
-        rows = [row for path, group in self._groups() for row in dataset_rows(group, f"{path.rstrip('/')}/")]
+        """See `DatasetAccessor.explain`; for all groups, whose paths are part of the names."""
+        rows: list[Row] = []
+        for path, group in self._groups():
+            rows.extend(dataset_rows(group, f"{path.rstrip('/')}/"))
         return explanation(rows, self.device)
 
     def to_host(self) -> DataTree:
-        """As `DatasetAccessor.to_host`, over all groups."""
+        """See `DatasetAccessor.to_host`; for all groups."""
         groups = {path: DatasetAccessor(dataset).to_host() for path, dataset in self._groups()}
         return DataTree.from_dict(groups, name=self._tree.name)
 
@@ -121,10 +128,11 @@ class DataTreeAccessor(Accessor):
         Parameters
         ----------
         store, chunks, shards, compressors, rechunk, progress, check_values
-            As for `DatasetAccessor.to_zarr`. Lengths are those of each group that has the dimension.
+            As for `DatasetAccessor.to_zarr`. Lengths apply to each group that has the dimension.
         encoding : mapping of group path to mapping of variable name to mapping, optional
-            Entries that are to be different for some variables, such as ``{"/": {"t2m": {"dtype": "int16"}}}``.
-        mode : "w", "w-", "a" or "r+"
+            Entries that replace those in the encoding of some variables:
+            ``{"/": {"t2m": {"dtype": "int16"}}}``.
+        mode : {"w", "w-", "a", "r+"}
             As for ``xarray.DataTree.to_zarr``.
         write_inherited_coords : bool
             Whether coordinates of a parent are also written to the groups below it.
@@ -135,19 +143,19 @@ class DataTreeAccessor(Accessor):
         Returns
         -------
         xarray.backends.ZarrStore or dask.delayed.Delayed
-            What xarray returns.
+            The same as xarray returns.
 
         Raises
         ------
         OptionError, StoreWriteError
             As for `DatasetAccessor.to_zarr`.
         NotImplementedError
-            `group` or `append_dim` is given, which xarray does not support for trees.
+            If `group` or `append_dim` is given, which xarray does not support for trees.
         """
         for name in ("group", "append_dim"):
             if options.get(name) is not None:
                 raise NotImplementedError(f"specifying {name}= of to_zarr has not been implemented for trees by xarray")
-        datasets, changes, encoding = {}, {}, encoding or {}
+        encoding = encoding or {}
         unknown = [path for path in encoding if path not in self._tree.groups]
         if unknown:
             raise OptionError(
@@ -156,6 +164,8 @@ class DataTreeAccessor(Accessor):
                 found=f"groups {', '.join(map(repr, self._tree.groups))}"[:200],
                 do=f"name one of these{perhaps(unknown[0], self._tree.groups)}",
             )
+        datasets = {}
+        changes = {}
         for path, node in self._tree.subtree_with_keys:
             dataset = node.to_dataset(inherit=write_inherited_coords or node is self._tree)
             datasets[path] = DatasetAccessor(dataset).to_host()
@@ -172,11 +182,13 @@ class DataTreeAccessor(Accessor):
         )
 
     def load(self) -> DataTree:
-        """As `DatasetAccessor.load`, over all groups."""
+        """See `DatasetAccessor.load`; for all groups."""
         load_together(v for _, group in self._groups() for v in group.variables.values())
         return self._tree.load()
 
     def _groups(self) -> list[tuple[str, Dataset]]:
-        """List every group below this one, itself included, by its path from here."""
-        keys = self._tree.subtree_with_keys
-        return [("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)) for path, node in keys]
+        """Return this group and all groups below it, with their paths relative to this one."""
+        groups = []
+        for path, node in self._tree.subtree_with_keys:
+            groups.append(("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)))
+        return groups

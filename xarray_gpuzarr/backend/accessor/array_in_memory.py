@@ -1,4 +1,4 @@
-"""`array_in_memory`: what a variable has in memory."""
+"""`array_in_memory`: the array that a variable holds, if it is in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
 
 
 def array_in_memory(variable: Variable) -> Any:
-    """Return the array that a variable holds in memory, or None if it is still to be read or computed."""
+    """Return the array that a variable holds in memory; None if it has not been read or computed."""
     data = data_of(variable)
     while isinstance(data, _WRAPPERS):
         data = data.array

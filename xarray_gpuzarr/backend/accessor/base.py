@@ -1,4 +1,4 @@
-"""`Accessor`, the base of all accessors, and what they say about variables."""
+"""`Accessor`, the base of the accessors, and the explanations that they have in common."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from xarray_gpuzarr.native.library import why_absent
 
 
 class Accessor(ABC):
-    """Base of the accessors: their text and HTML say where variables are decoded."""
+    """Base of the accessors. Their text and HTML show where variables are decoded."""
 
     @property
     @abstractmethod
     def device(self) -> Device | None:
-        """Where this engine's variables live, or will once they are read."""
+        """Device that this engine's variables are on, or are read to; None if there are none."""
 
     @abstractmethod
     def explain(self) -> Explanation:
@@ -38,7 +38,7 @@ class Accessor(ABC):
 
 
 def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
-    """Return rows as an explanation, with a note about the device that this engine's variables are read to."""
+    """Return an explanation with a note. `device` is that of this engine's variables; None if there are none."""
     rows = tuple(rows)
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
@@ -47,30 +47,38 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
         return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
     missing = missing_for_cuda() if device == "host" else []
-    why = why_absent() if any(row.where == "host" for row in rows) else None
-    notes = [
-        *([f"CUDA cannot be used here; missing: {', '.join(missing)}."] if missing else []),
-        *([f"Compiled loops are not in use: {why}."] if why else []),
-        kept_chunks() if device == "host" else "",
-    ]
+    why_no_loops = why_absent() if any(row.where == "host" for row in rows) else None
+    notes = []
+    if missing:
+        notes.append(f"CUDA cannot be used here; missing: {', '.join(missing)}.")
+    if why_no_loops:
+        notes.append(f"Compiled loops are not in use: {why_no_loops}.")
+    if device == "host":
+        notes.append(kept_chunks())
     return Explanation(rows=rows, note=" ".join(filter(None, notes)))
 
 
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
-    """Describe the variables of a dataset, data variables first."""
+    """Return a row for each variable of a dataset, data variables first. `prefix` comes before their names."""
     order = [*dataset.data_vars, *dataset.coords]
     return explain_variables({name: dataset.variables[name] for name in order}, prefix)
 
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
-    """Return where variables of this engine live: on a GPU if any does, None if there are none."""
+    """Return the device of this engine's variables: a GPU if any of them is on one; None if there are none."""
     devices = set[Device]()
     for variable in variables.values():
         lazy = lazy_array_of(variable)
         if lazy is not None:
-            of_workers: Device = "cuda" if lazy.device == "workers" else lazy.device
-            devices.add("host" if isinstance(lazy, HostCopy) else of_workers)
+            if isinstance(lazy, HostCopy):
+                devices.add("host")
+            elif lazy.device == "workers":
+                devices.add("cuda")
+            else:
+                devices.add(lazy.device)
         elif hasattr(array_in_memory(variable), "__cuda_array_interface__"):
             devices.add("cuda")
-    on_device = devices - {"host"}
-    return "cuda" if len(on_device) > 1 else next(iter(on_device or devices), None)
+    gpus = devices - {"host"}
+    if len(gpus) > 1:
+        return "cuda"
+    return next(iter(gpus or devices), None)

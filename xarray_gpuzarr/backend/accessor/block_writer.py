@@ -1,4 +1,4 @@
-"""`BlockWriter`: what xarray's `ZarrStore` hands its encoded arrays to, and their targets."""
+"""`BlockWriter`: takes the arrays that xarray's `ZarrStore` has encoded, and writes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from xarray import Variable
 from xarray.backends.common import ArrayWriter
 
-from xarray_gpuzarr.backend.accessor.packing import NUMBERS, TIMES, Pack, ValueCheck, in_slabs
+from xarray_gpuzarr.backend.accessor.packing import TIMES, Pack, in_slabs
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
+from xarray_gpuzarr.backend.accessor.value_check import NUMBERS, ValueCheck
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.write.block_target import BlockTarget
 from xarray_gpuzarr.write.writes_behind import WritesBehind
@@ -25,40 +26,54 @@ class Original:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding by which xarray encodes it: its own, or that of the store."""
+    """The encoding with which xarray encodes it: its own, or that of the stored variable."""
     pack: Pack | None
-    """Encoder of its elements, if it was no array of dask and has become one; None if dask encodes them."""
+    """Encodes its elements, if it was not a dask array and has become one. None if the dask graph encodes them."""
 
 
 class BlockWriter(ArrayWriter):
-    """Collects blocks of dask, packed in slabs, and writes arrays in memory at once.
+    """Collects the blocks of dask arrays, which are packed in slabs, and writes NumPy arrays at once.
 
-    `expect` tells it the variables that will come. Blocks of those that were no arrays of dask are collected apart, for
-    `write_in_memory` or `join`. If `behind` is given, objects that are encoded are left to it; it has to be finished.
-    Chunks do not pass `staged`, which keeps metadata.
+    Call `expect` before xarray passes the variables. Blocks of variables that were not dask arrays before are collected
+    separately, for `write_in_memory` or `join`.
+
+    Parameters
+    ----------
+    checks_values : bool
+        Whether values that do not fit the stored dtype are an error.
+    behind : WritesBehind, optional
+        Sends encoded objects in the background. The caller has to call its `finish`.
+    staged : StagedStore, optional
+        Store that keeps the metadata. Chunks are written to the store below it.
     """
 
-    __slots__ = ("_behind", "_checks_values", "_originals", "_staged", "block_nbytes", "in_memory")
+    __slots__ = ("_behind", "_checks_values", "_originals", "_staged", "block_nbytes", "from_memory")
 
     def __init__(
         self, *, checks_values: bool = True, behind: WritesBehind | None = None, staged: StagedStore | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._checks_values, self._behind, self._staged = checks_values, behind, staged
+        self._checks_values = checks_values
+        self._behind = behind
+        self._staged = staged
         self._originals: dict[str, Original] = {}
         """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
-        """Most bytes of one block, as it is decoded and as it is stored."""
-        self.in_memory = ArrayWriter()
-        """Collects the blocks of variables that were no arrays of dask."""
+        """Bytes of the largest block, decoded and packed together."""
+        self.from_memory = ArrayWriter()
+        """Collects the blocks of variables that were not dask arrays."""
 
     def expect(self, originals: Mapping[str, Original], group_path: str) -> None:
-        """Note the variables of a group, by the paths of their arrays in it."""
+        """Record the variables of a group that xarray will pass, by the paths of their arrays in the group."""
         for path, original in originals.items():
             self._originals[f"{group_path}/{path}".strip("/")] = original
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write an encoded array to a region of a zarr array, now or as tasks of dask."""
+        """Write an encoded array to a region of a zarr array, now or in dask tasks.
+
+        xarray calls this for each variable; see `xarray.backends.common.ArrayWriter.add`. Raises `OptionError` if a
+        value of a NumPy array does not fit the stored dtype.
+        """
         original = self._originals[target.path.strip("/")]
         variable = original.variable
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
@@ -67,43 +82,43 @@ class BlockWriter(ArrayWriter):
             check = ValueCheck.of(original.name, target.dtype, original.encoding)
         if self._staged is not None:
             self._staged.detach(target)
-        to = BlockTarget(target, self._behind)
+        block_target = BlockTarget(target, self._behind)
         if not isinstance(source, da.Array):
             if check is not None and isinstance(source, np.ndarray):
                 values = np.asarray(variable.data)
                 misfit = check.misfit(values, source)
                 if misfit is not None:
                     raise check.error(misfit, values, (0,) * values.ndim)
-            super().add(source, to, region)  # type: ignore[no-untyped-call]
+            super().add(source, block_target, region)  # type: ignore[no-untyped-call]
             return
-        region = _positive(region, target.shape)
-        nbytes = variable.dtype.itemsize + target.dtype.itemsize
-        self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * nbytes)
+        region = _positive_slices(region, target.shape)
+        itemsizes = variable.dtype.itemsize + target.dtype.itemsize
+        self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
         if variable.dtype.kind in NUMBERS + TIMES:
             source = in_slabs(source, variable.data, original.pack, check)
         if original.pack is not None:
-            self.in_memory.add(source, to, region)
+            self.from_memory.add(source, block_target, region)
         else:
-            super().add(source, to, region)  # type: ignore[no-untyped-call]
+            super().add(source, block_target, region)  # type: ignore[no-untyped-call]
 
     def write_in_memory(self) -> None:
-        """Write what was no array of dask on threads of this process, as xarray does before it returns."""
-        self.in_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
+        """Write the blocks of variables that were not dask arrays now, on threads of this process."""
+        self.from_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
 
     def join(self) -> None:
-        """Let what was no array of dask be written with the others."""
-        self.sources += self.in_memory.sources
-        self.targets += self.in_memory.targets
-        self.regions += self.in_memory.regions
+        """Add the blocks of variables that were not dask arrays to the others."""
+        self.sources += self.from_memory.sources
+        self.targets += self.from_memory.targets
+        self.regions += self.from_memory.regions
 
     @property
     def n_tasks(self) -> int:
-        """Number of blocks of dask that are written."""
+        """Number of dask blocks that are written."""
         return sum(prod(source.numblocks) for source in self.sources)
 
 
-def _positive(region: Any, shape: tuple[int, ...]) -> Any:
-    """Return slices of a region with starts and ends that are counted from the start of the axes; dask needs them."""
+def _positive_slices(region: Any, shape: tuple[int, ...]) -> Any:
+    """Return the slices of a region without negative starts and stops, which dask does not support."""
     if not region:
         return region
-    return tuple([slice(*each.indices(n)[:2]) for each, n in zip(region, shape, strict=True)])
+    return tuple([slice(*key.indices(n)[:2]) for key, n in zip(region, shape, strict=True)])

@@ -1,4 +1,4 @@
-"""Which stores tasks on a cluster can write to."""
+"""`require_store_of_workers`: whether the tasks of a write on a cluster can write to its store."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from zarr.abc.store import Store
 from zarr.storage import MemoryStore, ObjectStore, StorePath
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.fetch.stores import is_obstore_memory
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 
 def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute: bool) -> None:
-    """Raise an `OptionError` if workers of a cluster are to write to a store that only this process has.
+    """Raise `OptionError` if the workers of a cluster would write to a store that only this process has.
 
     Parameters
     ----------
     store
-        What `xarray.Dataset.to_zarr` takes.
+        The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        What is written. Nothing is sent to workers of datasets without dask.
+        The datasets that are written. Without dask arrays, workers get no tasks.
     compute : bool
-        Whether dask computes now.
+        Whether the tasks are computed now.
     """
     has_tasks = any(variable.chunks is not None for dataset in datasets for variable in dataset.variables.values())
     if not compute or not has_tasks or client_of_dask() is None:
         return
-    found = _why_not_of_workers(store.store if isinstance(store, StorePath) else store)
+    found = _why_unreachable(store.store if isinstance(store, StorePath) else store)
     if found is not None:
         raise OptionError(
             "workers of the cluster cannot write to the store",
@@ -41,14 +41,14 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
         )
 
 
-def _why_not_of_workers(store: Any) -> str | None:
+def _why_unreachable(store: Any) -> str | None:
     """Return why other processes cannot write to a store; None if they can."""
     is_memory = isinstance(store, MemoryStore | Mapping)
     if is_memory or (isinstance(store, ObjectStore) and is_obstore_memory(store.store)):
-        return "a store in the memory of this process, of which workers would write to copies"
+        return "a store in the memory of this process; workers would write to copies of it"
     if isinstance(store, Store):
         try:
             pickle.dumps(store)
-        except Exception as err:  # noqa: BLE001  # of any kind: it is named
+        except Exception as err:  # noqa: BLE001  # pickling may raise anything
             return f"it cannot be pickled: {err}"
     return None

@@ -18,22 +18,24 @@ _BY_NAME: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "gzip": (lambda: numcodecs.GZip(level=5), lambda: GzipCodec(level=5)),
 }
-"""Name -> what makes the codec, for format 2 and for format 3."""
+"""By name, functions that make the codec for Zarr format 2 and for format 3."""
 
 
 def named_codecs(compressors: Any, zarr_format: int) -> Any:
-    """Return the codecs of a name, for a Zarr format; anything that is no text as it is.
+    """Return the codecs with a short name, for a Zarr format.
 
     Parameters
     ----------
     compressors : str, codec, sequence of codecs, or None
-        "zstd", "blosc" (zstd in Blosc, with a byte shuffle), "gzip", or "none" for no compression.
-    zarr_format : 2 or 3
+        "zstd", "blosc" (zstd in Blosc, with a byte shuffle), "gzip", or "none" for no compression. Anything else than a
+        str is returned unchanged.
+    zarr_format : {2, 3}
+        Zarr format of the array.
 
     Raises
     ------
     OptionError
-        The name is not one of these.
+        If the name is unknown.
     """
     if not isinstance(compressors, str):
         return compressors
@@ -47,5 +49,5 @@ def named_codecs(compressors: Any, zarr_format: int) -> Any:
             found=f"names: {', '.join(names)}",
             do=f"give one of these{perhaps(compressors, names)}, or a codec of zarr.codecs",
         )
-    of_format_2, of_format_3 = _BY_NAME[compressors]
-    return of_format_2() if zarr_format == 2 else of_format_3()
+    make_v2_codec, make_v3_codec = _BY_NAME[compressors]
+    return make_v2_codec() if zarr_format == 2 else make_v3_codec()

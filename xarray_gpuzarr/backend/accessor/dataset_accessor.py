@@ -1,6 +1,6 @@
-"""``.gpuzarr`` on datasets: `explain`, `device`, `to_host`, `load`, `encoding` and `to_zarr`.
+"""`DatasetAccessor`: ``.gpuzarr`` on datasets, with `explain`, `device`, `to_host`, `load`, `encoding` and `to_zarr`.
 
-Nothing is read except by `load` and `to_zarr`, and by what `to_host` returns when that is computed or loaded.
+Only `load` and `to_zarr` read elements; the result of `to_host` does when it is computed or loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DatasetAccessor(Accessor):
     Parameters
     ----------
     dataset : xarray.Dataset
-        Opened with any engine, changed in any way.
+        A dataset that was opened with any engine, or computed.
 
     Examples
     --------
@@ -47,27 +47,27 @@ class DatasetAccessor(Accessor):
 
     @property
     def device(self) -> Device | None:
-        """Where this engine's variables live, or will once they are read; None if none came from it.
+        """Device that this engine's variables are on, or are read to; None if there are no such variables.
 
-        "cuda" if any variable does, or "cuda:1" if all that do were opened with it. A loaded variable counts if it is
-        on the GPU.
+        "cuda" if any variable is on a GPU, or "cuda:1" if all these were opened with this device. A loaded variable
+        counts if it is on a GPU.
         """
         return device_of(self._dataset.variables)
 
     def explain(self) -> Explanation:
-        """Return a table of how each variable is stored, where it is decoded, and why. No I/O.
+        """Return a table of how each variable is stored, where it is decoded, and why. Nothing is read.
 
         Returns
         -------
         Explanation
-            Prints as a table in a terminal and in Jupyter; `Explanation.rows` holds the same as data.
+            Is shown as a table in a terminal and in Jupyter. `Explanation.rows` has the same as data.
         """
         return explanation(dataset_rows(self._dataset), self.device)
 
     def to_host(self) -> Dataset:
-        """Return the dataset with NumPy arrays: arrays on the GPU are copied, everything else is unchanged.
+        """Return the dataset with NumPy arrays in place of arrays on a GPU. All else is unchanged.
 
-        Arrays in memory are copied now, dask arrays and lazy variables when they are computed or loaded.
+        Arrays in memory are copied now, and dask arrays and lazy variables when they are computed or loaded.
         """
         copied = self._dataset.copy()
         bring_to_host(copied.variables.values())
@@ -76,39 +76,42 @@ class DatasetAccessor(Accessor):
     def encoding(
         self, chunks: Size = "1 MiB", shards: Size | None = "128 MiB", *, compressors: Any = None, zarr_format: int = 3
     ) -> dict[Any, dict[str, Any]]:
-        """Return an `encoding` for `xarray.Dataset.to_zarr`: chunks and shards by size, packed as the source is.
+        """Return an `encoding` for `xarray.Dataset.to_zarr`, with chunks and shards of given sizes.
+
+        It keeps the packing of each variable.
 
         Parameters
         ----------
         chunks : int, str or mapping of dimension to int
-            Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
-            last dimensions first and cut evenly. Or its lengths along dimensions, however long these are now; -1 and
-            dimensions left out for all.
+            Largest size of a chunk in bytes, in the stored dtype and before compression: ``2**20`` or ``"1 MiB"``.
+            Chunks are then filled along the last dimensions first, and the next dimension is cut into nearly equal
+            parts. Or the lengths of a chunk along dimensions, also longer ones than the dimension; -1, or a missing
+            dimension, stands for the whole dimension.
         shards : int, str, mapping of dimension to int, or None
-            As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
-            are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
-            format 2.
+            As `chunks`, rounded down to whole chunks. Lengths must be multiples of the chunk's lengths; chunks of a
+            size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards. None
+            for no shards, as in Zarr format 2.
         compressors : "zstd", "blosc", "gzip", "none", codec, sequence of codecs, or None
-            Codecs of all variables. "blosc" is zstd in Blosc, with a byte shuffle. None keeps those of each variable's
-            encoding that `zarr_format` knows; zarr-python chooses for variables without any.
-        zarr_format : 2 or 3
-            Of the store to be written.
+            Codecs of all variables. "blosc" is zstd in Blosc, with a byte shuffle. None keeps the codecs in each
+            variable's encoding, if `zarr_format` has them; otherwise zarr-python chooses.
+        zarr_format : {2, 3}
+            Format of the store that will be written.
 
         Returns
         -------
         dict of variable name to dict
-            Only `chunks`, `shards`, codecs, and what CF packing, times and missing values need. Text and objects get no
-            chunks.
+            For each variable `chunks`, `shards`, codecs, and the entries for CF packing, times and missing values. Text
+            and objects get no chunks.
 
         Raises
         ------
         OptionError
-            A size, a dimension or a format that is unusable, or shards that are no whole number of chunks.
+            If a size, a dimension or the format is unusable, or a shard is not a whole number of chunks.
 
         Notes
         -----
-        ``to_zarr(encoding=...)`` replaces the encoding of a variable, its packing included; this keeps it. dask chunks
-        must be whole shards: ``dataset.chunk(time=...)``.
+        ``to_zarr(encoding=...)`` replaces the encoding of a variable, so this encoding includes the packing. The chunks
+        of dask arrays must be whole shards: ``dataset.chunk(time=...)``.
 
         Examples
         --------
@@ -135,46 +138,46 @@ class DatasetAccessor(Accessor):
         check_values: bool = True,
         **options: Any,
     ) -> Any:
-        """Write the dataset, shard by shard, with the compiled loops: `xarray.Dataset.to_zarr` for sharded stores.
+        """Write the dataset to a sharded store, like `xarray.Dataset.to_zarr`, but shard by shard.
 
-        xarray decides what is stored, by the encoding of each variable. Chunks and shards have a size in bytes or
-        lengths, and no two tasks write to one shard. Arrays on a GPU are copied to the host.
+        xarray decides what is stored, by the encoding of each variable. The sizes of chunks and shards are given in
+        bytes or as lengths, and no two tasks write to one shard. Arrays on a GPU are copied to the host.
 
         Parameters
         ----------
         store : str, path, zarr store, or None
             None writes to memory; the return value gives access.
         chunks, shards, compressors, zarr_format
-            As for `encoding`, of variables that are not in the store yet. The format is that of the store, or 3.
+            As for `encoding`, for variables that are not in the store. The format is that of the store, or 3.
         encoding : mapping of variable name to mapping, optional
-            What is to be different for some variables.
+            Entries that replace those in the encoding of some variables.
         rechunk : bool
-            Whether chunks of dask that end inside of shards are changed. If not, they are an error.
+            Whether dask chunks that end inside shards are changed. If not, they are an error.
         progress : bool
-            Whether a bar shows how many tasks are done, on this machine or on a cluster. Where the output is no
-            terminal, a line now and then does.
+            Whether a bar shows how many tasks are done, on this machine or on a cluster. If the output is not a
+            terminal, lines are printed instead.
         check_values : bool
             Whether values that do not fit the stored dtype are an error. If not, xarray stores other numbers for them.
         **options
             `mode`, `group`, `region`, `append_dim`, `compute`, `consolidated`, `storage_options` and others of
-            `xarray.Dataset.to_zarr`. With `region` or `append_dim`, tasks end where shards of the store do.
+            `xarray.Dataset.to_zarr`. With `region` or `append_dim`, tasks end where shards of the stored arrays end.
 
         Returns
         -------
         xarray.backends.ZarrStore or dask.delayed.Delayed
-            What xarray returns.
+            The same as xarray returns.
 
         Raises
         ------
         OptionError
-            An unusable size, chunks of dask that end inside of shards, or values that do not fit the stored dtype.
+            If a size is unusable, dask chunks end inside shards, or values do not fit the stored dtype.
         StoreWriteError
-            A shard could not be written; it is as it was before.
+            If a shard could not be written. It is as it was before.
 
         Notes
         -----
-        Dask arrays, and other variables of more than 16 MiB, are read, packed and written by tasks of one shard each:
-        the most memory is that of a decoded and a packed shard for each thread of dask.
+        Dask arrays, and other variables of more than 16 MiB, are read, packed and written in tasks of one shard each.
+        So each thread of dask needs memory for one decoded shard and its packed copy.
 
         Examples
         --------
@@ -206,7 +209,7 @@ class DatasetAccessor(Accessor):
         Raises
         ------
         Exception
-            A read failed. Variables that were read before it stay loaded.
+            If a read failed. Variables that were read before stay loaded.
         """
         load_together(self._dataset.variables.values())
         return self._dataset.load()

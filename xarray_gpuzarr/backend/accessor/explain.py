@@ -1,6 +1,6 @@
 """`explain_variables`: how each variable is stored, where it is decoded, and why.
 
-Only metadata in memory is read. Called by accessors and by the command line.
+Only metadata that is in memory is used. Accessors and the command line call this.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
 
-_KEPT_BUSY = 2 * N_AT_ONCE
-"""Chunks that keep a GPU busy: a task ends with its slowest one, while others must fill the gap."""
+_MIN_CHUNKS = 2 * N_AT_ONCE
+"""Number of chunks in a task that keeps a GPU busy. While it ends with its
+slowest chunk, others must fill the gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,52 +31,55 @@ class Row:
     """How one variable is stored and decoded."""
 
     variable: str
-    """Name, after the path of its group if the rows are a tree's."""
+    """Name. In the rows of a tree, the path of the group comes before it."""
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     """Shape of the variable, in elements."""
     stored_dtype: str | None
-    """Name of the dtype in the store, or None if the variable does not come from one."""
+    """Name of the dtype in the store; None if the variable does not come from a store."""
     dtype: str
     """Name of the dtype after decoding."""
     shard_shape: tuple[int, ...] | None = None
     """Shape of one shard of the stored array, in elements; None if it is not sharded."""
     n_shards: int | None = None
+    """Number of shards in the grid of the stored array; None if it is not sharded."""
     chunk_shape: tuple[int, ...] | None = None
     """Shape of one inner chunk of the stored array, in elements."""
     n_chunks: int | None = None
-    """Inner chunks that hold elements of the stored array."""
+    """Number of inner chunks in the grid of the stored array."""
     codecs: str = ""
-    """Codecs of an inner chunk, in the order in which they encode."""
+    """Codecs of an inner chunk, in the order of encoding."""
     cast: str = ""
-    """Conversion of stored numbers to physical ones."""
+    """Conversion of stored numbers to physical values."""
     where: str
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"host, by xarray"`` ..."""
     why: str = ""
-    """The reason; empty for the ordinary way of this engine."""
+    """The reason; empty if the variable is decoded in the usual way."""
     storage: str = ""
-    """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
+    """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty if there is no choice."""
     load: str = ""
-    """Why one read does not keep a GPU busy, and what would help; empty if it does."""
+    """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
     ahead: str = ""
-    """How much of what dask's tasks read is asked for before they run; empty where that is at hand anyway."""
+    """How many bytes are requested before the dask tasks that need them run; empty for local files and memory."""
     decompressed_nbytes: int | None = None
-    """Bytes of the elements in their stored dtype, before compression."""
+    """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int
-    """Bytes of the elements after decoding."""
+    """Size of all elements after decoding, in bytes."""
 
 
 def explain_variables(variables: Mapping[Any, Variable], prefix: str = "") -> tuple[Row, ...]:
-    """Describe variables in the given order, their names after `prefix`. No I/O."""
+    """Return a row for each variable, in their order. `prefix` comes before the names."""
     return tuple(_row(f"{prefix}{name}", variable) for name, variable in variables.items())
 
 
 def lazy_array_of(variable: Variable) -> LazyArray | None:
-    """Return the array of this engine that a variable will be read from, lazily or by dask, or None."""
+    """Return the array of this engine from which a variable is read, lazily or by dask; None if there is none."""
     data = data_of(variable)
     lazy = find_lazy_array(data)
-    reader = None if lazy is not None else find_block_reader(data)
-    return lazy if reader is None else reader.lazy
+    if lazy is not None:
+        return lazy
+    reader = find_block_reader(data)
+    return None if reader is None else reader.lazy
 
 
 def _row(name: str, variable: Variable) -> Row:
@@ -83,19 +87,16 @@ def _row(name: str, variable: Variable) -> Row:
     if lazy is None:
         where, why = _elsewhere(variable)
         return _bare_row(name, variable, variable.encoding.get("dtype"), where, why)
-    route, stored = lazy.route, lazy.stored
-    n_sources, derivation = sum(1 for _ in find_block_readers(data_of(variable))), ""
-    if n_sources > 1:
-        derivation = f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
-    elif variable.shape != lazy.shape or variable.dtype != lazy.dtype:
-        derivation = f"selected or computed from a stored array of shape {lazy.shape}"
-    why = "; ".join(filter(None, (route.why, derivation)))
+    route = lazy.route
+    stored = lazy.stored
+    why = "; ".join(filter(None, (route.why, _derivation(variable, lazy))))
     if not isinstance(stored.spec, ArraySpec):
         array = stored.zarr_array
         assert array is not None
         row = _bare_row(name, variable, array.dtype, route.where, why)
         return replace(row, codecs=str(array_codecs(array.metadata)), cast=str(stored.cast))
-    spec, sharded = stored.spec, stored.spec.index is not None
+    spec = stored.spec
+    sharded = spec.index is not None
     row = _bare_row(name, variable, spec.numpy_dtype, route.where, why)
     return replace(
         row,
@@ -106,12 +107,23 @@ def _row(name: str, variable: Variable) -> Row:
         codecs=str(spec.codecs),
         cast=str(stored.cast),
         storage=lazy.storage,
-        load=_load(variable, spec) if route.where == "cuda" else "",
+        load=_why_not_busy(variable, spec) if route.where == "cuda" else "",
         ahead=_ahead(data_of(variable)),
     )
 
 
+def _derivation(variable: Variable, lazy: LazyArray) -> str:
+    """Return how a variable is derived from stored arrays, of which `lazy` is the first; empty if it is that array."""
+    n_sources = sum(1 for _ in find_block_readers(data_of(variable)))
+    if n_sources > 1:
+        return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
+    if variable.shape != lazy.shape or variable.dtype != lazy.dtype:
+        return f"selected or computed from a stored array of shape {lazy.shape}"
+    return ""
+
+
 def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why: str) -> Row:
+    """Return a row without facts about chunks and codecs."""
     n = math.prod(variable.shape)
     stored = None if stored_dtype is None or stored_dtype is str else np.dtype(stored_dtype)
     return Row(
@@ -127,28 +139,29 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
     )
 
 
-def _load(variable: Variable, spec: ArraySpec) -> str:
-    """Return that a task has too few chunks to keep a GPU busy, and how many would do; else nothing."""
+def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
+    """Return that a task has too few chunks to keep a GPU busy, and what would help; empty if it has enough."""
     blocks = variable.chunks
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
-    edges = [max(sizes, default=0) for sizes in blocks]
-    n = math.prod(-(-edge // chunk) for edge, chunk in zip(edges, spec.grid.chunk_shape, strict=True))
-    if not 0 < n < min(_KEPT_BUSY, math.prod(spec.grid.n_chunks)):
+    block_shape = [max(lengths, default=0) for lengths in blocks]
+    n = math.prod(-(-length // chunk) for length, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
+    if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
-    times = -(-_KEPT_BUSY // n)
-    longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
-    enough = "larger dask chunks"
-    if longer is not None:
-        enough = f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}"
-    if times <= resource_options().n_reads:
-        enough += f", or {times} threads,"
+    factor = -(-_MIN_CHUNKS // n)
+    remedy = "larger dask chunks"
+    for dim, length, block_length in zip(variable.dims, variable.shape, block_shape, strict=True):
+        if factor * block_length <= length:
+            remedy = f"chunks={{{dim!r}: {factor * block_length}}}"
+            break
+    if factor <= resource_options().n_reads:
+        remedy += f", or {factor} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
-    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"
+    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {remedy} would keep it busy"
 
 
 def _ahead(data: Any) -> str:
-    """Return how much is asked for before the tasks of a dask array run; nothing if it may not be."""
+    """Return how many bytes are requested before the tasks of a dask array run; empty if nothing can be."""
     reader = find_block_reader(data)
     if reader is None or reader.objects_ahead() is None:
         return ""
@@ -159,13 +172,13 @@ def _ahead(data: Any) -> str:
 
 
 def _on_dask(data: Any) -> tuple[str, str]:
-    """Return where the blocks of a dask array that reads nothing are, and why."""
+    """Return where the blocks of a dask array are that does not read with this engine, and why."""
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
-    firsts = [next(iter(layer.values()), None) for layer in layers if layer]
-    blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
-    if type(blocks).__module__.startswith("distributed."):
+    first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]
+    block = getattr(first_tasks[0], "value", first_tasks[0]) if first_tasks else None
+    if type(block).__module__.startswith("distributed."):
         where = "in memory of dask's workers"
-    elif isinstance(blocks, np.generic) or (hasattr(blocks, "__array_function__") and not hasattr(blocks, "dask")):
+    elif isinstance(block, np.generic) or (hasattr(block, "__array_function__") and not hasattr(block, "dask")):
         where = "in memory"
     else:
         return "dask", "not opened by this engine"
@@ -175,7 +188,7 @@ def _on_dask(data: Any) -> tuple[str, str]:
 
 
 def _elsewhere(variable: Variable) -> tuple[str, str]:
-    """Return where a variable of no array of this engine is decoded, and why."""
+    """Return where a variable that does not come from an array of this engine is decoded, and why."""
     if isinstance(variable, IndexVariable):
         return "host, by xarray", "index coordinate"
     in_memory = array_in_memory(variable)

@@ -1,4 +1,4 @@
-"""Explanations and summaries as text and HTML. rich is imported when a table is printed."""
+"""`Explanation` and `Summary`: rows about variables, as text and HTML. rich is imported when a table is printed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 WIDE = 132
-"""Terminal width, in columns, from which every property gets a column of its own."""
-_LANDING = {
+"""Terminal width, in columns, from which each property has a column of its own."""
+_DESTINATIONS = {
     "cuda": "this engine's are read to the GPU, as CuPy arrays",
     "host": "this engine's are read to the host, as NumPy arrays",
     "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
     None: 'nothing left to read with engine="gpuzarr"',
 }
+"""By device, the text for variables that are read to it."""
 
 
 class TableText(ABC):
-    """A table of rich that `str` and `repr` render as text."""
+    """Base of tables for rich that `str` and `repr` render as text."""
 
     __slots__ = ()
 
@@ -49,7 +50,7 @@ class TableText(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(TableText):
-    """Rows, rendered as a table by `str`, `repr`, rich and Jupyter."""
+    """Rows about variables, which `str`, `repr`, rich and Jupyter render as a table."""
 
     rows: tuple[Row, ...]
     note: str = ""
@@ -59,25 +60,24 @@ class Explanation(TableText):
         from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
 
         wide = options.max_width >= WIDE
-        columns, gap = (_WIDE_COLUMNS, 1) if wide else (_NARROW_COLUMNS, 0)
-        table = tables.headed_table(gap=gap, leading=1)
+        columns = _WIDE_COLUMNS if wide else _NARROW_COLUMNS
+        table = tables.headed_table(gap=1 if wide else 0, leading=1)
         for title in columns:
-            most = _NAME_WIDTH if title == "variable" and not wide else None
-            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN, max_width=most)
+            max_width = _NAME_WIDTH if title == "variable" and not wide else None
+            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN, max_width=max_width)
         for row in self.rows:
-            table.add_row(*(tables.cell(of_row(row)) for of_row in columns.values()))
+            table.add_row(*(tables.cell(make_cell(row)) for make_cell in columns.values()))
         yield table
         if self.note:
             yield tables.note(self.note)
 
     def _repr_html_(self) -> str:
-        return html_table(
-            _WIDE_COLUMNS, ([of_row(row) for of_row in _WIDE_COLUMNS.values()] for row in self.rows), self.note
-        )
+        rows = [[make_cell(row) for make_cell in _WIDE_COLUMNS.values()] for row in self.rows]
+        return html_table(_WIDE_COLUMNS, rows, self.note)
 
 
 Cell = list[str]
-"""Lines of one cell; the first matters most."""
+"""Lines of one cell, the most important one first."""
 
 
 def _dtype(row: Row) -> str:
@@ -90,31 +90,33 @@ def _cast(row: Row) -> str:
 
 
 def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
-    """Write number, noun and shape of the cells of a grid; nothing if there is no grid."""
+    """Return number, noun and shape of the cells of a grid as text; empty if there is no grid."""
     if shape is None:
         return ""
     return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
 
 
 def _shards(row: Row) -> str:
-    unsharded = row.shard_shape is None and row.chunk_shape is not None
-    return "not sharded" if unsharded else _grid(row.n_shards, "", row.shard_shape)
+    if row.shard_shape is None and row.chunk_shape is not None:
+        return "not sharded"
+    return _grid(row.n_shards, "", row.shard_shape)
 
 
 def _layout(row: Row) -> Cell:
-    """Return all facts about storage in one cell, for narrow terminals."""
+    """Return all facts about storage as one cell, for narrow terminals."""
     shards = _grid(row.n_shards, "shards", row.shard_shape)
     return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
 
 def brief_cells(row: Row) -> tuple[str, ...]:
-    """Return the most important facts about a variable, in cells of one line."""
+    """Return the most important facts about a variable, as cells of one line."""
     grid = _grid(row.n_shards, "shards", row.shard_shape) or _grid(row.n_chunks, "chunks", row.chunk_shape)
     layout = grid if row.shape else ""
     return (row.variable, _dtype(row), format_shape(row.shape), format_nbytes(row.decoded_nbytes), layout, row.where)
 
 
 Columns = dict[str, Callable[[Row], Cell]]
+"""Title of each column, and the function that makes its cell for a row."""
 
 _NARROW_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
@@ -134,19 +136,19 @@ _WIDE_COLUMNS: Columns = {
 _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""
 _NAME_WIDTH = 16
-"""Longer names and dimensions are wrapped in a narrow terminal, to leave room for shapes."""
+"""Width at which names and dimensions are wrapped in a narrow terminal, to leave room for shapes."""
 
 
 def html_table(titles: Iterable[str], rows: Iterable[Iterable[Cell]], note: str = "") -> str:
-    """Render cells as HTML with a sentence below them, with the colours of the page."""
+    """Return rows of cells as an HTML table, in the colours of the page, with a sentence below it."""
     head = "".join(f'<th style="text-align:left">{title}</th>' for title in titles)
     body = ""
     for cells in rows:
         body += "<tr>"
         for lines in cells:
-            first, *rest = [html.escape(visible(line)) for line in lines if line] or [""]
-            more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
-            body += f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
+            first, *others = [html.escape(visible(line)) for line in lines if line] or [""]
+            dimmed = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in others)
+            body += f'<td style="text-align:left;vertical-align:top">{first}{dimmed}</td>'
         body += "</tr>"
     below = f'<p style="opacity:.7">{html.escape(visible(note))}</p>' if note else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -154,26 +156,28 @@ def html_table(titles: Iterable[str], rows: Iterable[Iterable[Cell]], note: str 
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
-    """Write a shape without spaces, so that it is never wrapped."""
+    """Return a shape as text without spaces, so that it is never wrapped."""
     return "\N{MULTIPLICATION SIGN}".join(map(str, shape)) or "scalar"
 
 
 def format_nbytes(nbytes: int) -> str:
-    """Write a number of bytes in decimal units, as xarray does."""
-    value, units = float(nbytes), iter(("B", "kB", "MB", "GB", "TB", "PB"))
-    unit = next(units)
-    while value >= 999.5 and unit != "PB":
-        value, unit = value / 1000, next(units)
+    """Return a number of bytes as text in decimal units, as xarray does."""
+    value = float(nbytes)
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    unit = units[0]
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.3g} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A headline, and the variables by the place where they are decoded: what ``ds.gpuzarr`` shows."""
+    """The text of ``ds.gpuzarr``: a headline, and the variables by the place where they are decoded."""
 
     headline: str
     places: tuple[tuple[str, str], ...]
-    """Place, and the variables that are decoded there."""
+    """Places, each with the names of the variables that are decoded there."""
 
     def __str__(self) -> str:
         width = max((len(place) for place, _ in self.places), default=0)
@@ -181,7 +185,7 @@ class Summary:
         return "\n".join([f"<gpuzarr: {self.headline}>", *lines])
 
     def to_html(self) -> str:
-        """Render as HTML, with the colours of the page."""
+        """Return the summary as HTML, in the colours of the page."""
         rows = "".join(
             f'<tr><td style="text-align:left;opacity:.7">{html.escape(place)}</td>'
             f'<td style="text-align:left">{html.escape(names)}</td></tr>'
@@ -191,15 +195,17 @@ class Summary:
 
 
 def summarize(rows: Iterable[Row], device: str | None) -> Summary:
-    """Group variables by the place where they are decoded; `device` is the one that this engine's are read to."""
+    """Return the summary of rows. `device` is that of this engine's variables; None if there are none."""
     rows = tuple(rows)
     places: dict[str, list[str]] = {}
     for row in rows:
         places.setdefault(row.where, []).append(row.variable)
     nbytes = format_nbytes(sum(row.decoded_nbytes for row in rows))
-    landing = _LANDING.get(device) or f"this engine's are read to GPU {str(device).partition(':')[2]}, as CuPy arrays"
+    destination = _DESTINATIONS.get(device)
+    if destination is None:
+        destination = f"this engine's are read to GPU {str(device).partition(':')[2]}, as CuPy arrays"
     plural = "variable" if len(rows) == 1 else "variables"
     return Summary(
-        headline=f"{len(rows)} {plural}, {nbytes}; {landing}",
+        headline=f"{len(rows)} {plural}, {nbytes}; {destination}",
         places=tuple((visible(place), visible(", ".join(names))) for place, names in places.items()),
     )

@@ -1,4 +1,4 @@
-"""`bring_to_host`: arrays on a GPU, in memory, lazy or in dask, become NumPy arrays."""
+"""`bring_to_host`: converts arrays on a GPU to NumPy arrays, whether they are in memory, lazy or dask arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xarray_gpuzarr.decoders.protocol import Route
 
 
 def bring_to_host(variables: Iterable[Variable]) -> None:
-    """Convert variables on a GPU to NumPy arrays, in place: arrays in memory now, others when they are read."""
+    """Convert variables to NumPy arrays, in place: those in GPU memory now, lazy and dask arrays when read."""
     for variable in variables:
         data = data_of(variable)
         lazy = find_lazy_array(data)
@@ -28,15 +28,17 @@ def bring_to_host(variables: Iterable[Variable]) -> None:
         elif hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
             host_meta = np.empty((0,) * data.ndim, data.dtype)
             variable.data = data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta)
-        elif hasattr(in_memory := array_in_memory(variable), "get"):
-            variable.data = to_numpy(in_memory)
+        else:
+            array = array_in_memory(variable)
+            if hasattr(array, "get"):
+                variable.data = to_numpy(array)
 
 
 def _may_have_device_blocks(data: Any) -> bool:
-    """Whether a dask array whose meta is NumPy's may have blocks on a GPU.
+    """Whether a dask array with a NumPy meta may have blocks on a GPU.
 
-    dask falls back to NumPy's if a function fails on arrays of length zero, such as a maximum, and for blocks that are
-    in memory of workers.
+    dask uses a NumPy meta for functions that fail on arrays of length zero, such as a maximum, and for blocks in the
+    memory of workers.
     """
     reader = find_block_reader(data)
     if reader is not None:
@@ -47,7 +49,7 @@ def _may_have_device_blocks(data: Any) -> bool:
 
 
 def to_numpy(array: Any) -> Any:
-    """Return an array of a GPU as a NumPy array; any other array unchanged."""
+    """Return an array on a GPU as a NumPy array, and any other array unchanged."""
     return array.get() if hasattr(array, "get") else array
 
 
@@ -71,7 +73,7 @@ class HostCopy(LazyArray):
 
 
 def _host_copies(data: Any) -> Any:
-    """Return xarray's indexing wrappers with a `HostCopy` of the lazy array below them."""
+    """Return a copy of xarray's indexing wrappers in which a `HostCopy` replaces the lazy array."""
     if isinstance(data, LazyArray):
         return HostCopy(data.stored, data.device, or_host=data.or_host)
     wrapper = copy(data)

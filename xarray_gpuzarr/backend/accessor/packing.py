@@ -1,17 +1,17 @@
-"""Blocks of dask packed as xarray packs them, one slab that fits a cache at a time.
+"""Packs dask blocks as xarray does, but one slab at a time, which fits a core's cache.
 
-xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory. A slab goes
-through the same operations: those of the dask graph that xarray has built, or xarray's coders for an array of NumPy.
+xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory. Here each
+slab goes through the same operations: those of the dask graph that xarray has built, or xarray's coders for NumPy
+arrays.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -22,35 +22,41 @@ from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.backend.accessor.value_check import ValueCheck
 from xarray_gpuzarr.process.records import record
 
-_SLAB = 2**16
-"""Number of elements that are packed at once: half a megabyte of float64. Twice as many took three times as long."""
-NUMBERS, TIMES = "biufc", "mM"
-"""Kinds of dtypes whose elements xarray packs one by one, times in blocks of dask only."""
+_SLAB_LENGTH = 2**16
+"""Number of elements in a slab, half a megabyte of float64. With twice as many, packing took three times as long."""
+TIMES = "mM"
+"""Kinds of dtypes whose elements xarray packs one by one in dask arrays only."""
 
 Pack = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
-"""Encode elements, shape (n,), as they are stored."""
+"""Encodes elements, shape (n,), as they are stored."""
 
 
 class PackedByGraph:
-    """The operations of a dask graph that xarray has built to encode an array, for elements of NumPy.
+    """Encodes NumPy elements by the operations of a dask graph that xarray has built to encode a dask array.
 
-    `encoded` is the encoded array and `original` the array that it was made of.
+    Parameters
+    ----------
+    encoded : dask.array.Array
+        The encoded array.
+    original : dask.array.Array
+        The array that xarray has encoded.
     """
 
     def __init__(self, encoded: da.Array, original: da.Array) -> None:
         first_block = (0,) * encoded.ndim
-        self._source, self._result = (original.name, *first_block), (encoded.name, *first_block)
+        self._source = (original.name, *first_block)
+        self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
-        below = original.dask.layers.keys()
-        tasks = {key: task for key, task in graph.items() if _layer(key) not in below}
-        needed = {key: {*get_dependencies(graph, key)} for key in tasks}
-        sources = {key for keys in needed.values() for key in keys} - tasks.keys()
-        self.is_complete = sources == {self._source} and all(needed.values())
-        """Whether the operations need a block of `original`, and nothing else, such as an offset for each column."""
-        order = TopologicalSorter({key: keys & tasks.keys() for key, keys in needed.items()}).static_order()
+        original_layers = original.dask.layers.keys()
+        tasks = {key: task for key, task in graph.items() if _layer(key) not in original_layers}
+        dependencies = {key: {*get_dependencies(graph, key)} for key in tasks}
+        inputs = {key for keys in dependencies.values() for key in keys} - tasks.keys()
+        self.is_complete = inputs == {self._source} and all(dependencies.values())
+        """Whether a block of `original` is the only input. Otherwise there may be one such as an offset per column."""
+        order = TopologicalSorter({key: keys & tasks.keys() for key, keys in dependencies.items()}).static_order()
         self._steps = [(key, tasks[key]) for key in order]
         self.__name__ = f"packed-{encoded.name}"
 
@@ -58,133 +64,69 @@ class PackedByGraph:
         return self._result
 
     def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return elements encoded, shape (n,)."""
+        """Return the encoded elements, shape (n,)."""
         results = {self._source: elements}
-        for key, task in self._steps:  # without a scheduler of dask, which takes longer than they do
+        for key, task in self._steps:  # a scheduler of dask would take longer than the tasks do
             results[key] = task(results)
         return results[self._result]
 
 
 def _layer(key: Any) -> Any:
-    """Return the name of the layer of a dask graph that a key belongs to."""
+    """Return the name of the layer of a dask graph that has a key."""
     return key[0] if isinstance(key, tuple) else key
 
 
 class PackedByCoders:
-    """xarray's coders for elements of NumPy, given the name, the attributes and the encoding of a variable."""
+    """Encodes NumPy elements with xarray's coders, as for a variable of this name, attributes and encoding."""
 
     def __init__(self, name: Any, attrs: Mapping[str, Any], encoding: Mapping[str, Any], zarr_format: int) -> None:
-        self._name, self._zarr_format = name, zarr_format
-        self._attrs, self._encoding = dict(attrs), dict(encoding)
+        self._name = name
+        self._zarr_format = zarr_format
+        self._attrs = dict(attrs)
+        self._encoding = dict(encoding)
 
     def __call__(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return elements encoded, shape (n,)."""
+        """Return the encoded elements, shape (n,)."""
         variable = Variable("element", elements, dict(self._attrs), dict(self._encoding))
-        encoded: npt.NDArray[Any] = _kept_encoder(self._zarr_format).encode_variable(variable, self._name).values
+        encoded: npt.NDArray[Any] = (
+            _cached_encoding_store(self._zarr_format).encode_variable(variable, self._name).values
+        )
         return encoded
 
 
-def encoder(zarr_format: int | None) -> ZarrStore:
-    """Return a store of xarray that encodes variables for a format, and to which nothing is written."""
+def encoding_store(zarr_format: int | None) -> ZarrStore:
+    """Return an empty store of xarray in memory, which can encode variables for a Zarr format."""
     return get_writable_zarr_store(MemoryStore(), zarr_format=zarr_format, consolidated=False)
 
 
-_kept_encoder = cache(encoder)
-"""Every slab needs one, and to make it takes several times as long as to encode the slab."""
-
-
-@record
-class Misfit:
-    """A number that the stored dtype has no place for."""
-
-    value: float
-    found: str
-    """Value as which it is stored, in words."""
-
-
-@record
-class ValueCheck:
-    """Check whether values fit the dtype in which a variable is stored."""
-
-    name: Any
-    """Name of the variable."""
-    dtype: np.dtype[Any]
-    """Stored dtype."""
-    scale: float
-    offset: float
-    """``stored * scale + offset`` is what is read."""
-    has_fill_value: bool
-    """Whether NaN is stored as something else."""
-
-    @classmethod
-    def of(cls, name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> Self | None:
-        """Return the check of a variable, given the encoding that packs it; None if values are not numbers there."""
-        numbers = [np.asarray(encoding.get(key, default)) for key, default in (("scale_factor", 1), ("add_offset", 0))]
-        if encoding.get("_Unsigned") is not None or any(n.size != 1 or n.dtype.kind not in NUMBERS for n in numbers):
-            return None
-        scale, offset = (float(number.reshape(-1)[0].real) for number in numbers)
-        has_fill_value = any(encoding.get(key) is not None for key in ("_FillValue", "missing_value"))
-        return cls(name=name, dtype=dtype, scale=scale, offset=offset, has_fill_value=has_fill_value)
-
-    def misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
-        """Return a number that is stored as another one: the smallest or the largest of some, or NaN; None if none is.
-
-        Both arrays have one shape, and elements in one order.
-        """
-        if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
-            return None
-        flat, flat_stored = values.reshape(-1), stored.reshape(-1)
-        is_nan = np.isnan(flat)
-        if is_nan.any():
-            if self.dtype.kind != "f" and not self.has_fill_value:
-                return Misfit(value=math.nan, found="NaN, and no _FillValue to store it as")
-            flat, flat_stored = flat[~is_nan], flat_stored[~is_nan]
-        precision = max(1e-6, 8 * float(np.finfo(values.dtype).eps)) if values.dtype.kind == "f" else 1e-6
-        for position in (int(flat.argmin()), int(flat.argmax())) if flat.size else ():
-            value, found = float(flat[position]), float(flat_stored[position])
-            if self.dtype.kind == "f":
-                is_kept = math.isfinite(found) or not math.isfinite(value)
-            else:
-                tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
-                is_kept = math.isfinite(value) and abs(found * self.scale + self.offset - value) <= tolerance
-            if not is_kept:
-                return Misfit(value=value, found=f"the value {value}, which is stored as {found}")
-        return None
-
-    def error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
-        """Return the error of a number of a block, whose first element has the indices `first`."""
-        is_it = np.isnan(block) if math.isnan(misfit.value) else block == misfit.value
-        inside = np.unravel_index(int(is_it.argmax()), block.shape)
-        place = tuple([start + int(i) for start, i in zip(first, inside, strict=True)])
-        found = f"{misfit.found}, at {place}"
-        return OptionError(
-            f"values of variable {self.name!r} do not fit the dtype in which they are stored",
-            tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
-            found=found,
-            do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values; "
-            "check_values=False lets xarray store other numbers",
-        )
+_cached_encoding_store = cache(encoding_store)
+"""The store for a Zarr format. Each slab needs one, and making it takes several times as long as encoding the slab."""
 
 
 @record
 class SlabPacker:
-    """Packs blocks slab by slab."""
+    """Packs dask blocks slab by slab."""
 
     pack: Pack
+    """Encodes the elements of a slab."""
     dtype: np.dtype[Any]
     """Stored dtype."""
     check: ValueCheck | None
+    """Check of the values; None if they are not checked."""
     starts: tuple[tuple[int, ...], ...]
-    """First index of each block along each axis."""
+    """For each axis, the index of the first element of each block."""
 
     def __call__(self, block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
-        """Return a block encoded, of the same shape, in C order."""
+        """Return an encoded block, in C order.
+
+        Raises `OptionError` if a value does not fit the stored dtype. `block_id` is the block's number along each axis.
+        """
         slabs = np.nditer(
             [block, None],
             flags=["external_loop", "buffered", "zerosize_ok"],
             op_flags=[["readonly"], ["writeonly", "allocate"]],
             op_dtypes=[block.dtype, self.dtype],
-            buffersize=_SLAB,
+            buffersize=_SLAB_LENGTH,
         )
         with slabs:
             for values, out in slabs:
@@ -197,10 +139,23 @@ class SlabPacker:
 
 
 def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
-    """Return an encoded array whose blocks are packed in slabs; `encoded` itself where that is not possible.
+    """Return an encoded dask array whose blocks are packed in slabs.
 
-    `original`, of the same shape, is what it was made of. `pack` encodes elements, those of the graph of `encoded` if
-    it is None.
+    Parameters
+    ----------
+    encoded : dask.array.Array
+        The array as xarray has encoded it.
+    original : dask.array.Array
+        The array before, with the same shape.
+    pack : callable or None
+        Encodes elements. None for the operations of the graph of `encoded`.
+    check : ValueCheck or None
+        Check of the values.
+
+    Returns
+    -------
+    dask.array.Array
+        `encoded` itself if its elements cannot be encoded one by one.
     """
     if encoded.name == original.name or encoded.numblocks != original.numblocks:
         return encoded
@@ -209,7 +164,7 @@ def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: Va
         if not pack.is_complete:
             return encoded
     sample = pack(np.zeros(1, original.dtype))
-    if sample.shape != (1,) or sample.dtype != encoded.dtype:  # text, of which elements become several
+    if sample.shape != (1,) or sample.dtype != encoded.dtype:  # such as text, whose elements become several
         return encoded
     starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
     packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check, starts=starts)

@@ -1,4 +1,4 @@
-"""`slices_of`: an array of NumPy as an array of dask, of which nothing is copied."""
+"""`slices_of`: a NumPy array as a dask array, without a copy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 
 class _Sliced:
-    """What dask takes slices of. It copies all of an array of NumPy, so that later changes of it are not seen."""
+    """Wraps a NumPy array. dask would copy the array itself, so that later changes of it have no effect."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
-        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.ndim = array.ndim
 
     def __getitem__(self, key: Any) -> npt.NDArray[Any]:
         block: npt.NDArray[Any] = self._array[key]
@@ -23,12 +25,12 @@ class _Sliced:
 
 
 def slices_of(array: npt.NDArray[Any], lengths: Sequence[Sequence[int]]) -> da.Array:
-    """Return an array of dask whose blocks are views of an array of NumPy, with a name at random.
+    """Return a dask array, with a random name, whose blocks are views of a NumPy array.
 
     Parameters
     ----------
     array : numpy.ndarray
-        An array in host memory. It is not to change until the blocks are computed.
+        An array in host memory. It must not change until the blocks are computed.
     lengths : sequence of sequence of int
         Lengths of the blocks along each axis.
     """

@@ -1,7 +1,7 @@
-"""`StagedStore`: keeps metadata of a new store in memory until all are known, then sends them together.
+"""`StagedStore`: keeps the metadata of a new store in memory until all are known, then sends them together.
 
-xarray and zarr-python write each group, array and attribute by requests that follow one another, and ask before each
-what is there. Below a path that they have found empty, or have emptied, this store knows the answers.
+xarray and zarr-python write groups, arrays and attributes with consecutive requests, and ask before each what is stored
+already. Below a path that was found empty, or was emptied, this store answers such questions without a request.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
 from xarray_gpuzarr.backend.caching_store import store_path_of
 from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
-from xarray_gpuzarr.fetch.source import is_obstore_memory
+from xarray_gpuzarr.fetch.stores import is_obstore_memory
 
 
 class StagedStore(WrapperStore[Store]):
-    """A store that keeps the objects that it is given, but for the first one, until `send`.
+    """A store that keeps all objects but the first until `send` is called.
 
-    The first one, the metadata of a group, is stored at once: a store that takes no objects is an error before anything
-    is encoded. Chunks are not written through it: see `detach`.
+    The first object, the metadata of a group, is stored at once, so that a store which refuses objects raises its error
+    before anything is encoded. Chunks are not written through this store; see `detach`.
 
     Parameters
     ----------
@@ -38,29 +38,40 @@ class StagedStore(WrapperStore[Store]):
 
     def __init__(self, store: Store, *, is_own: bool = False) -> None:
         super().__init__(store)
-        self.itself = store
+        self.inner = store
         self._is_own = is_own
         self._staged = MemoryStore()
         self._unsent: dict[str, Buffer] = {}
         """Staged objects that the store does not have."""
         self._known: set[str] = set()
-        """Paths below which the store has nothing but what is staged."""
+        """Paths below which everything that is stored is also staged."""
         self._stored: set[str] = set()
-        """Keys of the objects that have been stored through this one."""
+        """Keys of the objects that this object has stored."""
 
     @classmethod
-    def of(cls, where: Any, options: Mapping[str, Any]) -> Self | None:
-        """Return a staged store where `to_zarr` begins a store anew on a server; None for others.
+    def of(cls, store: Any, options: Mapping[str, Any]) -> Self | None:
+        """Return a staged store for a write that makes a new store on a server.
 
-        `options` are those of `to_zarr`. Stores other than zarr-python's own, such as those that are versioned, may
-        want metadata before chunks.
+        Parameters
+        ----------
+        store
+            The store, as for `xarray.Dataset.to_zarr`.
+        options : mapping
+            Options of `to_zarr`.
+
+        Returns
+        -------
+        StagedStore or None
+            None for stores that are not on a server, and for classes other than zarr-python's own: versioned stores,
+            for example, may need metadata before chunks.
         """
         storage_options = options.get("storage_options")
-        if isinstance(where, str) and "://" in where and "::" not in where:
-            path = run_on_loop(where, partial(store_path_of, where, storage_options))
-            store, is_own = path.store, True
-        elif isinstance(where, Store) and not storage_options:
-            store, is_own = where, False
+        if isinstance(store, str) and "://" in store and "::" not in store:
+            path = run_on_loop(store, partial(store_path_of, store, storage_options))
+            store = path.store
+            is_own = True
+        elif isinstance(store, Store) and not storage_options:
+            is_own = False
         else:
             return None
         if not isinstance(store, FsspecStore | ObjectStore) or store.read_only:
@@ -70,54 +81,54 @@ class StagedStore(WrapperStore[Store]):
         return cls(store, is_own=is_own)
 
     def __str__(self) -> str:
-        return str(self.itself)
+        return str(self.inner)
 
     def __repr__(self) -> str:
-        return repr(self.itself)
+        return repr(self.inner)
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Whether the store has consolidated metadata as zarr-python writes them."""
-        return self.itself.supports_consolidated_metadata
+        """Whether the store supports consolidated metadata."""
+        return self.inner.supports_consolidated_metadata
 
     async def is_empty(self, prefix: str) -> bool:
         """Return whether nothing is stored below a path."""
         if self._is_known(prefix):
             return await self._staged.is_empty(prefix)
-        is_empty = await self._staged.is_empty(prefix) and await self.itself.is_empty(prefix)
+        is_empty = await self._staged.is_empty(prefix) and await self.inner.is_empty(prefix)
         if is_empty:
             self._known.add(prefix.strip("/"))
         return is_empty
 
     async def delete_dir(self, prefix: str) -> None:
-        """Remove what is below a path."""
+        """Remove all objects below a path."""
         if not self._is_known(prefix):
-            await self.itself.delete_dir(prefix)
+            await self.inner.delete_dir(prefix)
             self._known.add(prefix.strip("/"))
         for key in [key async for key in self._staged.list_prefix(_folder(prefix))]:
             await self.delete(key)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object or bytes of it."""
+        """Return an object, or a byte range of it; None if there is no such object."""
         if await self._staged.exists(key) or self._is_known(key):
             return await self._staged.get(key, prototype, byte_range)
-        return await self.itself.get(key, prototype, byte_range)
+        return await self.inner.get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
         """Return whether there is an object."""
-        return await self._staged.exists(key) or (not self._is_known(key) and await self.itself.exists(key))
+        return await self._staged.exists(key) or (not self._is_known(key) and await self.inner.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Keep an object; store the first one."""
+        """Keep an object. The first one is stored at once."""
         if self._stored:
             self._unsent[key] = value
         else:
-            await self.itself.set(key, value)
+            await self.inner.set(key, value)
             self._stored.add(key)
         await self._staged.set(key, cpu.Buffer.from_bytes(value.to_bytes()))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Keep an object, unless there is one."""
+        """Keep an object, unless there is one with this key."""
         if not await self.exists(key):
             await self.set(key, value)
 
@@ -126,23 +137,25 @@ class StagedStore(WrapperStore[Store]):
         self._unsent.pop(key, None)
         await self._staged.delete(key)
         if key in self._stored or not self._is_known(key):
-            await self.itself.delete(key)
+            await self.inner.delete(key)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names below a path."""
         names = {name: None async for name in self._staged.list_dir(prefix)}
         if not self._is_known(prefix):
-            names |= {name.rstrip("/"): None async for name in self.itself.list_dir(prefix)}
+            names |= {name.rstrip("/"): None async for name in self.inner.list_dir(prefix)}
         for name in names:
             yield name
 
     def close(self) -> None:
         """Close the store if this object has opened it."""
         if self._is_own:
-            self.itself.close()
+            self.inner.close()
 
     def send(self) -> None:
-        """Store what is kept, many objects at a time; last those of the outermost group, which may describe all others.
+        """Store all objects that are kept, many at a time.
+
+        Those of the outermost group come last, since its metadata may describe all others.
 
         Raises
         ------
@@ -152,25 +165,26 @@ class StagedStore(WrapperStore[Store]):
         run_on_loop(str(self), self._send)
 
     def detach(self, node: Any) -> None:
-        """Let a group or an array of zarr-python use the store itself."""
+        """Let a group or an array of zarr-python use the inner store from now on."""
         if node.store_path.store is self:
-            node.store_path.store = self.itself
+            node.store_path.store = self.inner
 
     async def _send(self) -> None:
-        unsent, self._unsent = self._unsent, {}
+        unsent = self._unsent
+        self._unsent = {}
         self._stored |= unsent.keys()
         outermost = min(key.count("/") for key in unsent) if unsent else 0
         limit = asyncio.Semaphore(requests_at_once())
 
         async def store(key: str) -> None:
             async with limit:
-                await self.itself.set(key, unsent[key])
+                await self.inner.set(key, unsent[key])
 
         await asyncio.gather(*[store(key) for key in unsent if key.count("/") > outermost])
         await asyncio.gather(*[store(key) for key in unsent if key.count("/") == outermost])
 
     def _is_known(self, key: str) -> bool:
-        """Whether all that is stored under a key, or below a path, is staged."""
+        """Whether everything that is stored under a key, or below a path, is also staged."""
         parts = key.strip("/").split("/")
         return any("/".join(parts[:n]) in self._known for n in range(len(parts) + 1))
 

@@ -1,4 +1,4 @@
-"""Tables for terminals. Imports rich, so it is imported only to print."""
+"""Tables for terminals. This module imports rich, so it is imported only when a table is printed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def as_text(renderable: RenderableType, width: int) -> str:
 
 
 def headed_table(*, gap: int, leading: int = 0) -> Table:
-    """Return a table with a line below its header, `gap` blanks between columns and `leading` lines between rows."""
+    """Return a table with a line below its header, `gap` spaces between columns, and `leading` lines between rows."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), leading=leading)
 
 
 def cell(lines: Sequence[str]) -> Text:
-    """Join lines, the first one brightest, without empty ones. No line is markup."""
-    first, *rest = [visible(line) for line in lines if line] or [""]
-    return Text.assemble(first, *((f"\n{line}", "dim") for line in rest))
+    """Return the lines of a cell as text, all but the first dimmed. Empty lines are left out; no line is markup."""
+    first, *others = [visible(line) for line in lines if line] or [""]
+    return Text.assemble(first, *((f"\n{line}", "dim") for line in others))
 
 
 def note(text: str) -> Text:
-    """Return a sentence below a table."""
+    """Return the text of a sentence below a table."""
     return Text(f"\n{visible(text)}", style="dim")

@@ -1,4 +1,4 @@
-"""`compute_with_progress`: run the tasks of a write, and show how many are done."""
+"""`compute_with_progress`: runs the tasks of a write, and shows how many are done."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from dask.diagnostics.progress import ProgressBar
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 _INTERVAL_S = 30
-"""Time between two lines, in seconds, where the output is no terminal."""
+"""Time between two lines, in seconds, if the output is not a terminal."""
 
 
 class ProgressLines(Callback):
-    """Prints a line now and then: bars fill files and pipes."""
+    """Prints a line from time to time, for files and pipes, which a progress bar would fill."""
 
     def _start_state(self, dsk: Any, state: Any) -> None:  # noqa: ARG002
         self._n_tasks = sum(len(state[name]) for name in ("ready", "waiting"))
-        self._n_done, self._shown = 0, time.monotonic()
+        self._n_done = 0
+        self._printed_at = time.monotonic()
 
     def _posttask(self, *_: Any) -> None:
         self._n_done += 1
-        if time.monotonic() - self._shown >= _INTERVAL_S:
-            self._show()
+        if time.monotonic() - self._printed_at >= _INTERVAL_S:
+            self._print()
 
     def _finish(self, *_: Any) -> None:
-        self._show()
+        self._print()
 
-    def _show(self) -> None:
-        self._shown = time.monotonic()
+    def _print(self) -> None:
+        self._printed_at = time.monotonic()
         print(f"{self._n_done} of {self._n_tasks} steps done", flush=True)  # noqa: T201
 
 
 def compute_with_progress(tasks: Any) -> None:
-    """Compute a task of dask, and show a bar, or lines where the output is neither a terminal nor a notebook."""
-    from rich.console import Console  # noqa: PLC0415  # takes long
+    """Compute a dask collection, and show a progress bar; lines if the output is neither a terminal nor a notebook."""
+    from rich.console import Console  # noqa: PLC0415  # a slow import
 
     console = Console()
-    is_seen = console.is_terminal or console.is_jupyter
+    has_bar = console.is_terminal or console.is_jupyter
     if client_of_dask() is None:
-        shown: AbstractContextManager[Any] = ProgressBar() if is_seen else ProgressLines()  # type: ignore[no-untyped-call]
-        with shown:
+        progress: AbstractContextManager[Any] = ProgressBar() if has_bar else ProgressLines()  # type: ignore[no-untyped-call]
+        with progress:
             tasks.compute()
         return
-    from distributed import progress as show  # noqa: PLC0415  # takes long
+    from distributed import progress as show_bar  # noqa: PLC0415  # a slow import
 
     tasks = tasks.persist()
-    if is_seen:
-        show(tasks, notebook=False)  # type: ignore[no-untyped-call]
+    if has_bar:
+        show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
     tasks.compute()
-    if not is_seen:
+    if not has_bar:
         print("all tasks done", flush=True)  # noqa: T201

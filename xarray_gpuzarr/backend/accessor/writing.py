@@ -1,8 +1,8 @@
-"""Write datasets as xarray does, in dask chunks of whole shards, so that no two tasks write to one shard.
+"""`write_groups`: writes datasets as xarray does, in tasks of whole shards, so that no two tasks write to one shard.
 
-xarray's own `ZarrStore` decides everything that is stored: what encoding is kept, how values are packed, which arrays
-are created or resized, and what is refused. This module decides how long chunks and shards are, how the chunks of dask
-are brought to them, and how much memory a block takes.
+xarray's own `ZarrStore` decides everything that is stored: which encoding is kept, how values are packed, which arrays
+are created or resized, and what is refused. This package decides the lengths of chunks and shards, how dask chunks are
+aligned with them, and how much memory a block takes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter
+from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, Original
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
-from xarray_gpuzarr.backend.accessor.packing import encoder
+from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
@@ -47,20 +47,32 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     chunkmanager_store_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Write datasets, all of whose arrays are on the host, to groups of a store; see `DatasetAccessor.to_zarr`.
+    """Write datasets to groups of a store; see `DatasetAccessor.to_zarr`.
 
     Parameters
     ----------
     datasets : mapping of str to xarray.Dataset
-        Datasets by the paths of their groups, relative to that of the first one, whose path is ".".
+        Datasets by the paths of their groups, relative to the first one, whose path is ".". All arrays are on the host.
     store
-        What `xarray.Dataset.to_zarr` takes.
+        The store, as for `xarray.Dataset.to_zarr`.
     sizes : Sizes
         Chunks, shards and codecs of new variables.
     changes : mapping of str to mapping
-        Entries of the encoding of variables that are to be different, by the paths of the groups.
+        By the paths of the groups, entries that replace those in the encoding of variables.
     progress, checks_values, compute, chunkmanager_store_kwargs, **options
-        As of `DatasetAccessor.to_zarr` and `xarray.Dataset.to_zarr`.
+        As for `DatasetAccessor.to_zarr` and `xarray.Dataset.to_zarr`.
+
+    Returns
+    -------
+    xarray.backends.ZarrStore or dask.delayed.Delayed
+        The store of the first group, or a task that writes if `compute` is false.
+
+    Raises
+    ------
+    TypeError
+        If an option is unknown.
+    OptionError, StoreWriteError
+        As for `DatasetAccessor.to_zarr`.
     """
     for name in options:
         if name not in _OPTIONS:
@@ -69,33 +81,32 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
     dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
-    is_cut = not options.get("safe_chunks")  # xarray would look at chunks that the dataset does not have
+    cuts_numpy = not options.get("safe_chunks")  # xarray would check chunks that the user's dataset does not have
     groups = {
-        path: DatasetInShards(dataset, sizes, dims=dims, changes=changes.get(path, {}), is_cut=is_cut)
+        path: DatasetInShards(dataset, sizes, dims=dims, changes=changes.get(path, {}), cuts_numpy=cuts_numpy)
         for path, dataset in datasets.items()
     }
-    if is_new(options):  # what cannot be written is refused before anything is erased
-        no_store = encoder(options.get("zarr_format"))
-        prepared = {path: group.prepare(no_store, append_dim=None) for path, group in groups.items()}
+    prepared: dict[str, tuple[Dataset, dict[str, Original]]] = {}
+    if is_new(options):  # variables that cannot be written are refused before anything is erased
+        target = encoding_store(options.get("zarr_format"))
+        prepared = {path: group.prepare(target, append_dim=None) for path, group in groups.items()}
+
     staged = StagedStore.of(store, options) if compute and is_new(options) else None
     with _explaining_permissions(store):
-        root = _opened(store, staged, options)
+        root = _open_store(store, staged, options)
     with WritesBehind() as behind:
         is_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
         for path, group in groups.items():
             target = root if path == "." else root.get_child_store(path)
-            if is_new(options):
+            if path in prepared:
                 dataset, originals = prepared[path]
             else:
-                # xarray has no public name for what its own `to_zarr` does next.
-                group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
-                target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
-                dataset, originals = group.prepare(target, append_dim=options.get("append_dim"))
+                dataset, originals = _prepare_for(target, group, changes.get(path, {}), options.get("append_dim"))
             writer.expect(originals, target.zarr_group.path)
             dataset.dump_to_store(target, writer=writer)
         if not compute:
-            return _tasks(writer, root, chunkmanager_store_kwargs)
+            return _delayed_writes(writer, root, chunkmanager_store_kwargs)
         if staged is not None:
             with _explaining_permissions(store):
                 staged.send()
@@ -106,9 +117,19 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     return root
 
 
-def _opened(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
-    """Return xarray's store for a write."""
-    # The chunks of dask are whole shards, so xarray need not look at them.
+def _prepare_for(
+    target: ZarrStore, group: DatasetInShards, changes: Mapping[Any, Mapping[str, Any]], append_dim: Any
+) -> tuple[Dataset, dict[str, Original]]:
+    """Prepare a dataset for a group that may have variables already; see `DatasetInShards.prepare`."""
+    # These are the next steps of xarray's own `to_zarr`, which have no public names.
+    group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
+    target._validate_encoding(changes)  # noqa: SLF001
+    return group.prepare(target, append_dim=append_dim)
+
+
+def _open_store(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
+    """Return xarray's store for the write, on top of `staged` if there is one."""
+    # Dask chunks are whole shards, so xarray need not check them.
     if staged is None:
         return get_writable_zarr_store(store, **{"safe_chunks": False, **options})
     return get_writable_zarr_store(staged, **{"safe_chunks": False, **options, "storage_options": None})
@@ -126,42 +147,48 @@ def _explaining_permissions(store: Any) -> Iterator[None]:
         raise
 
 
-def _tasks(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
-    """Write what is in memory, and return a task of dask that writes the rest and closes the store."""
+def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
+    """Write NumPy arrays now, and return a dask task that writes the other arrays and closes the store."""
     writer.write_in_memory()
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
     return delayed(_close)(writes, target)
 
 
 def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | None) -> None:
-    """Write all blocks."""
+    """Write all blocks, and wait for them."""
     if client_of_dask() is None:
         writer.join()
-    else:  # what this process has in memory is not sent to workers
+    else:  # arrays in memory are written by this process, not sent to workers
         writer.write_in_memory()
-    n_tasks, block_nbytes = writer.n_tasks, writer.block_nbytes
+    n_tasks = writer.n_tasks
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
-    tasks = delayed(_all)(writes)
-    if progress and n_tasks:
-        size = decimal(block_nbytes)
-        print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201  # above the bar of dask
-    if n_tasks and progress:
-        compute_with_progress(tasks)
-    elif n_tasks:
-        tasks.compute()
+    task = delayed(_do_nothing)(writes)
+    if not n_tasks:
+        return
+    if progress:
+        size = decimal(writer.block_nbytes)
+        print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201
+        compute_with_progress(task)
+    else:
+        task.compute()
 
 
 def is_new(options: Mapping[str, Any]) -> bool:
-    """Whether a write begins a store anew, or ends in an error where there is one."""
+    """Whether a write makes a new store, or fails because there is a store."""
     mode = options.get("mode")
-    is_added = options.get("append_dim") is not None or options.get("region") is not None
-    return mode in ("w", "w-") or (mode is None and not is_added)
+    if mode is None:
+        return options.get("append_dim") is None and options.get("region") is None
+    return mode in ("w", "w-")
 
 
 def check_names_and_changes(
     dataset: Dataset, changes: Mapping[Any, Mapping[str, Any]], zarr_format: int | None
 ) -> None:
-    """Let xarray refuse names and entries of an encoding that it does not know, by a write of one element to memory."""
+    """Raise an error for names and encodings that cannot be stored: xarray writes one element of each to memory.
+
+    `changes` are entries that replace those in the encoding of variables. Raises `OptionError` for an unknown variable,
+    and otherwise what xarray raises.
+    """
     names = [name for name in dataset.variables if not isinstance(name, str) or not name]
     if not names and not changes:
         return
@@ -175,36 +202,36 @@ def check_names_and_changes(
             )
     for name in [*names, *changes]:
         encoding = {name: dict(changes[name])} if name in changes else {}
-        elements = _elements(dataset.variables[name])
-        for number, element in enumerate(elements, 1):
+        samples = _samples(dataset.variables[name])
+        for number, sample in enumerate(samples, 1):
             try:
-                alone = xr.Dataset({name: element})
-                alone.to_zarr(MemoryStore(), encoding=encoding, zarr_format=zarr_format, consolidated=False)
+                sample_dataset = xr.Dataset({name: sample})
+                sample_dataset.to_zarr(MemoryStore(), encoding=encoding, zarr_format=zarr_format, consolidated=False)
                 break
-            except Exception:  # of any kind: it is xarray's to say
-                if number == len(elements):
+            except Exception:  # xarray may raise anything
+                if number == len(samples):
                     raise
 
 
-def _elements(variable: Variable) -> list[Variable]:
-    """Return variables of one element and of none that are of the kind of another one."""
-    if variable.dtype.kind == "O":  # dates of a calendar, text, numbers: the first one says
+def _samples(variable: Variable) -> list[Variable]:
+    """Return variables of the same dtype, one with a single element and, unless it is a scalar, one without any."""
+    if variable.dtype.kind == "O":  # its first element tells whether it has dates, text or numbers
         first = variable.isel(dict.fromkeys(variable.dims, slice(1))).values
     else:
         first = np.zeros((1,) * variable.ndim, variable.dtype)
     dims = [f"dim_{axis}" for axis in range(variable.ndim)]
     arrays = [first]
-    if variable.ndim:  # an element may be no number where others are
+    if variable.ndim:  # xarray may refuse the one element, such as a missing value, and accept all of them
         arrays.append(np.zeros((0,) * variable.ndim, variable.dtype))
     return [Variable(dims, array) for array in arrays]
 
 
-def _all(_: Any) -> None:
-    """Do nothing once all tasks have run."""
+def _do_nothing(_: Any) -> None:
+    """Return None. A task that depends on all writes."""
 
 
 def _close(_: Any, target: ZarrStore, staged: StagedStore | None = None) -> None:
-    """Close a store after all tasks have run."""
+    """Close a store. A task that depends on all writes passes their result first."""
     target.close()
     if staged is not None:
         staged.close()

@@ -27,7 +27,7 @@ from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.short_read import read_short
 from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
-from xarray_gpuzarr.fetch.source import AtHand, ByteSource, ObjectSource, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import ByteSource, FetchedBytes, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.targets import Target
@@ -254,4 +254,4 @@ class TaskQueue:
 
         A task whose bytes are at hand counts as many, so that no more of them are drawn, and their bytes held, early.
         """
-        return self._source.lookahead if isinstance(pending, AtHand) else len(task.requests)
+        return self._source.lookahead if isinstance(pending, FetchedBytes) else len(task.requests)

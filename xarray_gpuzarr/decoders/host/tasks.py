@@ -21,7 +21,8 @@ from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import EncodedChunks, LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
-from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request, pieces_differ
+from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
+from xarray_gpuzarr.fetch.store_errors import pieces_differ_error
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import chunk_fault, vanished_shard
@@ -253,7 +254,9 @@ class PlanTasks:
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
             else:  # a second read, of the whole object, words the error
-                raise pieces_differ(plan.key_of(row), f"{len(data)} bytes at {start}, where {len(dst)} are expected")
+                raise pieces_differ_error(
+                    plan.key_of(row), f"{len(data)} bytes at {start}, where {len(dst)} are expected"
+                )
 
         return Task(run, [(plan.key_of(row), byte_range)])
 

@@ -1,4 +1,4 @@
-"""Parses what stores say with the bytes of an object: its version, its length, and which of its bytes these are."""
+"""`Answer`: bytes of an object, with its version, its length and their range, as parsed from the answer of a store."""
 
 from __future__ import annotations
 
@@ -11,73 +11,93 @@ from typing import NamedTuple
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
-from xarray_gpuzarr.fetch.source import ANOTHER, UNTAGGED, Version, is_settled
+from xarray_gpuzarr.fetch.source import OTHER_VERSION, UNTAGGED, Version, is_settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Bytes of an object, and what the store said of it."""
+    """Bytes of an object, and what the store says about it."""
 
     data: memoryview
+    """The bytes, as uint8 in host memory."""
     object_nbytes: int | None = None
+    """Length of the whole object in bytes; None if the store does not say."""
     version: Version = None
+    """Version of the object; None if the store does not say."""
     settled: bool = False
+    """Whether any later change of the object will give it another version."""
 
     def is_of(self, version: Version) -> bool:
-        """Say whether the bytes are of a version; of any, if it is None."""
-        return version is None or (UNTAGGED if self.version is None else self.version) == version
+        """Whether the bytes are of a version. True for None, which stands for any version."""
+        if version is None:
+            return True
+        return (UNTAGGED if self.version is None else self.version) == version
 
 
 class Marks(NamedTuple):
-    """What a server says that tells a version of an object from others."""
+    """The values in a server's answer that differ between versions of an object."""
 
     etag: str | None
     version_id: str | None
     nbytes: int | None
+    """Length of the object in bytes."""
     modified: datetime | str | None
-    """The text itself where it is no date."""
+    """Time of the last modification; the header's text if it is not a date."""
 
     def __str__(self) -> str:
         length = None if self.nbytes is None else f"{self.nbytes} bytes"
-        said = (self.etag, self.version_id, length, self.modified)
-        return ", ".join(str(mark) for mark in said if mark is not None)
+        marks = (self.etag, self.version_id, length, self.modified)
+        return ", ".join(str(mark) for mark in marks if mark is not None)
 
 
 def strong_tag(version: Version) -> str | None:
-    """Return what ``If-Match`` may ask for; None if the version has no such tag."""
+    """Return the ETag of a version for an ``If-Match`` header; None if it has none, or a weak one."""
     etag = version.etag if isinstance(version, Marks) else None
     return None if etag is None or etag.startswith("W/") else etag
 
 
 class WrongBytesError(OSError):
-    """A body is not the bytes that its headers tell: the server's fault, which another request may not meet."""
+    """A body has other bytes than its headers say. That is an error of the server, and may not happen again."""
 
 
-OTHER = Answer(data=memoryview(b""), version=ANOTHER)
-"""Answer of a server that was asked for one tag, and has another."""
+OTHER_VERSION_ANSWER = Answer(data=memoryview(b""), version=OTHER_VERSION)
+"""Answer of a server that was asked for an ETag, and whose object has another one."""
 
 
-def first_of_rest(request: ByteRequest | None) -> int | None:
-    """Return the first byte of what is asked for, if that is all from there on to the end of an object."""
+def open_range_start(request: ByteRequest | None) -> int | None:
+    """Return the first requested byte, if the request goes to the end of the object; None if it does not."""
     if request is None:
         return 0
     return request.offset if isinstance(request, OffsetByteRequest) else None
 
 
-def length_alone(
+def length_only_answer(
     request: ByteRequest | None, nbytes: int, most_nbytes: int, *, is_whole: bool = False
 ) -> Answer | None:
-    """Return an answer without bytes for a request to the end of an object that is longer than `most_nbytes`.
+    """Return an answer without bytes if a request to the end of an object meets a too long object, else None.
 
-    `nbytes` are sent; with `is_whole` they are all of the object, whatever was asked for.
+    Parameters
+    ----------
+    request : zarr.abc.store.ByteRequest or None
+        The requested bytes; None for all of them.
+    nbytes : int
+        Length of the answer's body in bytes.
+    most_nbytes : int
+        Length in bytes above which an object is too long.
+    is_whole : bool
+        Whether the body is the whole object, although a part was requested.
     """
-    first = first_of_rest(request)
-    length = nbytes if is_whole else nbytes + (first or 0)
-    return None if first is None or length <= most_nbytes else Answer(data=memoryview(b""), object_nbytes=length)
+    start = open_range_start(request)
+    if start is None:
+        return None
+    object_nbytes = nbytes if is_whole else nbytes + start
+    if object_nbytes <= most_nbytes:
+        return None
+    return Answer(data=memoryview(b""), object_nbytes=object_nbytes)
 
 
 def range_header(request: ByteRequest | None) -> dict[str, str]:
-    """Return the header that asks for these bytes; none for the whole object."""
+    """Return the ``Range`` header of a request; no header for the whole object."""
     if isinstance(request, RangeByteRequest):
         return {"Range": f"bytes={request.start}-{request.end - 1}"}
     if isinstance(request, SuffixByteRequest):
@@ -86,36 +106,54 @@ def range_header(request: ByteRequest | None) -> dict[str, str]:
 
 
 class Body(NamedTuple):
-    """What is kept of a body: as much of it as an answer needs."""
+    """The part of an HTTP body that an answer needs."""
 
     data: bytes
     first: int
-    """First byte of `data`, counted from the start of the body."""
+    """Offset of `data` in the body."""
     nbytes: int
-    """Length of the body, or more than an answer may have."""
+    """Length of the body in bytes. If it was not read to its end, some larger number than an answer may have."""
 
 
 def http_answer(
     body: Body, headers: Mapping[str, str], request: ByteRequest | None, status: int, most_nbytes: int
 ) -> Answer:
-    """Make sure that a body is what was asked for, and read what the headers say of the object; see `Client.get`.
+    """Return the answer of an HTTP server, after checking that it has the requested bytes.
 
-    Raises `OSError` if the body is of other bytes, or the status says that it is none of the object.
+    Parameters
+    ----------
+    body : Body
+        The body, or the part of it that was read.
+    headers : mapping of str to str
+        The headers; their names are in lower case, or compared without case.
+    request : zarr.abc.store.ByteRequest or None
+        The requested bytes; None for all of them.
+    status : int
+        The HTTP status.
+    most_nbytes : int
+        Length in bytes above which the answer has no bytes, if the request goes to the end of the object.
+
+    Raises
+    ------
+    WrongBytesError
+        If the body has other bytes than requested.
+    OSError
+        If the status is not one of an answer with bytes of the object.
     """
     if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
         raise OSError(f"the server answered with status {status}, {body.nbytes} bytes")
-    is_all = is_whole(headers, status)
-    refused = length_alone(request, body.nbytes, most_nbytes, is_whole=is_all)
-    if refused is not None:
-        return refused
+    is_whole_object = is_whole(headers, status)
+    too_long = length_only_answer(request, body.nbytes, most_nbytes, is_whole=is_whole_object)
+    if too_long is not None:
+        return too_long
     content = memoryview(body.data)
-    if is_all:
-        first, end = _asked_for(request, body.nbytes)
-        if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _most_nbytes(request):
+    if is_whole_object:
+        first, end = _requested_range(request, body.nbytes)
+        if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _max_nbytes(request):
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
         content = content[first - body.first : end - body.first]
-        # Of as many bytes as the end that was asked for, nobody can say whether they are all.
-        object_nbytes = None if body.nbytes == _most_nbytes(request) else body.nbytes
+        # A body that is as long as the requested range may be the range or the whole object.
+        object_nbytes = None if body.nbytes == _max_nbytes(request) else body.nbytes
     else:
         span = _span(headers.get("content-range"))
         object_nbytes = None if span is None else span[2]
@@ -128,7 +166,7 @@ def http_answer(
 
 
 def is_whole(headers: Mapping[str, str], status: int) -> bool:
-    """Say whether a body is all of an object: a server that knows no ranges sends everything."""
+    """Whether a body is a whole object. A server that does not support ranges sends whole objects."""
     return status != _PARTIAL and _span(headers.get("content-range")) is None
 
 
@@ -136,34 +174,37 @@ _WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
 
 Span = tuple[int, int, int | None]
-"""First byte, the one behind the last, and the length of the object if it is told."""
+"""First byte, last byte + 1, and the length of the object; None if the server does not say."""
 
 
-def _span(said: str | None) -> Span | None:
-    """Return what ``Content-Range`` says; None if that makes no sense."""
-    match = _CONTENT_RANGE.fullmatch((said or "").strip())
+def _span(content_range: str | None) -> Span | None:
+    """Return what a ``Content-Range`` header says; None if there is none, or if it makes no sense."""
+    match = _CONTENT_RANGE.fullmatch((content_range or "").strip())
     if match is None:
         return None
-    first, end, total = int(match[1]), int(match[2]) + 1, int(match[3]) if match[3].isdecimal() else None
-    return (first, end, total) if first < end and (total is None or end <= total) else None
+    first = int(match[1])
+    end = int(match[2]) + 1
+    total = int(match[3]) if match[3].isdecimal() else None
+    is_possible = first < end and (total is None or end <= total)
+    return (first, end, total) if is_possible else None
 
 
 def _check_bytes(nbytes: int, span: Span | None, request: ByteRequest | None) -> None:
-    """Raise unless a partial answer has the bytes that were asked for; without a span, by their number alone."""
+    """Raise `WrongBytesError` unless a partial answer has the requested bytes; without a span, as many at most."""
     if span is None:
-        most = _most_nbytes(request)
-        is_right = most is None or nbytes <= most
+        max_nbytes = _max_nbytes(request)
+        is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
         first, end, total = span
-        is_right = (first, end) == _asked_for(request, total or end) and end - first == nbytes
+        is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
     if not is_right:
-        asked = range_header(request).get("Range", "a request for the whole object")
+        requested = range_header(request).get("Range", "a request for the whole object")
         sent = "bytes that it does not name" if span is None else f"bytes {span[0]} to {span[1] - 1}"
-        raise WrongBytesError(f"the server answered {asked} with {sent}, {nbytes} bytes")
+        raise WrongBytesError(f"the server answered {requested} with {sent}, {nbytes} bytes")
 
 
 def _date(text: str | None) -> datetime | str | None:
-    """Return the time that a header tells, or the header itself if that cannot be read; servers send many forms."""
+    """Return the time in a header, or the header itself if it cannot be parsed; servers use many formats."""
     if not text:
         return None
     try:
@@ -173,35 +214,38 @@ def _date(text: str | None) -> datetime | str | None:
         return text
 
 
-def _most_nbytes(request: ByteRequest | None) -> int | None:
-    """Return the bytes that an answer may have, as far as the request tells."""
+def _max_nbytes(request: ByteRequest | None) -> int | None:
+    """Return the largest number of bytes that an answer may have; None if the request has no limit."""
     if isinstance(request, RangeByteRequest):
         return request.end - request.start
     return request.suffix if isinstance(request, SuffixByteRequest) else None
 
 
-def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
-    """Return the bytes that a request means in an object of a known length."""
+def _requested_range(request: ByteRequest | None, total: int) -> tuple[int, int]:
+    """Return the first byte of a request and the last one + 1, in an object of `total` bytes."""
     if isinstance(request, SuffixByteRequest):
         return max(0, total - request.suffix), total
     if isinstance(request, RangeByteRequest):
         return min(request.start, total), min(request.end, total)
-    return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
+    if isinstance(request, OffsetByteRequest):
+        return request.offset, total
+    return 0, total
 
 
 _EMPTY_TAGS = {"", '""', 'W/""', "*"}
-"""They are the same for all versions."""
+"""ETags that say nothing, since they are the same for all versions."""
 
 
 def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
-    """Return the version that a server's marks tell, and whether it is settled.
+    """Return the version that a server's marks make, and whether it is settled.
 
-    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted, nor
-    one of an object whose age cannot be told.
+    An ETag may be made of a time in whole seconds, as nginx does. So the version is not settled if the object was just
+    written, or if its age is unknown. `now` is the time of the server, or the text of its header.
     """
     modified = marks.modified
-    if isinstance(modified, datetime) and modified.year < 1980:  # obstore, of a server that does not say
-        modified, marks = None, marks._replace(modified=None)
+    if isinstance(modified, datetime) and modified.year < 1980:  # obstore, if the server does not send it
+        modified = None
+        marks = marks._replace(modified=None)
     if marks.etag in _EMPTY_TAGS:
         marks = marks._replace(etag=None)
     if marks.etag is None and not marks.version_id and modified is None:

@@ -1,4 +1,8 @@
-"""What does not survive a fork: clients with threads or sessions of their own, whose answers would never come."""
+"""Clients that cannot be used after a fork, because their threads or sessions exist in the parent only.
+
+A read with such a client would wait for an answer that never comes. So clients are remembered when they are used, and a
+forked process refuses those of its parent.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +12,42 @@ from weakref import WeakValueDictionary
 from xarray_gpuzarr.errors import StoreReadError
 
 _used: WeakValueDictionary[int, object] = WeakValueDictionary()
-_used_names: set[str] = set()
+"""Clients that this process has used, by their ids."""
+_used_libraries: set[str] = set()
 _lost: dict[int, object] = {}
-"""By their ids, which no other object can have as long as these are kept."""
-_lost_names: set[str] = set()
+"""Clients that the parent has used, by their ids. They are kept alive, so that no other object gets their ids."""
+_lost_libraries: set[str] = set()
 
 
-def note(client: object) -> None:
-    """Remember that a client, or a library of a name whose clients share their threads, is used in this process."""
+def remember(client: object) -> None:
+    """Remember that this process uses a client. A str is the name of a library whose clients share their threads."""
     if isinstance(client, str):
-        _used_names.add(client)
+        _used_libraries.add(client)
     elif id(client) not in _used:
         _used[id(client)] = client
 
 
-def use(client: object, name: str) -> None:
-    """Remember that a client is used in this process to read `name`; see `note`.
+def check_usable(client: object, name: str) -> None:
+    """Remember that this process uses a client, as `remember` does, before it reads `name`.
 
-    Raises `StoreReadError` if it was used before this process was forked off.
+    Raises `StoreReadError` if the parent of this forked process has used the client.
     """
-    if client in _lost_names if isinstance(client, str) else id(client) in _lost:
+    is_lost = client in _lost_libraries if isinstance(client, str) else id(client) in _lost
+    if is_lost:
         raise StoreReadError(
             f"cannot read {name} in a forked process",
             tried="the client that its parent had used before the fork",
-            found="its threads, connections and open files did not come along",
+            found="its threads, connections and open files exist in the parent only",
             do='start processes with "spawn" or "forkserver", or open the store for the first time in each of them',
         )
-    note(client)
+    remember(client)
 
 
 def _after_fork() -> None:
     _lost.update(_used)
-    _lost_names.update(_used_names)
+    _lost_libraries.update(_used_libraries)
     _used.clear()
-    _used_names.clear()
+    _used_libraries.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,7 +1,8 @@
-"""Requests of one read on zarr's own event loop, and answers that a thread waits for; `store_source` bounds how many.
+"""Requests on zarr's own event loop, and replies that a thread waits for.
 
-Not `concurrent.futures.Future`: a signal that interrupts a thread there may leave a lock held that the event loop needs
-next, which ends all reads of the process. Here threads touch one C lock of their own, see `waiting`.
+`concurrent.futures.Future` is not used: a signal that interrupts a waiting thread there may leave a lock held that the
+event loop needs next, which would end all reads of the process. Here a thread touches one C lock of its own; see
+`process.waiting`. `store_source` limits the number of requests.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.process import exit_threads
 from xarray_gpuzarr.process.waiting import run_uninterrupted
 
-_LOOK_S = 1.0
-"""How often a thread that waits for an answer looks whether the interpreter ends."""
+_POLL_INTERVAL_S = 1.0
+"""Interval at which a waiting thread checks whether the interpreter is ending."""
 
 
 class Reply[Result]:
-    """What a request that is under way will end in."""
+    """The future result of a request."""
 
     __slots__ = ("_answered", "_error", "_result", "_task", "is_answered")
 
@@ -36,12 +37,22 @@ class Reply[Result]:
         self._result: Result | None = None
         self._error: BaseException | None = None
         self.is_answered = False
+        """Whether the request has ended, with a result or an error."""
 
     def result(self, limit_s: float | None = None) -> Result:
-        """Wait for the answer; return it, or raise what the store raised.
+        """Wait for the result and return it, or raise what the store raised.
 
-        Raises `TimeoutError` if there was none in time, `concurrent.futures.CancelledError` if it was given up, or the
-        interpreter ends.
+        Parameters
+        ----------
+        limit_s : float, optional
+            How long to wait, in seconds. Without it, there is no limit.
+
+        Raises
+        ------
+        TimeoutError
+            If there is no result in time.
+        concurrent.futures.CancelledError
+            If the request was cancelled, or the interpreter is ending.
         """
         if not self.wait(limit_s):
             raise TimeoutError
@@ -49,33 +60,36 @@ class Reply[Result]:
             try:
                 raise self._error
             finally:
-                self._error = None  # the cycle would keep the answers of the read alive
-        return self._result  # type: ignore[return-value]  # it is answered, and without an error
+                self._error = None  # otherwise a reference cycle keeps alive the answers of the read
+        return self._result  # type: ignore[return-value]  # there is a result if there is no error
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Return whether there is an answer, as soon as there is one. Without a limit, the end of Python is one."""
+        """Wait until the request has ended; return False if it has not within `limit_s` seconds.
+
+        Raises `concurrent.futures.CancelledError` if there is no limit and the interpreter is ending.
+        """
         while not self.is_answered:
-            if self._answered.acquire(timeout=_LOOK_S if limit_s is None else limit_s):
+            if self._answered.acquire(timeout=_POLL_INTERVAL_S if limit_s is None else limit_s):
                 self._answered.release()
             elif limit_s is not None:
                 break
-            elif exit_threads.exit_has_begun():  # it waits for the threads of dask and others
+            elif exit_threads.exit_has_begun():  # which waits for threads, such as those of dask
                 raise CancelledError("the interpreter ends")
         return self.is_answered
 
     def cancel(self) -> None:
-        """Give up; the answer is not waited for any more."""
+        """Cancel the request, if it has begun."""
         task = self._task
         if task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def begin(self, task: asyncio.Task[Result]) -> None:
-        """Take the answer of a task. On the event loop, as `end` is."""
+        """Make the result of a task the reply. Called on the event loop."""
         self._task = task
         task.add_done_callback(self._take)
 
     def end(self, error: BaseException) -> None:
-        """Let this be the answer."""
+        """Make an error the reply. Called on the event loop."""
         self._error = error
         self.is_answered = True
         self._answered.release()
@@ -89,41 +103,41 @@ class Reply[Result]:
         self._answered.release()
 
 
-class UnderWay:
-    """All that one read has asked for: given up in one stroke, whichever request was interrupted while it was made."""
+class RequestsUnderWay:
+    """The requests of one read. They are cancelled together, even those that a thread was interrupted in making."""
 
-    n_of_process: ClassVar[int] = 0
-    """Requests of all reads that have not been answered. Changed on the event loop only."""
+    n_in_process: ClassVar[int] = 0
+    """Number of unanswered requests of all reads. Changed on the event loop only."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         """Changed on the event loop only."""
-        self._given_up = False
+        self._is_given_up = False
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def ask[Result](
+    def start[Result](
         self, loop: asyncio.AbstractEventLoop, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
     ) -> list[Reply[Result]]:
-        """Let the event loop run requests, for which it is woken once; return at once."""
+        """Start requests on the event loop, which is woken once for all of them. Returns at once."""
         replies: list[Reply[Result]] = [Reply() for _ in requests]
         loop.call_soon_threadsafe(self._begin, loop, requests, replies)
         return replies
 
     def give_up(self) -> None:
-        """Cancel what has not been answered, and begin nothing any more."""
-        self._given_up = True
-        for task in list(self._tasks):  # `tuple` would fail while the event loop changes the set, see `waiting`
+        """Cancel all requests that have not been answered, and those that have not begun."""
+        self._is_given_up = True
+        for task in list(self._tasks):  # one step; `tuple` could fail while the event loop changes the set
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    def _is_given_up(self) -> bool:
-        """Look anew: mypy takes an attribute for unchanged that another thread sets."""
-        return self._given_up
+    def _was_given_up(self) -> bool:
+        """Return `_is_given_up`. mypy would assume that the attribute has not changed since it was last read."""
+        return self._is_given_up
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        UnderWay.n_of_process -= 1
+        RequestsUnderWay.n_in_process -= 1
 
     def _begin[Result](
         self,
@@ -132,28 +146,40 @@ class UnderWay:
         replies: Sequence[Reply[Result]],
     ) -> None:
         for request, reply in zip(requests, replies, strict=True):
-            if self._is_given_up():
+            if self._was_given_up():
                 reply.end(CancelledError())
                 continue
             try:
                 task = asyncio.Task(request(), loop=loop, eager_start=True)
-            except Exception as error:  # noqa: BLE001  # a store may raise anything; whoever waits names it
+            except Exception as error:  # noqa: BLE001  # a store may raise anything; the waiting thread raises it
                 reply.end(error)
                 continue
             self._tasks.add(task)
-            UnderWay.n_of_process += 1
+            RequestsUnderWay.n_in_process += 1
             task.add_done_callback(self._end)
             reply.begin(task)
-            if self._is_given_up():  # since, by a thread that did not find this task
+            if self._was_given_up():  # meanwhile, by a thread that did not see this task
                 task.cancel()
 
 
 def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run a coroutine on zarr's event loop, to read `name`; cancel it if this thread is interrupted.
+    """Run a coroutine on zarr's event loop and return its result. It is cancelled if this thread is interrupted.
 
-    Raises `RuntimeError` on the thread of the event loop, `TimeoutError` if zarr's ``async.timeout`` is over.
+    Parameters
+    ----------
+    name : str
+        What is read or written, as errors show it.
+    request : callable
+        Returns the coroutine.
+
+    Raises
+    ------
+    RuntimeError
+        On the thread of the event loop, which would wait for itself.
+    TimeoutError
+        If zarr's ``async.timeout`` is over.
     """
-    under_way = UnderWay()
+    under_way = RequestsUnderWay()
     try:
         return begin_on_loop(name, under_way, [request])[0].result(config.get("async.timeout", None))
     finally:
@@ -161,25 +187,28 @@ def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Res
 
 
 def begin_on_loop[Result](
-    name: str, under_way: UnderWay, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
+    name: str, under_way: RequestsUnderWay, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
 ) -> list[Reply[Result]]:
-    """Start coroutines on zarr's event loop to read `name`, and return at once; `under_way` can cancel them.
+    """Start coroutines on zarr's event loop and return at once; `under_way` can cancel them.
 
-    Raises `RuntimeError` on the thread of the event loop.
+    The other parameters and the `RuntimeError` are those of `run_on_loop`.
     """
     loop = event_loop(name)
     if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
         raise RuntimeError("zarr's event loop would wait for itself")
-    return under_way.ask(loop, requests)
+    return under_way.start(loop, requests)
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Return zarr's event loop, to read `name`; raise `StoreReadError` if the system starts no thread for it."""
+    """Return zarr's event loop, which is started if necessary.
+
+    Raises `StoreReadError`, which says that `name` cannot be read, if the system starts no thread for it.
+    """
     loop, thread = sync.loop[0], sync.iothread[0]
     if loop is not None and thread is not None and thread.ident is not None:
         return loop
     try:
-        return run_uninterrupted(_begun)
+        return run_uninterrupted(_start_loop)
     except RuntimeError as err:
         raise StoreReadError(
             f"cannot read {name}",
@@ -189,18 +218,18 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
         ) from err
 
 
-def _begun() -> asyncio.AbstractEventLoop:
-    """Let zarr begin its event loop, which it takes for begun even if its thread could not be started."""
-    with sync._get_lock():  # noqa: SLF001  # zarr has no public way to its loop
+def _start_loop() -> asyncio.AbstractEventLoop:
+    """Start zarr's event loop. If its thread could not be started before, zarr wrongly takes the loop for running."""
+    with sync._get_lock():  # noqa: SLF001  # zarr has no public access to its loop
         thread = sync.iothread[0]
         if thread is not None and thread.ident is None:
             sync.loop[0] = sync.iothread[0] = None
-    return sync._get_loop()  # noqa: SLF001  # likewise
+    return sync._get_loop()  # noqa: SLF001  # as above
 
 
 def _after_fork() -> None:
-    UnderWay.n_of_process = 0
-    vars(sync).update(_lock=None)  # zarr lets go of its loop, but not of the lock that a thread perhaps held
+    RequestsUnderWay.n_in_process = 0
+    vars(sync).update(_lock=None)  # zarr drops its loop after a fork, but not the lock, which may be held
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -24,8 +24,9 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.local import version_and_length
-from xarray_gpuzarr.fetch.source import ByteSource, Version, changed
+from xarray_gpuzarr.fetch.files import version_and_length
+from xarray_gpuzarr.fetch.source import ByteSource, Version
+from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.process.counters import counters
@@ -144,7 +145,7 @@ def _check_read(part: _FileRange, n_read: int) -> None:
     current = version_and_length(part.path)
     version = None if current is None else current[0]
     if current is None or version != part.version:
-        raise changed(part.path, part.version, version)
+        raise changed_error(part.path, part.version, version)
     if n_read != part.nbytes:
         raise StoreReadError(
             f"{part.path} is shorter than its shard index or its size said",
@@ -168,7 +169,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
             current = version_and_length(path)
             version, size = (None, 0) if current is None else current
             if index_version is not None and version != index_version:
-                raise changed(path, index_version, version)
+                raise changed_error(path, index_version, version)
             if current is None:
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))

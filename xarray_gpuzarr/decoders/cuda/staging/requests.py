@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from xarray_gpuzarr.fetch.source import AtHand, ByteSource, Pending, ReadAhead, Request
+from xarray_gpuzarr.fetch.source import ByteSource, FetchedBytes, Pending, ReadAhead, Request
 
 
 class Requests:
@@ -52,7 +52,7 @@ class Requests:
             if place is None:
                 return None
             pending = self._started.popleft()
-            if not isinstance(pending, AtHand):
+            if not isinstance(pending, FetchedBytes):
                 self._n_under_way -= 1
             started = self._start()
         self._read_ahead(started)
@@ -65,7 +65,7 @@ class Requests:
             request = self._queued.popleft()
             pending = self._source.start([request])
             self._started.append(pending)
-            if not isinstance(pending, AtHand):
+            if not isinstance(pending, FetchedBytes):
                 self._n_under_way += 1
             started.append(request)
         return started

@@ -1,0 +1,94 @@
+"""The errors of objects that cannot be read, or that change while they are read."""
+
+from __future__ import annotations
+
+import re
+
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.source import Version
+
+_DETAILS = re.compile("\n+Debug source:")
+"""Where the text of an obstore error begins to repeat itself, as Rust's debug output."""
+
+
+class ObjectChangedError(StoreReadError):
+    """An object is no longer the version from which its index was read."""
+
+    key = ""
+    """Store key of the object; empty for local files."""
+    was: Version = None
+    """Version from which the index was read."""
+    now: Version = None
+    """Version that was found later."""
+
+
+class PiecesDifferError(StoreReadError):
+    """The pieces of an object are of several versions, or may be. The object has to be requested as a whole."""
+
+    bears_no_version = False
+    """Whether the reason is that the store does not send the versions of its objects."""
+
+
+class ObjectTooLongError(Exception):
+    """An object of `nbytes` bytes is too long for a chunk. `Snapshot` turns it into an error that names the array."""
+
+    def __init__(self, key: str, nbytes: int) -> None:
+        super().__init__(key, nbytes)
+        self.key = key
+        self.nbytes = nbytes
+
+
+def failed_error(name: str, action: str, err: Exception) -> StoreReadError:
+    """Return the error for an object that could not be read.
+
+    Parameters
+    ----------
+    name : str
+        Path or URL of the object.
+    action : str
+        What was tried, such as "open".
+    err : Exception
+        What the store or the system raised.
+    """
+    return StoreReadError(
+        f"cannot read {name}",
+        tried=action,
+        found=f"{type(err).__name__}: {_DETAILS.split(str(err))[0].rstrip() or 'no details given'}",
+        do="check that the object exists, that you may read it, and that the store can be reached; then read again",
+    )
+
+
+def short_object_error(name: str, offset: int, nbytes: int, n_read: int) -> StoreReadError:
+    """Return the error for an object that has `n_read` of the `nbytes` bytes that were requested at `offset`."""
+    return StoreReadError(
+        f"{name} is shorter than its shard index or its size said",
+        tried=f"{nbytes} bytes at {offset}",
+        found=f"{n_read} bytes",
+        do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
+    )
+
+
+def pieces_differ_error(name: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
+    """Return the error for an object whose pieces are, or may be, of several versions; `found` says why."""
+    err = PiecesDifferError(
+        f"{name} cannot be read in pieces",
+        tried="several requests for parts of it, which have to be of one version",
+        found=found,
+        do="read again once nothing writes to it",
+    )
+    err.bears_no_version = bears_no_version
+    return err
+
+
+def changed_error(name: str, was: Version, now: Version, key: str = "") -> ObjectChangedError:
+    """Return the error for an object that was replaced while it was read; see `ObjectChangedError`."""
+    err = ObjectChangedError(
+        f"{name} was replaced while it was read",
+        tried=f"version {was}, which its index was read from",
+        found="no object" if now is None else f"version {now}",
+        do="read again once nothing writes to it",
+    )
+    err.key = key
+    err.was = was
+    err.now = now
+    return err

@@ -1,0 +1,58 @@
+"""What kind of store zarr-python has opened, and which one it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from typing import Any
+from uuid import uuid4
+
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+
+_FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
+
+
+def store_token(store: Store) -> str:
+    """Return text that differs between stores: a digest of the pickled store.
+
+    ``repr(store)`` would not do, because that of fsspec's stores has neither their options nor their server.
+    """
+    if isinstance(store, LocalStore | MemoryStore | ZipStore):
+        return repr(store)
+    try:
+        return hashlib.sha256(pickle.dumps(store)).hexdigest()
+    except Exception:  # noqa: BLE001  # a client may raise anything
+        return uuid4().hex  # differs at each call, also for the same store
+
+
+def wrapped(store: WrapperStore[Any]) -> Store:
+    """Return the store that one of zarr's wrappers wraps."""
+    inner: Store = store._store  # noqa: SLF001  # wrappers have no public name for it
+    return inner
+
+
+def unwrapped(store: Store) -> Store:
+    """Return the store below zarr's wrappers."""
+    while isinstance(store, WrapperStore):
+        store = wrapped(store)
+    return store
+
+
+def local_folder(store: Store) -> str | None:
+    """Return the directory of a store of local files, whichever library opens them; None for other stores."""
+    if isinstance(store, LocalStore):
+        root = getattr(store, "root", None)  # stand-ins of tests have none
+        return None if root is None else os.fspath(root)
+    if isinstance(store, FsspecStore):
+        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
+        return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return os.fspath(getattr(store.store, "prefix", None) or "/")
+    return None
+
+
+def is_obstore_memory(client: Any) -> bool:
+    """Whether a store of obstore keeps its objects in memory. Subclasses need no care: zarr refuses them."""
+    return type(client).__name__ == "MemoryStore"
