@@ -303,9 +303,9 @@ class Snapshot:
             del self._whole[key]
             return self._ask(key, spec)()
         if whole is not None:
-            encoded, shard_nbytes = spec.within(edge.data), len(edge.data)
+            encoded, shard_nbytes = spec.encoded_index(edge.data), len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
-        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
+        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, shard_name=where)
         self._keep(key, spec, index, edge)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))

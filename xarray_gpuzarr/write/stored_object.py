@@ -43,12 +43,12 @@ def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredOb
         return NOTHING
     if spec.index is None:
         return StoredObject(nbytes=len(data), data=data)
-    return _shard(spec, key, Edge(data=spec.index.within(data), object_nbytes=len(data), version=()), data)
+    return _shard(spec, key, Edge(data=spec.index.encoded_index(data), object_nbytes=len(data), version=()), data)
 
 
 def _shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None = None) -> StoredObject:
     assert spec.index is not None
     where = f"'{key}' of array '{spec.path}'"
-    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
+    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, shard_name=where)
     nbytes = int(index.nbytes.clip(0).sum())
     return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))

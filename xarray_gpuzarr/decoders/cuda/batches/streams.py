@@ -30,7 +30,7 @@ from xarray_gpuzarr.stored.codecs import (
     ShuffleSpec,
     ZlibSpec,
     ZstdSpec,
-    of_each,
+    complete_table,
 )
 
 Rows = npt.NDArray[np.int64]
@@ -142,7 +142,7 @@ FORMATS = (_ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, _BLOSCLZ, RAW)
 
 _ZLIB = Envelope(inflate=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
-ENVELOPES: dict[type, Envelope | None] = of_each(
+ENVELOPES: dict[type, Envelope | None] = complete_table(
     DeviceCompressorSpec,
     {
         ZstdSpec: Envelope(inflate=_ZSTD),
