@@ -31,5 +31,5 @@ class AheadReader(ABC):
         """Return the box that a block is; None if there is no such block."""
 
     @abstractmethod
-    def first_wanted(self, box: Box) -> list[Wanted]:
+    def first_requests(self, box: Box) -> list[Wanted]:
         """Return what a read of a box asks for first."""

@@ -68,7 +68,7 @@ class ReadsOfArray:
             box = None if coming in self._asked else self._reader.box_of(coming)
             if box is None:
                 continue
-            if not self._objects.ask(self._reader.first_wanted(box)):
+            if not self._objects.ask(self._reader.first_requests(box)):
                 return
             self._asked.add(coming)
 

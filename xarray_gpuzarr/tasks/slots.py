@@ -31,7 +31,7 @@ def read_beside_others[Result](reader: AheadReader, box: Box, read: Callable[[],
     if objects is None:
         return read()
     try:
-        wanted = reader.first_wanted(box)
+        wanted = reader.first_requests(box)
         if wanted and objects.ask(wanted):
             _wait_without_slot(worker, objects)
         return using(objects, read)
