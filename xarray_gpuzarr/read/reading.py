@@ -306,8 +306,9 @@ class Attempts:
         if isinstance(err, PiecesDifferError):
             if err.bears_no_version:
                 uncut_stores.add(self._source.identity)
-            is_worth_it, self.cuts_objects = self.cuts_objects, False
-            return is_worth_it
+            was_cut = self.cuts_objects
+            self.cuts_objects = False
+            return was_cut
         if isinstance(err, ObjectChangedError):
             self.use_cache = False
             versions = self._versions = self._versions or MetVersions(self._source, self.care)

@@ -163,6 +163,7 @@ def _number_of_dtype(value: Json, dtype: np.dtype[Any]) -> float | None:
 
 
 def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
+    """Parse ``cast_value``; None if it converts from or to a dtype that is left to zarr-python."""
     try:
         encoded = dtype_text(conf["data_type"])
     except TypeError:

@@ -92,6 +92,7 @@ def native_dtype(metadata: Metadata) -> np.dtype[Any]:
 
 
 def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
+    """Return the result of `parse_metadata`. Malformed metadata raise one of `_MALFORMED`."""
     if max(metadata.shape, default=0) > _MAX_LENGTH:
         raise ValueError(f"shape {metadata.shape}")
     dtype = native_dtype(metadata)
@@ -182,6 +183,7 @@ def _v2_codecs(document: Mapping[str, Any], dtype: np.dtype[Any]) -> PipelineSpe
 
 
 def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
+    """Return the description of an array of format 3; see `_parse_document`."""
     if document["chunk_grid"]["name"] != "regular":
         return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
     if document.get("storage_transformers"):
