@@ -25,7 +25,7 @@ def test_slices_of_one_shard_are_the_same_selection(data):
     found = ask([(coord, inside, place)], out_shape, shard_shape)
 
     stored = np.arange(4 * max(shard_shape))
-    for at, n, one, wanted in zip(coord, shard_shape, inside, found.outer.wanted, strict=True):
+    for at, n, one, wanted in zip(coord, shard_shape, inside, found.outer.selectors, strict=True):
         np.testing.assert_array_equal(stored[at * n : (at + 1) * n][one], stored[wanted])
     assert found.outer.undo == ()
     assert found.bounds == tuple((at + 1) * n for at, n in zip(coord, shard_shape, strict=True))

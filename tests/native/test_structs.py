@@ -23,7 +23,10 @@ C_CHANGES = {
         "files_t.waits is 4 bytes at 72 in C, 8 bytes at 72 in Python",
     ),
     "a field more, which no table names": (
-        ("/* result: of a stored chunk */\n", "/* result: of a stored chunk */\n    int64_t more;\n"),
+        (
+            "/* result: of the longest stored chunk */\n",
+            "/* result: of the longest stored chunk */\n    int64_t more;\n",
+        ),
         "all of lookup_t is 72 bytes at 0 in C, 64 bytes at 0 in Python",
     ),
     "a table without a field": (

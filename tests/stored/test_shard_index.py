@@ -28,7 +28,9 @@ def decode(encoded, spec, shard_nbytes=SHARD_NBYTES):
     for compiled in (loops, lambda: None):
         with patch("xarray_gpuzarr.stored.shard_index.loops", compiled):
             try:
-                found.append(decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where="'c/0' of array '/t'"))
+                found.append(
+                    decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, shard_name="'c/0' of array '/t'")
+                )
             except ShardIndexError as err:
                 found.append(err)
     index, other = found

@@ -275,7 +275,9 @@ def test_pickles_do_not_grow_with_the_number_of_blocks(server):
 def test_a_read_gets_what_it_took_although_the_guessing_ends_before_the_answer(server, folder):
     reader = find_block_reader(opened(server).maps.data)
     objects = reader.objects_ahead()
-    wanted = [each for n in range(3) for each in reader.first_wanted((slice(2 * n, 2 * n + 2), *map(slice, SHAPE[1:])))]
+    wanted = [
+        each for n in range(3) for each in reader.first_requests((slice(2 * n, 2 * n + 2), *map(slice, SHAPE[1:])))
+    ]
     assert objects.start(wanted)
     taken = objects.take(wanted[1].key)
 

@@ -54,7 +54,7 @@ def _array(store, data=DATA, **keywords):
 def _chunks(store, key="c/0/0"):
     """Return the encoded bytes of each chunk of a shard."""
     shard = take(store, key)
-    index = decode_shard_index(shard[-INDEX.nbytes :], INDEX, shard_nbytes=len(shard), where=key)
+    index = decode_shard_index(shard[-INDEX.nbytes :], INDEX, shard_nbytes=len(shard), shard_name=key)
     return [shard[at : at + n] if n >= 0 else None for at, n in zip(index.offset, index.nbytes, strict=True)]
 
 

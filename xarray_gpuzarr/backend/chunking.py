@@ -29,7 +29,7 @@ from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import limit_threads
 from xarray_gpuzarr.read import read
-from xarray_gpuzarr.read.first_wanted import first_wanted, may_ask_ahead
+from xarray_gpuzarr.read.first_requests import first_requests, may_ask_ahead
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Block, Box
 from xarray_gpuzarr.tasks.names import task_name
@@ -169,9 +169,9 @@ class BlockReader(AheadReader):
             return None
         return tuple([slice(*bounds[n : n + 2]) for n, bounds in zip(block, self._bounds, strict=True)])
 
-    def first_wanted(self, box: Box) -> list[ObjectRequest]:
+    def first_requests(self, box: Box) -> list[ObjectRequest]:
         """Return what a read of a box asks for first."""
-        return first_wanted(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
+        return first_requests(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
 
 
 class ShardManager(DaskManager):

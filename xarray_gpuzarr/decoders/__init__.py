@@ -1,1 +1,1 @@
-"""Decoders: `host` and `cuda`, two siblings behind one protocol, and `choice`, the one place that chooses."""
+"""Decoders: `host`, `cuda` and `workers` implement the protocol `Decoder`, and `choice` selects one of them."""

@@ -1,4 +1,7 @@
-"""Which decoder reads here, and what a machine lacks for a GPU. `decoder_for` is the one place that chooses."""
+"""Choice of the decoder for a device, and checks of what a machine lacks for a GPU.
+
+`decoder_for` returns the decoder; no other function chooses one.
+"""
 
 from __future__ import annotations
 
@@ -25,54 +28,60 @@ from xarray_gpuzarr.process.advice import advise
 if TYPE_CHECKING:
     from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
-_CUDA_NEEDS = {"cupy": "CuPy", "rmm": "RMM", "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)"}
+_CUDA_PACKAGES = {"cupy": "CuPy", "rmm": "RMM", "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)"}
+"""Packages that `device="cuda"` needs: name of the module, and name for people."""
 _DEVICES = ("auto", "cuda", "host", "workers")
-_AS_EVER = frozenset({"auto", "posix"})
-"""Ways of local files to a device that every device has."""
-_ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
-"""Names of devices in other packages -> names here."""
+_ALWAYS_AVAILABLE = frozenset({"auto", "posix"})
+"""Values of `storage` that every device accepts."""
+_OTHER_NAMES = {"cpu": "host", "gpu": "cuda"}
+"""Names of devices in other packages, and the names here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 _PER_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
 def missing_for_cuda() -> list[str]:
-    """Return what ``device="cuda"`` needs and this machine lacks; empty if nothing.
+    """Return what ``device="cuda"`` needs and this machine lacks; an empty list if nothing is missing.
 
-    Imports no GPU package and does not start CUDA, which a process that forks must not: looks for the driver library,
-    asks NVML for GPUs, and looks for installed modules.
+    This looks for the driver library and for installed modules, and asks NVML for GPUs. It imports no GPU package and
+    does not start CUDA, so that the process can still be forked.
     """
-    missing = [] if driver.has_driver() else ["the NVIDIA driver (libcuda)"]
-    missing += ["a GPU that this process may use"] if not missing and _n_visible() == 0 else []
-    for module, label in _CUDA_NEEDS.items():
+    missing = []
+    if not driver.has_driver():
+        missing.append("the NVIDIA driver (libcuda)")
+    elif _n_visible() == 0:
+        missing.append("a GPU that this process may use")
+    for module, name in _CUDA_PACKAGES.items():
         try:
-            missing += [] if importlib.util.find_spec(module) is not None else [label]
-        except (ModuleNotFoundError, ValueError):  # the parent of a dotted name is absent; a module without a spec
-            missing.append(label)
+            is_missing = importlib.util.find_spec(module) is None
+        except (ModuleNotFoundError, ValueError):  # a dotted name without its parent, or a module without a spec
+            is_missing = True
+        if is_missing:
+            missing.append(name)
     return missing
 
 
 def _n_visible() -> int | None:
-    """Return how many GPUs this process may use, as far as that shows without CUDA; None if it does not."""
+    """Return the number of GPUs that this process may use; None if it cannot be told without starting CUDA."""
     count, listed = driver.n_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return count
-    # CUDA sees none of those that stand behind one that does not exist.
-    seen = list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, listed.split(","))))
-    return len(seen) if count is None else min(count, len(seen))
+    # CUDA ignores all GPUs behind the first one that does not exist.
+    visible = list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, listed.split(","))))
+    return len(visible) if count is None else min(count, len(visible))
 
 
 def resolve_storage(storage: str, device: str) -> Storage:
-    """Check how local files are to reach a device.
+    """Check the option `storage`: how local files reach a device.
 
     Raises
     ------
     OptionError
-        `storage` is none of ``"auto"``, ``"posix"``, ``"gds"``, or ``"gds"`` was asked for and results are on the host.
+        If `storage` is not ``"auto"``, ``"posix"`` or ``"gds"``, or is ``"gds"`` for results on the host.
     DeviceUnavailableError
-        ``"gds"`` was asked for, and this machine lacks something for it.
+        If `storage` is ``"gds"``, and this machine lacks something for it.
     """
-    if storage in _AS_EVER:
+    if storage in _ALWAYS_AVAILABLE:
         return cast("Storage", storage)
     if storage not in get_args(Storage):
         raise OptionError(
@@ -81,16 +90,19 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
-    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # where it is asked for
+    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only for "gds"
 
     resolved = resolve_device(device)
     if resolved == "host":
+        if resolve_device("auto") == "host":
+            remedy = "leave storage out: this machine has no usable GPU"
+        else:
+            remedy = 'leave storage out, or say device="cuda"'
         raise OptionError(
             'storage="gds" cannot be used here',
             tried=f"storage='gds' with device={device!r}",
             found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
-            do="leave storage out"
-            + (": this machine has no usable GPU" if resolve_device("auto") == "host" else ', or say device="cuda"'),
+            do=remedy,
         )
     decoder = None if resolved == "workers" else decoder_for(resolved)
     why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
@@ -100,15 +112,15 @@ def resolve_storage(storage: str, device: str) -> Storage:
 
 
 def resolve_device(device: str) -> Device:
-    """Turn ``"auto"`` into the device that reads will use here.
+    """Return the device that reads use on this machine: `device` itself, or the best one for ``"auto"``.
 
     Raises
     ------
     OptionError
-        `device` is none of ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"``, ``"workers"``.
+        If `device` is not ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"`` or ``"workers"``.
     DeviceUnavailableError
-        ``"cuda"`` was asked for and something that it needs is missing, or there is no GPU of that number, or CuPy's
-        stream is another one on each thread.
+        If a GPU was requested, and something that it needs is missing, there is no GPU of that number, or CuPy uses a
+        stream per thread.
     """
     if not is_device(device):
         raise OptionError(
@@ -130,14 +142,14 @@ def resolve_device(device: str) -> Device:
                 do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
             )
         return _with_one_stream(device)
-    lacks_packages_only = set(missing) <= set(_CUDA_NEEDS.values())
+    lacks_packages_only = set(missing) <= set(_CUDA_PACKAGES.values())
     if device != "auto":
-        where = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
+        condition = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
         raise DeviceUnavailableError(
             f"device={device!r} cannot be used here",
             tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
-            do=f"{where}{INSTALL_FOR_CUDA}; or read on the host with device='auto' or device='host'",
+            do=f"{condition}{INSTALL_FOR_CUDA}; or read on the host with device='auto' or device='host'",
         )
     if lacks_packages_only:
         advise(
@@ -150,7 +162,7 @@ def resolve_device(device: str) -> Device:
 
 
 def _with_one_stream(device: str) -> Device:
-    """Return the device that is read to, unless CuPy works on another stream on each thread; imports no CuPy."""
+    """Return the device to use, unless CuPy is set to use a stream per thread. CuPy is not imported."""
     setting = os.environ.get(_PER_THREAD, "0")
     if setting == "0":
         return "cuda" if device == "auto" else device
@@ -164,25 +176,25 @@ def _with_one_stream(device: str) -> Device:
 
 
 def perhaps_device(device: object, known: Iterable[str] = _DEVICES) -> str:
-    """Return words that offer which of the known devices was perhaps meant; none if there is none."""
+    """Return words that suggest a known device with a similar name; an empty string if there is none."""
     name = str(device)
-    return perhaps(_ELSEWHERE.get(name, name), known)
+    return perhaps(_OTHER_NAMES.get(name, name), known)
 
 
 def is_device(device: str) -> bool:
-    """Say whether a device has a name that `resolve_device` knows, whatever this machine has."""
+    """Whether `resolve_device` knows the name of a device, whatever this machine has."""
     return device in _DEVICES or _number(device) is not None
 
 
 def _number(device: str) -> int | None:
-    """Return which GPU is named; None if none is."""
-    named = _NUMBERED.fullmatch(device) if isinstance(device, str) else None
-    return None if named is None else int(named[1])
+    """Return the number in the name of a device; None if there is none."""
+    match = _NUMBERED.fullmatch(device) if isinstance(device, str) else None
+    return None if match is None else int(match[1])
 
 
 @cache
 def decoder_for(device: str) -> Decoder:
-    """Return the decoder of a device, one per process; raises as `resolve_device`."""
+    """Return the decoder of a device; there is one in a process. Raises the errors of `resolve_device`."""
     resolved = resolve_device(device)
     if resolved != device:
         return decoder_for(resolved)
@@ -191,27 +203,34 @@ def decoder_for(device: str) -> Decoder:
     number = _number(resolved)
     if number is not None:
         return cast("CudaDecoder", decoder_for("cuda")).for_device(number)
-    from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # its kernels, plans and checks
+    from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # imports much that the host does not need
 
     decoder: Decoder = cuda.CudaDecoder()
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 
 
 def usable_device(device: str) -> Device:
-    """Turn ``"auto"`` into the device that reads can use here, as `resolve_device`, and ask it: that starts CUDA."""
+    """Return `resolve_device(device)`, or ``"host"`` if "auto" has found a GPU that turns out unusable. Starts CUDA."""
     resolved = resolve_device(device)
     return "host" if device == "auto" and not is_usable(decoder_for(resolved)) else resolved
 
 
 def is_usable(decoder: Decoder) -> bool:
-    """Say whether the device of a decoder can be used; starts it."""
+    """Whether the device of a decoder can be used. This starts the device."""
     return not isinstance(decoder, SelfChecking) or decoder.why_unusable() is None
 
 
 def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
-    """Return what `read` does with a decoder; with the host's if its device cannot even copy, or breaks meanwhile.
+    """Call `read` with a decoder, or with the host's decoder if the device is unusable, and return its result.
 
-    `or_host` says whether the host will do, as with ``"auto"``. Asking the device starts it.
+    Parameters
+    ----------
+    decoder : Decoder
+        Decoder to try first.
+    read : callable
+        Takes a decoder.
+    or_host : bool
+        Whether the host's decoder may be used, as for ``device="auto"``. If so, the device is started and checked.
     """
     if not or_host:
         return read(decoder)
@@ -225,7 +244,7 @@ def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or
 
 
 def _unpack(host: npt.NDArray[Any]) -> Any:
-    """Return a CuPy array where there is a GPU; schedulers that have none pass a stand-in on."""
+    """Return a CuPy array, or a stand-in on a machine without GPU, such as that of a scheduler."""
     if missing_for_cuda():
         return CupyStandIn(host)
     api = native_device()

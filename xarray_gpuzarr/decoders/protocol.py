@@ -1,6 +1,7 @@
-"""The interface of every decoder to the layers above it.
+"""Protocols of decoders, the interface to the layers above.
 
-`read` hands a decoder a stream of plans and gets one array back. Nothing above this folder knows which device it is on.
+`read` passes an iterator of plans to a decoder, which returns one array. Layers above this folder do not distinguish
+devices. Optional abilities of a device have protocols of their own.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 Device = str
-"""Where arrays are decoded and live: ``host``, ``workers``, ``cuda`` or ``cuda:1``, with any number.
+"""Where arrays are decoded and live: ``host``, ``workers``, ``cuda``, or ``cuda:1`` with any number.
 
-``workers``: on the GPUs of a cluster's workers, whatever the client has. ``cuda``: on the calling thread's current GPU.
+``workers`` means the GPUs of a cluster's workers, whatever the client has; ``cuda`` the calling thread's current GPU.
 """
 
 
 StreamOf = Callable[[int], int | None]
-"""Given a device's number, returns the handle of the stream on which a library works there now; None if it has none."""
+"""Function that returns the handle of the stream on which a library works now, given the number of the GPU.
+
+It returns None if the library has no such stream.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where an array is decoded, decided from its metadata alone."""
+    """Where an array is decoded. Its metadata alone determine this."""
 
     where: str
-    """Such as ``"host"``, ``"cuda"`` or ``"host, by zarr-python"``."""
+    """The place, such as ``"host"``, ``"cuda"`` or ``"host, by zarr-python"``."""
     why: str
-    """The reason, for `explain`; empty for the ordinary way."""
+    """The reason, for `explain`; empty if there is nothing unusual."""
 
 
 class Decoder(Protocol):
@@ -45,24 +49,31 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> Device:
-        """Where results live: ``"host"``, or ``"cuda"`` for any GPU, also one of a worker."""
+        """Where results live: ``"host"``, or ``"cuda"`` for any GPU, including those of workers."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
-        """Say where the chunks of an array are decoded and why. No I/O."""
+        """Return where the chunks of an array are decoded, and why, without I/O."""
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype that results have where `dtype` is asked for: device arrays know one byte order."""
+        """Return the dtype of results for a requested `dtype`. Device arrays have the machine's byte order only."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return an array of this decoder's library; its elements are undefined.
+        """Return an uninitialised array of this decoder's library.
 
-        A zero-length one is the dask meta of everything that this decoder reads.
+        An array of length zero is the dask meta of everything that this decoder reads.
         """
 
     def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
-        """Read all of `target` in one call; return None if it has to be planned, and carried out by `decode`.
+        """Read a target in one call, without a plan; return None if the read has to be planned.
 
-        Only what is so short that planning takes longer than decoding is read at once. `out` is as of `decode`.
+        This is for reads that are so short that planning takes longer than decoding.
+
+        Parameters
+        ----------
+        source : ObjectSource
+            Where the array is stored.
+        spec, target, cast, out
+            See `decode`. `out` may have been partly overwritten if None is returned.
         """
 
     def decode(
@@ -75,43 +86,53 @@ class Decoder(Protocol):
         cast: Cast,
         out: Any = None,
     ) -> Any:
-        """Carry out plans that together cover `target`.
+        """Carry out the plans of a read, and return the result.
 
         Parameters
         ----------
         plans : iterator of ReadPlan
-            Drawn lazily and from one thread at a time; drawing one may read a shard index.
+            Plans that together cover `target`. They are drawn lazily, by one thread at a time; drawing one may read a
+            shard index.
+        source : ByteSource
+            Where the encoded chunks are stored.
+        spec : ArraySpec
+            The array.
+        target : Target
+            Requested elements.
+        cast : Cast
+            Conversion of stored elements to those of the result.
         out : array of this decoder's library, or None
-            Where the result goes if shape, dtype and layout fit: any strides on the host, C order on a device.
+            Receives the result if shape, dtype and layout fit: any strides on the host, C order on a device.
 
         Returns
         -------
-        array of shape `target.shape` and dtype `cast.dtype`, on `device`
-            `out`, or a new one in C order.
+        array of this decoder's library
+            `out`, or a new array in C order: shape `target.shape`, dtype `cast.dtype`, on `device`.
 
         Raises
         ------
         CorruptChunkError, ShardIndexError, StoreReadError, UnsupportedCodecError
-            Each names array, shard key and, where there is one, chunk and codec.
+            Each names the array and the shard key, and where there is one, the chunk and the codec.
         """
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
-        """Return what makes other threads, inside a ``with`` block, read for the calling thread.
+        """Return a function that makes context managers, in which other threads read for the calling thread.
 
-        Their results then live where the calling thread's would, and may be used and freed as its own are.
+        Results of reads inside the ``with`` block live on the device of the calling thread, which may use and free them
+        like results of its own.
 
         Parameters
         ----------
-        stream_of : callable, optional
-            See `StreamOf`, of the library that uses the results; without one, and where it knows none, the array
-            library's current stream of the calling thread is theirs.
+        stream_of : StreamOf, optional
+            Stream of the library that uses the results. Without it, or if it returns None, results belong to the array
+            library's current stream of the calling thread.
         """
 
     def may_retry(self, err: Exception) -> bool:
-        """Say whether a read that ended in an error of the device's may end well if it is tried once more.
+        """Whether a read that ended in an error of the device may succeed if it is repeated.
 
-        An array that the device has decoded to other values than the host is the host's from then on. What lacked
-        memory is tried once more by `alone`.
+        An array that the device has decoded to other values than the host is decoded by the host from then on. A read
+        that ran out of memory is repeated by `alone`.
         """
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
@@ -120,43 +141,43 @@ class Decoder(Protocol):
         Raises
         ------
         DeviceMemoryError
-            Memory does not suffice for one read either.
+            If the memory does not suffice for a single read either.
         """
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Return a block that zarr-python decoded, brought to `device` and cast."""
+        """Return an array that zarr-python has decoded, copied to `device` and cast."""
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A decoder that asks its device for known answers before it trusts it."""
+    """A decoder that first checks whether its device decodes known chunks to the right values."""
 
     def why_unusable(self) -> str | None:
-        """Say why nothing can be read to the current device; None if something can. Starts the device."""
+        """Return why the current device is unusable; None if it can be used. This starts the device."""
 
 
 class PreparedDecoder(Decoder, Protocol):
-    """A decoder that can do beforehand what its first reads would do, and let go of it."""
+    """A decoder whose preparations for its first reads can be made in advance, and undone."""
 
     def prepare(self) -> Undo:
-        """Check what the device needs, build kernels, share the caller's pool; return what undoes the latter."""
+        """Check the device, build kernels, and use the caller's memory pool. Return a function that stops using it."""
 
     def prepare_threads(self, n_threads: int) -> None:
-        """Take what reads of so many more threads will use."""
+        """Allocate what reads on `n_threads` further threads will use."""
 
     def close(self) -> None:
-        """Give back what all threads have taken, once their reads have ended; later reads take it anew."""
+        """Free what all threads have allocated, after their reads have ended. Later reads allocate it again."""
 
 
 @runtime_checkable
 class FileReader(Protocol):
-    """A decoder whose device may read local files by itself."""
+    """A decoder whose device may read local files itself."""
 
     def why_no_files(self) -> str | None:
-        """Say why it can read none on this machine; None if it can."""
+        """Return why the device cannot read files on this machine; None if it can."""
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
-        """Say why the chunks of an array reach the device through host memory; None if they do not.
+        """Return why the chunks of an array go through host memory; None if the device reads them itself.
 
         `storage` is ``"auto"`` or ``"gds"``.
         """

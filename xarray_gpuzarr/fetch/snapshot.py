@@ -331,10 +331,10 @@ class Snapshot:
             if len(encoded) < (shard_nbytes or 0):  # it is longer than its chunks can be, and came without its bytes
                 del self._whole[key]
                 return self._start_edge(key, spec)()
-            encoded = spec.within(edge.data)
+            encoded = spec.encoded_index(edge.data)
             shard_nbytes = len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
-        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
+        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, shard_name=where)
         self._record_version(key, spec, index, edge)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))

@@ -22,7 +22,7 @@ from xarray_gpuzarr.stored.codecs import (
     Lz4Spec,
     ZlibSpec,
     ZstdSpec,
-    of_each,
+    complete_table,
 )
 
 _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
@@ -121,7 +121,7 @@ def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
         return False
 
 
-_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
+_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = complete_table(
     DeviceCompressorSpec,
     {
         ZstdSpec: _zstd_nbytes,

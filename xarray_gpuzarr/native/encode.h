@@ -1,7 +1,7 @@
-/* Chunks gathered from an array, encoded, and written to objects: the other way round. A file is replaced as a whole. */
+/* Writing: chunks are gathered from an array, encoded, and written to objects. A file is only replaced by a complete one. */
 
-enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* what became of an object */
-enum { MOST_CHUNKS = 64, WRITEBACK_NBYTES = 1 << 20 }; /* of a unit */
+enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* states of an object */
+enum { MOST_CHUNKS = 64, WRITEBACK_NBYTES = 1 << 20 }; /* most chunks of a unit; bytes that are written before writeback begins */
 enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
 
 typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
@@ -11,73 +11,74 @@ typedef int encode_lz4_t(const char *, char *, int, int, int);
 typedef size_t deflate_t(void *, const void *, size_t, void *, size_t);
 typedef void *make_deflate_t(int);
 
-/* How the chunks of one write are encoded, and where they are in their objects. */
+/* Codecs of one write, and the order of chunks in an object. */
 typedef struct {
-    const job_t *job;            /* where elements are in chunks and in the array; decodes chunks that are changed in part */
-    const steps_t *swap;         /* reverses the bytes of elements; NULL: they are as they are stored */
+    const job_t *job;            /* places of elements in chunks and in the array; decodes chunks that are changed in part */
+    const steps_t *swap;         /* reverses the bytes of elements; NULL: the array has the stored byte order */
     int64_t level, checksum, shuffle, typesize, blocksize;
     const char *cname;
     void *encode, *make_context, *free_context, *set_parameter;
-    int64_t most_nbytes;         /* of a chunk that is encoded */
-    int64_t keeps_empty;         /* whether chunks of nothing but the fill value are stored */
-    int64_t n_numbers, swapped;  /* of an element that is compared by value, and whether its bytes are reversed; 0: by bits */
-    int64_t n_entries, step;     /* chunks of an object; chunks that a thread takes at once */
-    const int64_t *order;        /* the numbers of an object's chunks, as they follow each other */
+    int64_t most_nbytes;         /* of an encoded chunk */
+    int64_t keeps_empty;         /* whether chunks that hold only the fill value are stored */
+    int64_t n_numbers, swapped;  /* parts of an element that is compared by value, and whether they are big-endian; 0: by bits */
+    int64_t n_entries, step;     /* chunks of an object; chunks of a unit */
+    const int64_t *order;        /* entries of an object's chunks in its index, in the order in which chunks are written */
     const int64_t *per_object;   /* chunks along each axis of an object */
-    const int64_t *const *piece; /* per axis, of each chunk along the objects: what is written to it; -1: nothing */
-    int64_t index_nbytes, index_is_first, index_has_checksum; /* 0: an object is a chunk */
+    const int64_t *const *piece; /* for each axis and each chunk along all objects: the piece that is written to it; -1: none */
+    int64_t index_nbytes, index_is_first, index_has_checksum; /* index_nbytes is 0 for unsharded chunks */
 } encoder_t;
 
 typedef struct {
-    const char *path, *partial; /* of its file, and of the one that takes its place; NULL: it is written to `memory` */
-    const int64_t *at;          /* along each axis: its number */
-    char *memory;               /* which may be a chunk of the caller's array, as it lies there */
+    const char *path, *partial; /* of its file, and of the file that replaces it; NULL: it is written to `memory` */
+    const int64_t *at;          /* along each axis: its number among the objects of the write */
+    char *memory;               /* it may be a chunk of the caller's array itself */
     int64_t memory_nbytes;
-    int64_t needs_old;          /* whether what is stored is */
-    const char *old;            /* what is stored, if that is not a file */
-    const int64_t *old_version; /* of a file */
-    const int64_t *old_offset, *old_nbytes;     /* of its chunks; NO_FILE: not there; NULL: nothing is stored */
-    int64_t state, nbytes, code, entry; /* results: what became of it, its length, errno, and the chunk that failed; -1: none */
+    int64_t needs_old;          /* whether stored chunks are needed */
+    const char *old;            /* the stored object, if it is not a file */
+    const int64_t *old_version; /* of the stored file */
+    const int64_t *old_offset, *old_nbytes;     /* of the stored chunks; NO_FILE: missing; NULL: no object is stored */
+    int64_t state, nbytes, code, entry; /* results: state, length, errno, and the chunk that failed; -1: none */
 } object_t;
 
-/* Chunks that follow each other in an object: parts of the caller's array, or of what the unit has room for. */
-typedef struct { char *at; int64_t first, nbytes; } part_t; /* NULL: from `first` on in the room */
+/* A unit: chunks that follow each other in an object, which one thread encodes. Its parts lie in the caller's array or in
+ * `room`. */
+typedef struct { char *at; int64_t first, nbytes; } part_t; /* NULL: it begins at `first` in `room` */
 typedef struct {
     int64_t n_parts, used, room_nbytes;
     part_t part[MOST_CHUNKS];
     char *room;
 } unit_t;
 
-/* What is known of an object while it is written. */
+/* State of an object while it is written. */
 typedef struct {
     pthread_mutex_t lock;
-    pthread_cond_t moved;       /* `turn` has changed, or an object failed */
-    int64_t turn, end;          /* the unit that is written next, and where */
-    unit_t **kept;              /* units that wait for their turn */
+    pthread_cond_t moved;       /* signalled when `turn` has changed, or an object failed */
+    int64_t turn, end;          /* number of the unit that is written next, and its offset in the object */
+    unit_t **kept;              /* encoded units that wait for their turn, by number */
     int64_t n_kept;
-    int64_t *nbytes;            /* of its chunks; -1: not there */
-    char *index;                /* of those that have been written */
-    int old_file, file;         /* -1: none */
-    int64_t is_partial, replaces; /* whether there is a file that is not complete, and whether it replaces another */
-    int64_t started;            /* bytes of it that are on their way to the disk */
+    int64_t *nbytes;            /* encoded length of each chunk; -1: not stored */
+    char *index;                /* entries of the chunks that have been written */
+    int old_file, file;         /* descriptors; -1: not open */
+    int64_t is_partial, replaces; /* whether an incomplete file exists, and whether it is to replace another */
+    int64_t started;            /* bytes whose writeback to the disk has been started */
 } progress_t;
 
 typedef struct {
     const encoder_t *encoder;
     object_t *objects;
     progress_t *progress;
-    int64_t n_objects, n_begun, n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
-    int64_t budget;             /* threads of all writes */
-    _Atomic int64_t *n_helpers; /* threads of this write beside the caller's, as Python counts them */
+    int64_t n_objects, n_begun, n_units, units_each, most_kept; /* most units that wait, besides one a thread */
+    int64_t budget;             /* most threads of all writes of the process */
+    _Atomic int64_t *n_helpers; /* further threads of this write, a number that Python reads */
     atomic_llong next;
     atomic_int is_stopped;
-    _Atomic(void *) spare[MOST_THREADS]; /* units whose memory is used again */
+    _Atomic(void *) spare[MOST_THREADS]; /* units to use again, with their memory */
 } writing_t;
 
 typedef struct {
     writing_t *writing;
     int64_t is_helper;
-    _Atomic int64_t *n_helpers; /* that it is one of; NULL: the caller's thread, or one that Python counts */
+    _Atomic int64_t *n_helpers; /* number that the thread decreases when it ends; NULL for threads that Python has started */
     char *scratch, *room;
     int64_t room_nbytes;
     void *encoding, *decoding;
@@ -109,7 +110,7 @@ static int read_old(const object_t *object, const progress_t *progress, char *to
     return 1;
 }
 
-/* Whether what is stored is what was to be written over. */
+/* Whether the stored object is still the one that the write started from. */
 static int is_old_kept(const object_t *object)
 {
     struct stat now;
@@ -123,7 +124,8 @@ static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
     return fail(writing, object, is_old_kept(object) ? DAMAGED : CHANGED, entry);
 }
 
-/* Whether a chunk is stored, of which all threads see one version; -1 if that cannot be known. */
+/* Whether a chunk is stored. Opens the stored file, once for all threads. Return -1 if it cannot be opened or has another
+ * version. */
 static int is_stored(writing_t *writing, object_t *object, int64_t entry)
 {
     progress_t *progress = writing->progress + (object - writing->objects);
@@ -150,13 +152,13 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
     return 1;
 }
 
-/* Have room for more bytes behind what the unit has. */
+/* Return memory for more bytes at the end of the unit's room; NULL if there is none. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
     return has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1) ? unit->room + unit->used : NULL;
 }
 
-/* Add bytes to the unit: of the caller's array, or those behind what it has in its room. Neighbours are one part. */
+/* Add bytes to the unit: of the caller's array, or if `at` is NULL, the next ones in its room. Neighbours form one part. */
 static void add_part(unit_t *unit, char *at, int64_t nbytes)
 {
     part_t *last = unit->n_parts ? unit->part + unit->n_parts - 1 : NULL;
@@ -173,7 +175,7 @@ static void free_unit(unit_t *unit)
     free(unit);
 }
 
-/* Whether a box is all of a chunk. */
+/* Whether a box is a whole chunk. */
 static int is_all(const job_t *job, const rows_t *rows)
 {
     for (int64_t i = 0; i < job->ndim; i++) {
@@ -183,7 +185,7 @@ static int is_all(const job_t *job, const rows_t *rows)
     return 1;
 }
 
-/* Decode a chunk that is stored. */
+/* Decode a stored chunk. Return 0 after a failure. */
 static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *to)
 {
     writing_t *writing = writer->writing;
@@ -201,7 +203,7 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     return is_sound || fail_to_read(writing, object, entry);
 }
 
-/* Whether two elements are equal, or both have a NaN. */
+/* Whether two elements are equal, or both contain NaN. */
 static int is_equal(const encoder_t *encoder, const char *one, const char *other)
 {
     int64_t n = encoder->n_numbers, nbytes = encoder->job->itemsize / n;
@@ -217,7 +219,7 @@ static int is_equal(const encoder_t *encoder, const char *one, const char *other
     return are_equal || (one_is_nan && other_is_nan);
 }
 
-/* Whether a chunk has nothing but the fill value, as zarr-python compares them. */
+/* Whether a chunk holds only the fill value, by the comparison of zarr-python. */
 static int is_empty(const encoder_t *encoder, const char *chunk)
 {
     const job_t *job = encoder->job;
@@ -229,7 +231,7 @@ static int is_empty(const encoder_t *encoder, const char *chunk)
     return 1;
 }
 
-/* Return the bytes that a chunk was encoded to; 0 if that failed. */
+/* Encode a chunk. Return its encoded length; 0 after a failure. */
 static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -252,7 +254,7 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
     }
 }
 
-/* Say which box of the array a chunk takes; 0 if none. */
+/* Set `box` to the box of the array that is written to a chunk. Return 0 if there is none. */
 static int is_written(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
 {
     int64_t rest = entry, is_touched = 1;
@@ -263,8 +265,8 @@ static int is_written(const encoder_t *encoder, const object_t *object, int64_t 
     return (int)is_touched;
 }
 
-/* Carry chunks over as they are stored, up to `end` in the order of the object, as far as they follow each other there.
- * Return the chunk behind them; 0 if that failed. */
+/* Copy chunks that the write does not touch, in encoded form, as far as they follow each other in the stored object, up to
+ * position `end` in the order of chunks. Return the position behind them; 0 after a failure. */
 static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, int64_t k, int64_t end)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -285,7 +287,7 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     return k;
 }
 
-/* Make a chunk from what is written to it, and what is stored of the rest; 0 if that failed. */
+/* Put together a chunk from the written elements, and stored ones for the others. Return 0 after a failure. */
 static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -301,14 +303,14 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
     return 1;
 }
 
-/* Encode a chunk, and add it to the unit; 0 if that failed. */
+/* Encode a chunk, and add it to the unit. Return 0 after a failure. */
 static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry, const int64_t *box)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     rows_t rows = {.boxes = box};
     int is_raw = job->codec == RAW;
-    /* libdeflate reads its input twice, so it is given a copy: another thread may change the caller's array. */
+    /* libdeflate reads its input twice, and another thread may change the caller's array in between: it gets a copy. */
     int is_read_once = job->codec != ZLIB && job->codec != GZIP;
     int is_caller = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
     int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && !encoder->index_nbytes;
@@ -344,7 +346,7 @@ static void make_folders(const char *path)
     free(folder);
 }
 
-/* Make the file that takes the place of an object's once it is complete. */
+/* Create the file that replaces an object's file once it is complete. */
 static int open_partial(const object_t *object, progress_t *progress)
 {
     for (int i = 0; i < 2 && progress->file < 0; i++) {
@@ -356,7 +358,8 @@ static int open_partial(const object_t *object, progress_t *progress)
     return (int)progress->is_partial;
 }
 
-/* Let the disk begin: ext4 renames over a file once all of the new one is on its way, 42 ms for 32 MB, which are 25 so. */
+/* Start the writeback of written bytes. Before ext4 renames a file over another, it starts the writeback of all its bytes: for
+ * 32 MB, a write takes 25 ms with this function, 42 ms without. */
 static void start_writeback(progress_t *progress, int64_t end)
 {
     if (end - progress->started < WRITEBACK_NBYTES || !progress->replaces) return;
@@ -384,7 +387,7 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     return 1;
 }
 
-/* Write a unit behind those before. */
+/* Write a unit behind those written before. Return 0 after a failure. */
 static int put_unit(writing_t *writing, object_t *object, progress_t *progress, int64_t number, const unit_t *unit)
 {
     const encoder_t *encoder = writing->encoder;
@@ -416,7 +419,7 @@ static int close_file_of(int *file)
     return open_file < 0 || close(open_file) == 0;
 }
 
-/* Let an object take the place of the one before, all of whose units have been written. */
+/* Complete an object whose units have all been written: write its index, and replace the stored object. */
 static int complete(writing_t *writing, object_t *object, progress_t *progress)
 {
     const encoder_t *encoder = writing->encoder;
@@ -433,7 +436,8 @@ static int complete(writing_t *writing, object_t *object, progress_t *progress)
     return 1;
 }
 
-/* Write the writer's unit if it is its turn, and those behind it that wait; else leave it to whoever writes the one before. */
+/* Write the writer's unit and the waiting units behind it, if it is the unit's turn. Otherwise leave the unit to the thread
+ * that writes the one before it. */
 static int take_turn(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
 {
     writing_t *writing = writer->writing;
@@ -457,7 +461,7 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-/* Put the chunks of a unit together, in the order of the object; 0 if that failed. */
+/* Fill the writer's unit with the chunks of unit `number`. Return 0 after a failure. */
 static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -476,9 +480,9 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-static _Atomic int64_t n_at_work; /* threads of all writes of this process */
+static _Atomic int64_t n_at_work; /* number of threads in all writes of this process */
 
-/* Whether a helper makes the threads of all writes more than their budget; it has then been taken off them. */
+/* Whether the threads of all writes exceed the budget. If so, the calling helper no longer counts, and must leave. */
 static int is_one_too_many(const writing_t *writing)
 {
     int64_t n = n_at_work;
@@ -513,7 +517,7 @@ static void *context_for(const encoder_t *encoder)
     return context;
 }
 
-/* Free what an object needed; nothing stays of one that is not complete. */
+/* Free the state of an object, and delete its file if it is incomplete. */
 static void end_object(const object_t *object, progress_t *progress, int64_t units_each)
 {
     for (int64_t i = 0; progress->kept && i < units_each; i++) free_unit(progress->kept[i]);
@@ -535,7 +539,7 @@ static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t 
     return 1;
 }
 
-/* Free a write; return how many of its objects were not written. */
+/* Free a write. Return the number of objects that were not written. */
 int64_t gpuzarr_end_write(writing_t *writing)
 {
     int64_t n_left = 0;
@@ -546,12 +550,12 @@ int64_t gpuzarr_end_write(writing_t *writing)
     return n_left;
 }
 
-/* Begin to write objects, on up to n_threads threads; NULL: no memory. */
+/* Return the state of a write by up to n_threads threads; NULL if there is not enough memory. */
 writing_t *gpuzarr_begin_write(
     const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads, int64_t budget, void *n_helpers)
 {
     static _Atomic pid_t process;
-    if (atomic_exchange(&process, getpid()) != getpid()) n_at_work = 0; /* a fork has no threads of its parent */
+    if (atomic_exchange(&process, getpid()) != getpid()) n_at_work = 0; /* a forked process has none of its parent's threads */
     writing_t *writing = calloc(1, sizeof *writing);
     if (!writing) return NULL;
     writing->encoder = encoder, writing->objects = objects, writing->n_objects = n_objects;
@@ -578,7 +582,7 @@ static void *run_writer(void *argument)
     return NULL;
 }
 
-/* Write, with n_helpers threads beside the caller's, until all units have been taken or one failed. */
+/* Write on the calling thread and n_helpers further ones, until all units have been taken or one failed. */
 void gpuzarr_write(writing_t *writing, int64_t n_helpers)
 {
     writer_t writers[MOST_THREADS];
@@ -588,7 +592,7 @@ void gpuzarr_write(writing_t *writing, int64_t n_helpers)
     run_threads(run_writer, writers, sizeof *writers, n);
 }
 
-/* Help to write, while there are not too many threads for it. */
+/* Help with a write on the calling thread, as long as the threads of all writes stay within the budget. */
 void gpuzarr_help_write(writing_t *writing)
 {
     writer_t writer = {.writing = writing, .is_helper = 1};

@@ -1,8 +1,8 @@
-/* Where each field of the structs lies that Python hands over; structs.py declares them once more, and layout.py compares
- * the two when the library is loaded. A field that is missing here is found by the length of its struct. */
+/* Offset and size of each field of the structs that Python passes. structs.py declares the same structs, and compares the two
+ * when the library is loaded. A field that is missing here shows by the size of its struct. */
 
 typedef struct {
-    const char *name; /* of a field; NULL: of none, the length of the whole struct */
+    const char *name; /* of the field; NULL for the size of the whole struct */
     const char *of;
     int64_t offset, nbytes;
 } field_t;
@@ -157,7 +157,7 @@ static const field_t fields[] = {
     FIELD(object_t, entry),
 };
 
-/* Return the fields of all structs, and say how many there are. */
+/* Return the fields of all structs, and their number in `n`. */
 const field_t *gpuzarr_fields(int64_t *n)
 {
     *n = (int64_t)(sizeof fields / sizeof *fields);

@@ -1,9 +1,8 @@
-/* What would hold Python's lock a thousand times, done without it: read files, decode and place chunks.
+/* Compiled loops, which read files, decode chunks and place them, many in each call, without the GIL.
  *
- * library.py loads this; whoever calls it owns all memory that it leaves behind, and has another way to do the same. So
- * nothing is explained here: what a function does not know how to treat, it leaves, and says so.
- * Addresses are lent as integers. Decoders are those of the libraries that Python calls otherwise.
- */
+ * library.py loads this. The caller owns all memory, and passes addresses as integers. A function leaves whatever it cannot
+ * treat, and reports it; Python then does the same work, and words the errors. Decoders are functions of the libraries that
+ * Python calls, too. */
 #define _GNU_SOURCE
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
@@ -30,20 +29,20 @@
 #include "steps.h"
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
-enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
-enum { DONE, LEFT, ABSENT };          /* what became of a row */
+enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* operations on a whole chunk, after its compressor */
+enum { DONE, LEFT, ABSENT };          /* status of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4, ENTRY_NBYTES = 16 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
 enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC_NOT_INFLATED = 0xA }; /* flags; bits, too; stored */
-enum { READ_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK }; /* a pipe without a writer would never open */
-enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at once */
-enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
-enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
+enum { READ_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK }; /* opening a pipe without a writer would block */
+enum { PART_NBYTES = 8 << 20 };     /* part of a raw chunk that one thread reads at once */
+enum { STREAMED_NBYTES = 16 << 20 }; /* zstd chunks of at least this length are decoded while they are read */
+enum { PIECE_NBYTES = 512 * 1024 };  /* bytes of such a chunk that are read at once */
 enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 };
-enum { ASKED_NBYTES = 32 << 20 }; /* that the disk may be asked for before the first of them is there */
+enum { ASKED_NBYTES = 32 << 20 }; /* most bytes that the disk is asked for ahead */
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
@@ -56,105 +55,105 @@ typedef size_t restart_zstd_t(void *);
 typedef int items_of_blosc_t(const void *, int, int, void *);
 typedef int part_of_lz4_t(const char *, char *, int, int, int);
 typedef void *make_t(void);
-typedef void free_t(void *); /* what it returns is not looked at */
+typedef void free_t(void *); /* the result is ignored */
 
-/* What a chunk gives along one axis. */
+/* A piece: the elements of one chunk along one axis. */
 typedef struct {
-    int64_t in_at, out_at; /* bytes that it adds to the place of the first element, in the chunk and in the output */
+    int64_t in_at, out_at; /* offset of its first element along the axis in bytes, in the chunk and in the output */
     int64_t count;
-    const int64_t *index;  /* of each wanted element; NULL: they follow each other in steps, from `in_at` on */
+    const int64_t *index;  /* of each requested element; NULL: they are evenly spaced from `in_at` on */
 } piece_t;
 
-/* What is done to a whole chunk. */
+/* An operation on a whole chunk. */
 typedef struct {
     int64_t kind;
-    int64_t nbytes;       /* that it gives */
-    int64_t elementsize;  /* of UNSHUFFLE */
-    int64_t dtype, swap;  /* of ACCUMULATE: what it adds up, and bytes whose order is reversed afterwards */
-    const steps_t *steps; /* taken before, or alone */
+    int64_t nbytes;       /* of its result */
+    int64_t elementsize;  /* for UNSHUFFLE */
+    int64_t dtype, swap;  /* for ACCUMULATE: dtype of the sums, and bytes that are reversed together afterwards */
+    const steps_t *steps; /* taken before ACCUMULATE, or alone */
 } stage_t;
 
-/* One array, and where it goes. */
+/* An array, its codecs, and the output of a read. */
 typedef struct {
-    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* of a chunk's elements as they are placed */
-    int64_t packed_nbytes;      /* that the compressor gives */
-    int64_t n_stages;           /* what follows it */
-    int64_t n_checksums;        /* CRC-32C of all that is before, behind what the compressor takes */
+    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* chunk_nbytes, itemsize: of elements when they are placed */
+    int64_t packed_nbytes;      /* that the compressor decodes to */
+    int64_t n_stages;           /* operations after the compressor */
+    int64_t n_checksums;        /* CRC-32C at the end of an encoded chunk */
     int64_t out_itemsize;
-    int64_t area_nbytes;        /* of scratch: one for each thread, two if there are stages, HEAD_NBYTES in front of each */
-    const int64_t *pieces;      /* of all axes, one after another: first elements, first positions in the output, counts */
+    int64_t area_nbytes;        /* of an area of scratch with HEAD_NBYTES in front; threads have one, or two with stages */
+    const int64_t *pieces;      /* three columns, each of all axes: first elements, first positions in the output, counts */
     const int64_t *first_piece; /* of each axis */
     const int64_t *chunk_shape; /* along the axes of the output */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
-    const int64_t *every;       /* along each axis: one wanted element of so many */
+    const int64_t *every;       /* along each axis: distance between requested elements */
     const int64_t *out_strides; /* in bytes */
     char *out;
     void *decode, *make_context, *free_context;
-    void *decode_part, *restart; /* what decodes as much as is wanted */
-    void *unshuffle;            /* C-Blosc's decoder, for stages, and for blocks of what `inflate` decodes */
-    void *inflate;              /* of Blosc frames: what decodes their zlib sooner than C-Blosc; NULL: they have none */
+    void *decode_part, *restart; /* decode a part of a chunk */
+    void *unshuffle;            /* C-Blosc's decoder, for UNSHUFFLE and for blocks that `inflate` has decoded */
+    void *inflate;              /* decodes zlib inside Blosc frames, faster than C-Blosc; NULL: there is none */
     const stage_t *stages;
-    const steps_t *steps;       /* taken by elements on their way to the output; NULL: they are copied */
-    const int64_t *const *index; /* per axis: NULL, or wanted elements, of which a piece's first element says the first;
-                                   NULL: none */
-    const char *fill;            /* an element of the output, for chunks that are not there; NULL: they are ABSENT */
+    const steps_t *steps;       /* operations on elements while they are placed; NULL: they are copied */
+    const int64_t *const *index; /* per axis: requested elements, or NULL. The first element of a piece is then a position in
+                                   this list. NULL: there is no list */
+    const char *fill;            /* an element of the output, for missing chunks; NULL: these are reported as ABSENT */
 } job_t;
 
 /* Bytes of a decoded chunk, or of a shard: from `first` to before `end`. */
 typedef struct { int64_t first, end; } span_t;
 
-/* Chunks, one row each, and the boxes that they give. */
+/* Chunks, one row each, and the boxes of the output that they fill. */
 typedef struct {
     const char **src;           /* encoded */
-    int64_t *nbytes;            /* NO_FILE: the chunk is not there; DECODED: `src` has its elements as they are placed */
-    const int64_t *first_box;   /* of each row, and of the one behind the last; NULL: each has one */
-    const int64_t *boxes;       /* ndim numbers of pieces each */
+    int64_t *nbytes;            /* NO_FILE: the chunk is missing; DECODED: `src` has its elements, ready to be placed */
+    const int64_t *first_box;   /* of each row, and the number of all boxes; NULL: each row has one box */
+    const int64_t *boxes;       /* ndim piece numbers each */
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
-    const int64_t *in_at, *out_at; /* instead of boxes: where points lie, in bytes; `first_box` counts them */
-    char *const *whole;         /* per row: NULL, or where all of its chunk is decoded to before it is placed; NULL: none */
+    const int64_t *in_at, *out_at; /* in the place of boxes: offsets of points in bytes; `first_box` counts points */
+    char *const *whole;         /* per row: memory for the whole decoded chunk, or NULL; NULL: no row has any */
 } rows_t;
 
-/* Where encoded chunks are stored: ranges of files in the order of rows, or a file each. */
+/* The files of encoded chunks: ranges of files in the order of rows, or a file for each row. */
 typedef struct {
     const char *paths;      /* each with its zero byte */
-    const int64_t *path_at; /* of each file: where its path begins in `paths` */
-    const int64_t *version; /* of each file, VERSION_NUMBERS: what it must be; NULL: anything */
+    const int64_t *path_at; /* of each file: offset of its path in `paths` */
+    const int64_t *version; /* VERSION_NUMBERS of each file, which it must have; NULL: any version */
     const int64_t *file;    /* per row: the number of its file */
-    const int64_t *offset;  /* per row: its first byte; NULL: a file each */
+    const int64_t *offset;  /* per row: its first byte; NULL: each row is a file */
     char *room;             /* room_nbytes for each thread, or NULL */
     int64_t room_nbytes, max_gap_nbytes;
-    int64_t most_nbytes; /* of a file for each row: a longer one holds no chunk */
-    int64_t waits;          /* for the disk: rows that an earlier call has left are read, the others are done */
+    int64_t most_nbytes; /* if each row is a file: a longer one holds no chunk */
+    int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are treated */
     int64_t n_read;         /* result: bytes */
-    int64_t is_cold;        /* result: rows were left because they are not in memory, and have been asked for */
+    int64_t is_cold;        /* result: whether rows were left and requested from the disk: they are not in the page cache */
 } files_t;
 
-/* The file of one row whose parts several threads read: all of them through one descriptor, so of one version. */
+/* The file of a row whose parts several threads read, all through one descriptor, so that they read one version. */
 typedef struct {
     int64_t n_left; /* parts that have not been read */
     int file;       /* NO_FILE: not opened yet, or it cannot be opened */
 } shared_file_t;
 
-/* Rows that are left to be taken, by any thread. */
+/* The rows of a call, which threads take one by one or some at a time. */
 typedef struct {
     const job_t *job;
     const rows_t *rows;
-    const files_t *files; /* NULL if `src` has them all */
-    int64_t n_parts;      /* of a row, that threads take one by one */
+    const files_t *files; /* NULL if `src` is set for all rows */
+    int64_t n_parts;      /* parts of each row, which threads take one by one */
     int64_t first_row;
     shared_file_t *shared_files; /* of each row from `first_row` on; NULL: rows have one part, or their files a version */
     pthread_mutex_t opening;     /* held while a shared file is opened or closed */
     int64_t end_row;
     int64_t end, step;    /* in parts */
     atomic_llong next, n_read;
-    atomic_int is_cold;      /* a range was not in memory: others are hardly, and one call waits for all */
-    atomic_llong asked;      /* rows before this one have been asked for */
-    atomic_int is_changed;   /* a file is of another version */
+    atomic_int is_cold;      /* whether a range was not in the page cache; all further rows are left to a call that waits */
+    atomic_llong asked;      /* the disk has been asked for the rows before this one */
+    atomic_int is_changed;   /* whether a file has another version */
 } work_t;
 
 typedef struct {
     work_t *work;
-    char *scratch, *room; /* NULL if Python lent none: see `own_memory` */
+    char *scratch, *room; /* NULL if Python passed none, see `own_memory` */
     int file; /* open, of number `number`; -1: none */
     int64_t number;
     char *own[2];
@@ -209,13 +208,13 @@ static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 #define CRC_MACHINE __attribute__((target("sse4.2")))
 #endif
 
-/* What a CRC becomes behind as many zeros as a lane has bytes. */
+/* Return a CRC extended by CRC_LANE zero bytes. */
 static uint32_t behind_lane(uint32_t crc)
 {
     return crc_lane[0][crc & 255] ^ crc_lane[1][crc >> 8 & 255] ^ crc_lane[2][crc >> 16 & 255] ^ crc_lane[3][crc >> 24];
 }
 
-/* Three lanes at once: the instruction takes three cycles, and one begins in each. */
+/* Three lanes are computed at once, since the instruction takes three cycles, and one can begin in each cycle. */
 CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t nbytes)
 {
     uint64_t word[3], wide[3];
@@ -248,10 +247,10 @@ static int is_blosc(const char *src, size_t nbytes, size_t wanted)
 {
     if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    return little(src + 12) <= nbytes; /* less than the chunk is fine: some writers leave bytes behind a frame */
+    return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes behind it */
 }
 
-/* RFC 8878, 3.1.1.1: a frame that says how long it is, and bears no checksum, of which a part would not be checked. */
+/* Whether a frame declares its length and has no checksum (RFC 8878, 3.1.1.1). Decoding a part would not verify a checksum. */
 static int is_plain_zstd(const char *src, size_t nbytes, size_t wanted)
 {
     static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
@@ -284,8 +283,8 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
     return ((items_of_blosc_t *)job->decode_part)(src, (int)first, (int)n, dst + first * itemsize) == n * itemsize;
 }
 
-/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
- * of `src`. */
+/* Unshuffle by C-Blosc, which has the fastest code for it: `src` becomes a frame of one uncompressed block, with its header in
+ * front of `src`. */
 static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
 {
     uint32_t n = (uint32_t)nbytes;
@@ -296,7 +295,7 @@ static int unshuffle(const job_t *job, int flags, int typesize, char *src, char 
     return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
 }
 
-/* Decode the streams of a block, each behind its length. */
+/* Decode the zlib streams of a Blosc block. Each stream follows its length. */
 static int inflate_block(const job_t *job, void *context, const char *src, size_t end, size_t at, char *dst, size_t length, size_t n)
 {
     size_t step = length / n, used = 0, found = step;
@@ -315,8 +314,8 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
     return 1;
 }
 
-/* Decode the blocks of a Blosc frame of zlib streams that hold what is wanted, by what is quicker at it than the zlib of
- * C-Blosc; `block` has room for one. */
+/* Decode the blocks of a Blosc frame of zlib streams that hold the requested bytes, by libdeflate, which is faster than the
+ * zlib of C-Blosc. `block` is scratch for one block. */
 static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
 {
     size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
@@ -340,10 +339,11 @@ static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t 
     return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
 }
 
-/* Decode what is wanted of a chunk to its place in `dst`; 0 if that is most of it, or cannot be done. */
+/* Decode the requested part of a chunk to its place in `dst`. Return 0 if it is most of the chunk, or cannot be decoded alone.
+ * */
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
-    size_t wanted = (size_t)job->chunk_nbytes; /* only where no stage follows */
+    size_t wanted = (size_t)job->chunk_nbytes; /* true only without stages */
     int64_t enough = job->chunk_nbytes / 8 * 7;
     if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
@@ -373,7 +373,7 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
             return inflate_blosc(job, context, src, dst, block, (span_t){0, job->packed_nbytes});
         return is_blosc(src, nbytes, wanted) &&
                ((decode_blosc_t *)job->decode)(src, dst, wanted, 1) == (int)wanted;
-    case LZ4: /* as numcodecs frames it: the length first */
+    case LZ4: /* numcodecs writes the length in front */
         return nbytes > 4 && nbytes <= INT32_MAX && wanted <= INT32_MAX && little(src) == wanted &&
                ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)wanted) == (int)wanted;
     case ZLIB:
@@ -395,8 +395,8 @@ static int take_stage(const job_t *job, const stage_t *stage, char *src, char *d
     return 1;
 }
 
-/* Take all stages of a chunk, from one area of scratch to the other; the last one writes to `dst`, if there is one. Return
- * where its elements are; NULL if that failed. */
+/* Take all stages of a chunk, from one area of scratch to the other; the last one writes to `dst` unless it is NULL. Return the
+ * address of the elements; NULL after a failure. */
 static const char *take_stages(const job_t *job, char *scratch, char *dst)
 {
     char *from = scratch + HEAD_NBYTES, *other = from + job->area_nbytes, *to = other;
@@ -408,7 +408,7 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     return from;
 }
 
-/* Bring elements of a chunk to the output: changed, or as they are. */
+/* Copy elements of a chunk to the output, with all steps taken. */
 static void bring_elements(const job_t *job, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
 {
     if (job->steps)
@@ -421,7 +421,7 @@ typedef struct { int64_t extent, from, to; const int64_t *index; } axis_t;
 
 enum { TO_ARRAY, TO_CHUNK };
 
-/* Bring elements of a chunk to the caller's array, or of that to a chunk. */
+/* Copy elements from a chunk to the caller's array, or from the array to a chunk. */
 static void exchange(const job_t *job, char *array, char *chunk, const axis_t *axis, int64_t n_axes, int direction)
 {
     lie_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
@@ -452,7 +452,7 @@ static char *destination(const job_t *job, const rows_t *rows, int64_t box)
     return at;
 }
 
-/* Whether a row gives all of its chunk, and that is one run of memory in the output. */
+/* Whether a whole chunk is requested, and is contiguous in the output. */
 static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
 {
     int64_t box = first_box(rows, row), run = job->itemsize;
@@ -465,8 +465,8 @@ static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
     return 1;
 }
 
-/* Return the axes of a box, and how far its first element is from that of its chunk; none if it has no elements. Axes that
- * are one in memory, here and there, are joined: rows get longer. */
+/* Return the number of axes of a box, and the offset of its first element in the chunk; 0 if it has no elements. Axes that are
+ * contiguous in the chunk and in the output are merged, so that there are fewer, longer runs. */
 static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_t *axes, int64_t *in_at)
 {
     int64_t n = 0;
@@ -476,7 +476,7 @@ static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_
         *in_at += piece.in_at;
         if (piece.count == 0) return 0;
         if (piece.count == 1 && piece.index) *in_at += piece.index[0] * job->in_strides[i];
-        if (piece.count == 1) continue; /* any step may follow a single element */
+        if (piece.count == 1) continue; /* the step of a single element does not matter */
         axis_t axis = {piece.count, job->in_strides[i] * (piece.index ? 1 : job->every[i]), job->out_strides[i], piece.index};
         if (n && !axis.index && !axes[n - 1].index && axes[n - 1].from == axis.from * axis.extent &&
             axes[n - 1].to == axis.to * axis.extent)
@@ -499,7 +499,7 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
     exchange_box(job, rows, box, (char *)(uintptr_t)chunk, TO_ARRAY);
 }
 
-/* Write the fill value to all that a chunk would give. */
+/* Write the fill value to all boxes or points of a missing chunk. */
 static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
 {
     static const int64_t nowhere[MOST_AXES];
@@ -518,7 +518,7 @@ static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
     if (last + itemsize > span->end) span->end = last + itemsize;
 }
 
-/* The bytes that a piece wants, from the first one of its first element to that of its last. */
+/* The bytes from the first byte of a piece's first element to that of its last. */
 static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 {
     int64_t stride = job->in_strides[axis];
@@ -542,7 +542,8 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     return span;
 }
 
-/* Read what is in memory, as all files of a tmpfs are, which cannot be asked; without a way to ask, read. */
+/* Read a range if it is in the page cache. Files of a tmpfs always are, but preadv2 does not support them. Systems without
+ * preadv2 just read. */
 static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 {
 #ifdef RWF_NOWAIT
@@ -555,7 +556,7 @@ static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
     return pread(file, to, (size_t)nbytes, offset);
 }
 
-/* Read a range that may have to come from the disk; less only where the file ends, or for an error. */
+/* Read a range, waiting for the disk. Fewer bytes come only at the end of the file, or after an error. */
 static ssize_t read_waiting(int file, char *to, int64_t nbytes, int64_t offset)
 {
     int64_t done = 0;
@@ -573,7 +574,7 @@ static ssize_t read_range(const work_t *work, int file, char *to, int64_t nbytes
     return work->files->waits ? read_waiting(file, to, nbytes, offset) : read_cached(file, to, nbytes, offset);
 }
 
-/* What tells a file from itself after a change; `local._version` in Python. */
+/* The version of a file: numbers that differ after a change; `local._version` in Python. */
 static void version_of(const struct stat *found, int64_t *version)
 {
 #ifdef __APPLE__
@@ -608,7 +609,7 @@ static void close_file(lane_t *lane)
     lane->file = -1;
 }
 
-/* Return the open file that has the range of a row; -1 if it cannot be opened. */
+/* Return the descriptor of the file of a row; -1 if it cannot be opened. */
 static int file_of(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
@@ -627,14 +628,14 @@ static int is_streamed(const work_t *work)
     return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
 }
 
-/* Decode a frame of zstd while it is read, so that it is never held, up to `enough` bytes; 0 if there is anything else
- * than this one. */
+/* Decode a zstd frame while it is read, up to `enough` bytes, so that it is never in memory as a whole. Return 0 if the data
+ * are anything other than a single frame. */
 static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, int64_t enough)
 {
     const work_t *work = lane->work;
     const job_t *job = work->job;
     const files_t *files = work->files;
-    int64_t at = files->offset ? files->offset[row] : 0; /* a file of its own ends before `end` */
+    int64_t at = files->offset ? files->offset[row] : 0; /* if each row is a file, it must end before `end` */
     int64_t end = files->offset ? at + work->rows->nbytes[row] : files->most_nbytes + 1;
     int64_t most = files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
     int file = file_of(lane, row);
@@ -658,7 +659,7 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, in
     }
 }
 
-/* Whether the bytes of chunks are those of the output. */
+/* Whether encoded chunks have the same bytes as the output. */
 static int is_copied(const job_t *job)
 {
     return job->codec == RAW && !job->n_stages && !job->n_checksums && !job->steps;
@@ -666,7 +667,7 @@ static int is_copied(const job_t *job)
 
 static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
-/* Return long memory in huge pages, as NumPy's is, where the system has any: else each 4 KiB are a page fault. */
+/* Ask for huge pages for long memory, as NumPy does. Without them, each 4 KiB cost a page fault. */
 static void *in_huge_pages(void *memory, int64_t nbytes)
 {
 #ifdef MADV_HUGEPAGE
@@ -678,7 +679,7 @@ static void *in_huge_pages(void *memory, int64_t nbytes)
     return memory;
 }
 
-/* Return memory of a lane, which it takes itself where it is long and perhaps never needed; NULL if there is none. */
+/* Return memory of a lane. It allocates long memory itself, only when it is needed. NULL if there is none. */
 static char *own_memory(char **memory, char **own, int64_t nbytes)
 {
     if (!*memory && !(*memory = *own = in_huge_pages(malloc((size_t)nbytes), nbytes))) errno = ENOMEM;
@@ -693,14 +694,14 @@ static char *room_of(lane_t *lane)
     return own_memory(&lane->room, &lane->own[1], is_streamed(lane->work) && nbytes > PIECE_NBYTES ? PIECE_NBYTES : nbytes);
 }
 
-/* Where a raw chunk is read to with no copy: its place in the output, if that is one run of memory. */
+/* Return the place of a raw chunk in the output if it can be read straight to it; else NULL. */
 static char *straight_to(const work_t *work, int64_t row)
 {
     int is_run = is_copied(work->job) && is_direct(work->job, work->rows, row);
     return is_run ? destination(work->job, work->rows, first_box(work->rows, row)) : NULL;
 }
 
-/* Decode a chunk, to `dst` if there is one, else to scratch; return where its elements are, NULL if that failed. */
+/* Decode a chunk to `dst`, or to scratch if that is NULL. Return the address of its elements; NULL after a failure. */
 static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *context, char *dst)
 {
     const job_t *job = lane->work->job;
@@ -722,7 +723,7 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
 
-/* Take the checksums off a chunk; -1 if one is wrong, or a raw chunk has another length. */
+/* Check the checksums of a chunk. Return its length without them; -1 if one is wrong, or a raw chunk has a wrong length. */
 static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nbytes)
 {
     for (int64_t i = 0; i < job->n_checksums; i++) {
@@ -756,21 +757,21 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
 
 static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
 
-/* Return the length of a file that has been read whole; else NO_FILE if it does not exist, or READ_OTHERWISE. */
+/* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if Python has to read it. */
 static int64_t read_file(const work_t *work, const char *path, char *room, int64_t nbytes)
 {
     char next;
     int file = open(path, READ_FLAGS);
     if (file < 0) return no_file();
     ssize_t done = read_range(work, file, room, nbytes, 0);
-    /* What is in memory ends with a block, unless the file ends before. */
+    /* The page cache holds whole blocks, except at the end of the file. */
     int ends = done < nbytes && done % BLOCK_NBYTES;
     int is_whole = done > 0 && (ends || read_range(work, file, &next, 1, done) == 0);
     close(file);
     return is_whole ? done : READ_OTHERWISE;
 }
 
-/* Whether much of a raw chunk is not wanted; then `span` is what is, and has all that is. */
+/* Whether at most half of a raw chunk is requested. If so, `span` is the range of all requested bytes. */
 static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
 {
     const job_t *job = work->job;
@@ -780,15 +781,15 @@ static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
     return span->first < span->end && span->end - span->first <= job->packed_nbytes / 2;
 }
 
-/* Bytes of a file that are read at once, of rows before `stop`: of a part of one row, or of whole rows. */
+/* Bytes of a file that are read at once: of a part of one row, or of whole rows before `stop`. */
 typedef struct {
     int64_t stop, first, last;
-    int64_t part_first; /* of a part: how far it is from the first byte of its chunk; -1 for whole rows */
-    char *straight;     /* where the bytes go with no copy, or NULL */
+    int64_t part_first; /* of a part: its offset in the chunk; -1 for whole rows */
+    char *straight;     /* place in the output that the bytes are read straight to, or NULL */
 } run_t;
 
-/* Return what is read at once of rows [row, end), the first of which is stored: as many as are one range of a file and have
- * room, or go to one run of memory. */
+/* Return the bytes that are read at once from rows [row, end), the first of which is stored: as many rows as form one range of
+ * a file that fits `room`, or is contiguous in the output. */
 static run_t run_of(const work_t *work, int64_t row, int64_t end)
 {
     const files_t *files = work->files;
@@ -809,7 +810,7 @@ static run_t run_of(const work_t *work, int64_t row, int64_t end)
     return run;
 }
 
-/* Have the system bring a range of a file into memory. That is advice: whoever reads the file sees what is wrong. */
+/* Ask the system to read a range of a file ahead. Errors are ignored here, since a read of the range meets them again. */
 #ifdef POSIX_FADV_WILLNEED
 static void ask_for(int file, int64_t first, int64_t nbytes)
 {
@@ -823,7 +824,7 @@ static void ask_for(int file, int64_t first, int64_t nbytes)
 }
 #endif
 
-/* Ask for the file of a row, or the part of it that is wanted. */
+/* Ask the system to read the file of a row ahead, or the requested part of it. */
 static void ask_for_object(const work_t *work, int64_t row)
 {
     span_t span = {0, work->files->room_nbytes};
@@ -834,14 +835,14 @@ static void ask_for_object(const work_t *work, int64_t row)
     close(file);
 }
 
-/* Ask for rows from `row` on, so that the disk is busy with many while the first is waited for. */
+/* Ask the system to read rows from `row` on ahead, so that the disk works on many at once. */
 static void ask_ahead(lane_t *lane, int64_t row)
 {
     work_t *work = lane->work;
     const int64_t *offset = work->files->offset, *nbytes = work->rows->nbytes;
     int64_t n = 1 + ASKED_NBYTES / (work->job->packed_nbytes + 1), end = row + n < work->end_row ? row + n : work->end_row;
     long long next = atomic_load(&work->asked);
-    if (next - row > n / 2) return; /* those of another file are asked for many at a time: it is opened for them */
+    if (next - row > n / 2) return; /* many rows at a time, since the file of later rows may have to be opened */
     while (next < end) {
         int64_t first = next > row ? next : row, is_stored = nbytes[first] != DECODED && (!offset || nbytes[first] != NO_FILE);
         run_t run = offset && is_stored ? run_of(work, first, work->end_row) : (run_t){.stop = first + 1};
@@ -854,14 +855,14 @@ static void ask_ahead(lane_t *lane, int64_t row)
     }
 }
 
-/* Note that rows are not in memory: they are left to a call that waits for the disk, which gets to work now. */
+/* Leave rows that are not in the page cache to a call that waits for the disk, and ask for them now. */
 static void note_cold(lane_t *lane, int64_t row)
 {
     if (lane->work->files->waits || atomic_exchange(&lane->work->is_cold, 1)) return;
     ask_ahead(lane, row);
 }
 
-/* Read a run of rows of [row, end); return the row behind those that were read, or are left. */
+/* Read the first run of rows [row, end). Return the row behind those that were read or left. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const work_t *work = lane->work;
@@ -886,8 +887,8 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     return run.stop;
 }
 
-/* Return the length of a chunk that is a file of the right length, of which the wanted part has been read; else 0, or
- * READ_OTHERWISE if the part is not in memory. */
+/* Read the requested part of a chunk that is a file. Return the length of the file if it is right, READ_OTHERWISE if the part
+ * is not in the page cache, else 0. */
 static int64_t read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
 {
     int64_t nbytes = lane->work->job->packed_nbytes, n = span.end - span.first;
@@ -923,7 +924,7 @@ static int64_t read_object(lane_t *lane, int64_t row)
     return row + 1;
 }
 
-/* Open the file of a row that is decoded as it is read; what it gives is not known before. */
+/* Open the file of a row that is decoded while it is read. */
 static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
@@ -978,7 +979,7 @@ static void release_shared_file(work_t *work, int64_t row)
     pthread_mutex_unlock(&work->opening);
 }
 
-/* Bring a part of a raw chunk to its place; 0 if that cannot be done. */
+/* Read a part of a raw chunk to its place. Return 0 after a failure. */
 static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
 {
     const files_t *files = lane->work->files;
@@ -993,7 +994,8 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
 }
 
-/* Treat a part of a row; all of it, with the first one, where it is no long raw chunk that goes to one run of memory. */
+/* Treat a part of a row. A row that is not a long raw chunk, contiguous in the output, is treated as a whole with its first
+ * part. */
 static void treat_part(lane_t *lane, int64_t row, int64_t part)
 {
     const work_t *work = lane->work;
@@ -1006,7 +1008,7 @@ static void treat_part(lane_t *lane, int64_t row, int64_t part)
     treat(lane, row, NULL);
 }
 
-/* Take what was kept for whoever comes next; NULL if there is nothing. */
+/* Take a kept object for use; NULL if there is none. */
 static void *take_kept(_Atomic(void *) *kept, int n)
 {
     void *found = NULL;
@@ -1014,7 +1016,7 @@ static void *take_kept(_Atomic(void *) *kept, int n)
     return found;
 }
 
-/* Keep something; 0 if there is no place for it. */
+/* Keep an object for later use. Return 0 if there is no place for it. */
 static int keep(_Atomic(void *) *kept, int n, void *what)
 {
     for (int i = 0; i < n; i++) {
@@ -1024,7 +1026,7 @@ static int keep(_Atomic(void *) *kept, int n, void *what)
     return 0;
 }
 
-/* Contexts that the next lanes take, by codec: to make one of zstd takes as long as to decode 8 KB. */
+/* Contexts for later lanes, by codec. Making one of zstd takes as long as decoding 8 KB. */
 static _Atomic(void *) kept[N_CODECS][MOST_KEPT];
 
 static void *take_context(const job_t *job)
@@ -1039,7 +1041,7 @@ static void give_context(const job_t *job, void *context)
     if (context && !keep(kept[job->codec], MOST_KEPT, context)) ((free_t *)job->free_context)(context);
 }
 
-/* Read, decode and place rows [row, end), but for those that are done, or left to a call that waits for the disk. */
+/* Read, decode and place rows [row, end), except rows that are done, or left to a call that waits for the disk. */
 static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
 {
     const work_t *work = lane->work;
@@ -1074,15 +1076,15 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-/* Lend lane number `i` its part of what all threads have. */
+/* Return lane number `i`, with its share of the memory of all threads. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
 {
     char *room = work->files && work->files->room ? work->files->room + i * work->files->room_nbytes : NULL;
     return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0, {NULL, NULL}};
 }
 
-/* Run as many threads as there are arguments, MOST_THREADS at most and the caller's among them, or fewer where no more can
- * be had. They live for this call: that takes 20 us each, and none of them ever waits for Python. */
+/* Call `run` with each argument, on the calling thread and up to n_threads - 1 new ones, or fewer if the system starts no more.
+ * Threads end with this call. Starting one takes 20 us, and none of them ever waits for the GIL. */
 static void run_threads(void *(*run)(void *), void *arguments, size_t argument_nbytes, int64_t n_threads)
 {
     pthread_t threads[MOST_THREADS];
@@ -1090,7 +1092,7 @@ static void run_threads(void *(*run)(void *), void *arguments, size_t argument_n
     int64_t n = 0;
     if (n_threads > 1) {
         sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's threads */
+        pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are delivered to Python's threads */
         for (; n < n_threads - 1; n++)
             if (pthread_create(&threads[n], NULL, run, (char *)arguments + (size_t)(n + 1) * argument_nbytes)) break;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -1099,7 +1101,7 @@ static void run_threads(void *(*run)(void *), void *arguments, size_t argument_n
     while (n > 0) pthread_join(threads[--n], NULL);
 }
 
-/* Cut long raw chunks into parts, which threads take one by one; 0 for lack of memory. */
+/* Cut long raw chunks into parts, which threads take one by one. Return 0 if there is not enough memory. */
 static int cut_rows(work_t *work, int64_t row, int64_t end)
 {
     work->n_parts = is_copied(work->job) ? (work->job->packed_nbytes + PART_NBYTES - 1) / PART_NBYTES : 1;
@@ -1114,7 +1116,7 @@ static int cut_rows(work_t *work, int64_t row, int64_t end)
     return work->shared_files != NULL;
 }
 
-/* Treat rows [row, end) on up to n_threads threads; return how many are left. */
+/* Treat rows [row, end) on up to n_threads threads. Return the number of rows that were left. */
 static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     lane_t lanes[MOST_THREADS];
@@ -1137,16 +1139,16 @@ static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, 
     return n_left;
 }
 
-/* Decode and place rows [row, end) on up to n_threads threads, each with areas of scratch; return how many are
- * left. */
+/* Decode and place rows [row, end) on up to n_threads threads, each with its areas of scratch. Return the number of rows that
+ * were left. */
 int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     work_t work = {.job = job, .rows = rows, .step = 1, .opening = PTHREAD_MUTEX_INITIALIZER};
     return run_lanes(&work, row, end, scratch, n_threads);
 }
 
-/* As gpuzarr_place_rows, of rows that each thread reads before; all are left if a file is of another version, and those
- * that are not in memory unless `waits`. */
+/* Read rows, then treat them like gpuzarr_place_rows. All rows are left if a file has another version. Rows that are not in
+ * the page cache are left unless `waits` is set. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
@@ -1166,28 +1168,29 @@ int64_t gpuzarr_read_rows(
 }
 
 /* Evenly spaced elements along an axis. */
-typedef struct { int64_t first, count, step, n_pieces, chunk_length, n_chunks; } span_of_axis_t; /* n_chunks: of a shard */
+typedef struct { int64_t first, count, step, n_pieces, chunk_length, n_chunks; } span_of_axis_t; /* n_chunks: chunks of a shard */
 
-/* Boxes of chunks to be looked up, one of each shard. */
+/* Chunks to look up in the indexes of shards, one box of chunks for each shard. */
 typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
-    const int64_t *ranges;              /* per shard and axis: its first piece, and the one behind the last */
-    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard;
-                                           NULL instead: all chunks are objects of their own */
-    int64_t *table;                     /* results: shards, offsets and lengths of all rows, and ndim piece numbers of each;
-                                           those that are stored by shard and offset, others behind */
-    int64_t most_nbytes;                /* result: of a stored chunk */
+    const int64_t *ranges;              /* per shard and axis: the first piece, and the one behind the last */
+    const int64_t *const *index;        /* per shard: offsets and lengths of its chunks; NULL: the shard does not exist. NULL in
+                                           the place of all: chunks are unsharded */
+    int64_t *table;                     /* results: columns of shards, offsets and lengths, and ndim piece numbers of each row.
+                                           Stored chunks come first, sorted by shard and offset */
+    int64_t most_nbytes;                /* result: of the longest stored chunk */
 } lookup_t;
 
-/* The coordinate of the chunk that gives a piece; with long steps, each element has a chunk of its own. */
+/* Return the coordinate of a piece's chunk. If steps are longer than chunks, each element lies in a chunk of its own. */
 static int64_t chunk_of(const span_of_axis_t *axis, int64_t piece)
 {
     if (axis->step > axis->chunk_length) return (axis->first + piece * axis->step) / axis->chunk_length;
     return axis->first / axis->chunk_length + piece;
 }
 
-/* Cut axes at the borders of chunks: to first elements, first positions in the output and counts, as job_t takes them. */
+/* Cut axes at the borders of chunks, into the columns that job_t.pieces has: first elements, first positions in the output,
+ * counts. */
 void gpuzarr_cut_axes(const span_of_axis_t *axes, int64_t ndim, int64_t n_pieces, int64_t *piece)
 {
     for (const span_of_axis_t *axis = axes; axis < axes + ndim; axis++)
@@ -1214,7 +1217,7 @@ static int by_place(const void *one, const void *other)
     return (a->row > b->row) - (a->row < b->row);
 }
 
-/* Return a number of up to eight bytes, the first of which is the largest if `is_big`. */
+/* Return a number of up to eight bytes, in big-endian order if `is_big`. */
 static uint64_t number_at(const char *at, int64_t nbytes, int64_t is_big)
 {
     uint64_t number = 0;
@@ -1222,8 +1225,8 @@ static uint64_t number_at(const char *at, int64_t nbytes, int64_t is_big)
     return number;
 }
 
-/* Sort spans by their first bytes, of which `most` is the largest, by 8 bits at a time; `other` has room for as many. Return
- * where they are. */
+/* Sort spans by their first bytes, the largest of which is `most`: a radix sort by 8 bits. `other` is scratch for as many
+ * spans. Return the address of the sorted spans. */
 static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t most)
 {
     for (int shift = 0; shift < 64 && most >> shift; shift += 8) {
@@ -1237,8 +1240,8 @@ static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t mos
     return spans;
 }
 
-/* Take the index of a shard apart, to n offsets and n lengths; 0 if a range is not within [floor, limit), or may have bytes of
- * another one that is not the same. */
+/* Decode the index of a shard to n offsets and n lengths. Return 0 if a range is not within [floor, limit), or overlaps a
+ * different range. */
 int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
 {
     int64_t n_there = 0, most = 0, is_in_order = 1;
@@ -1261,7 +1264,7 @@ int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t
     return is_sound;
 }
 
-/* Write the rows of one shard in C order, and the numbers of their chunks; return the row behind them. */
+/* Fill in the rows of one shard in C order, with their piece numbers. Return the row behind them. */
 static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
 {
     const int64_t *range = all->ranges + 2 * all->ndim * shard;
@@ -1281,7 +1284,7 @@ static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry
     return row;
 }
 
-/* Look up all rows; return how many are stored, or -1 for lack of memory. */
+/* Look up all rows. Return the number of stored chunks, or -1 if there is not enough memory. */
 int64_t gpuzarr_look_up(lookup_t *all)
 {
     entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);

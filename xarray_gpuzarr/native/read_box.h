@@ -1,24 +1,23 @@
-/* A box of a few chunks that lie in one file: looked up, read, decoded and placed by one call, on the calling thread.
+/* A single call that looks up, reads, decodes and places a box of a few chunks in one file, on the calling thread.
  *
- * Python's tables for a box (a plan, the axes of the output, the files) take longer than a chunk of 64 KB takes to decode. This
- * call keeps the same tables on its stack and treats the rows as gpuzarr_read_rows does. It returns 0, and the caller reads in
- * the ordinary way, wherever that way has more to do than this: a chunk is missing or cannot be decoded, a file is of another
- * version. */
+ * Making the tables of an ordinary read in Python (a plan, the axes of the output, the files) takes longer than decoding a
+ * chunk of 64 KB. This call makes the same tables on its stack, and treats the rows like gpuzarr_read_rows. If a chunk is
+ * missing or cannot be decoded, or the file has another version, the call returns 0, and the caller does an ordinary read. */
 
 enum { MOST_BOX_CHUNKS = 16 };
 
 typedef struct {
-    const job_t *job;                /* of the array: what depends on the box is worked out here */
+    const job_t *job;                /* of the array; the fields that depend on the box are filled in here */
     const span_of_axis_t *axes;      /* one for each axis of the array */
-    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the only chunk of the box is a file of its own */
-    const int64_t *version;          /* what the file of a shard must be */
+    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the box is one chunk, in a file of its own */
+    const int64_t *version;          /* that the file of a shard must have */
     const char *path;
-    const char *const *decoded;      /* the elements of each chunk in C order, if all are decoded already; else NULL */
+    const char *const *decoded;      /* elements of each chunk, chunks in C order, if all are decoded already; else NULL */
     char *out;                       /* in C order */
     char *scratch, *room;
     int64_t room_nbytes, max_gap_nbytes;
-    int64_t most_nbytes;             /* of a stored chunk: a longer one is not read */
-    int64_t n_read;                  /* result: bytes */
+    int64_t most_nbytes;             /* of a stored chunk; a longer one is not read */
+    int64_t n_read;                  /* result: number of bytes that were read */
 } box_t;
 
 /* The tables of a box. */
@@ -30,7 +29,7 @@ typedef struct {
     uint8_t left[MOST_BOX_CHUNKS];
 } box_tables_t;
 
-/* Fill in what a job says of the axes of its output; return the number of chunks, or 0 if they are too many. */
+/* Fill in the fields of a job that describe the axes of its output. Return the number of chunks, or 0 if there are too many. */
 static int64_t cut_box(const box_t *box, job_t *job, box_tables_t *tables)
 {
     int64_t n_chunks = 1, n_pieces = 0, stride = job->out_itemsize;
@@ -49,7 +48,7 @@ static int64_t cut_box(const box_t *box, job_t *job, box_tables_t *tables)
     return n_chunks;
 }
 
-/* Read a box, of MOST_BOX_CHUNKS chunks at most; return whether all of it has been placed. */
+/* Read a box of at most MOST_BOX_CHUNKS chunks. Return whether all of it has been placed. */
 int64_t gpuzarr_read_box(box_t *box)
 {
     static const int64_t path_at = 0;
@@ -58,7 +57,7 @@ int64_t gpuzarr_read_box(box_t *box)
     int64_t n = cut_box(box, &job, &tables), *nbytes = tables.table + 2 * n;
     const int64_t *index[2] = {box->offset, box->nbytes};
     lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
-    if (box->offset) all.index = index; /* else the rows stay in C order */
+    if (box->offset) all.index = index; /* without an index, the rows stay in C order */
     if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes || all.most_nbytes > box->room_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
@@ -69,7 +68,7 @@ int64_t gpuzarr_read_box(box_t *box)
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
     if (box->offset) files.version = box->version, files.offset = tables.table + n;
     int64_t n_left = gpuzarr_read_rows(&job, &rows, &files, 0, n, box->scratch, 1);
-    if (files.is_cold) { /* the disk has been asked for what was not in memory */
+    if (files.is_cold) { /* the first call has asked the disk for what was not in the page cache */
         files.waits = 1;
         n_left = gpuzarr_read_rows(&job, &rows, &files, 0, n, box->scratch, 1);
     }

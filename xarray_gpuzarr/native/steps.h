@@ -1,10 +1,10 @@
-/* What is done to elements on their way to the output: byte order, conversion, mask, scale and offset, as NumPy does
- * them, to the bit. Compile with -ffp-contract=off: a product that is added to is rounded before. */
+/* Steps: operations on elements while they are placed in the output. Byte order, conversion, mask, scale and offset give
+ * NumPy's results to the bit. Compile with -ffp-contract=off, so that products are rounded before sums. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Compiled for newer processors, too, where the loader can choose; sanitizers do not know that. */
+/* A second version of a function for newer processors, where the loader can choose; sanitizers do not support this. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
 #define FOR_EACH_MACHINE __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
@@ -15,23 +15,23 @@ enum dtype { BOOL, I1, I2, I4, I8, U1, U2, U4, U8, F2, F4, F8, C8, C16, N_DTYPES
 enum kind { CONVERT, MASK, MULTIPLY, DIVIDE, ADD };
 enum { BLOCK_ELEMENTS = 1024, MOST_ITEMSIZE = 16, MOST_MASKED = 4 };
 
-/* One step, of many elements side by side. */
+/* One operation on elements that follow each other in memory. */
 typedef struct {
-    int64_t kind, dtype; /* of the elements that it is given */
-    int64_t to;          /* of CONVERT: their dtype afterwards */
-    int64_t n_values;    /* of MASK */
-    char values[MOST_MASKED * MOST_ITEMSIZE]; /* of `dtype`: what is masked, a factor, a divisor or a summand */
+    int64_t kind, dtype; /* `enum kind`, and the dtype of the operands */
+    int64_t to;          /* for CONVERT: dtype of the results */
+    int64_t n_values;    /* for MASK: number of masked values */
+    char values[MOST_MASKED * MOST_ITEMSIZE]; /* of `dtype`: masked values, a factor, a divisor or a summand */
 } step_t;
 
-/* From stored elements to those of the output. */
+/* The operations that convert stored elements to those of the output. */
 typedef struct {
     const step_t *steps;
     int64_t n_steps;
     int64_t in_itemsize, out_itemsize;
-    int64_t in_swap, out_swap; /* bytes whose order is reversed; 0: none */
+    int64_t in_swap, out_swap; /* bytes that are reversed together, before the first and after the last step; 0: none */
 } steps_t;
 
-/* Where elements lie: `stride` bytes apart, or `stride` times what `index` says. */
+/* Positions of elements: `stride` bytes apart, or at the multiples of `stride` that `index` lists. */
 typedef struct {
     int64_t stride;
     const int64_t *index;
@@ -41,7 +41,7 @@ typedef uint64_t wide_t __attribute__((vector_size(16), aligned(1), may_alias));
 
 static const int64_t itemsizes[N_DTYPES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16};
 
-/* A half as NumPy converts it: payloads of NaN are kept, and results rounded to even. */
+/* Conversions of half precision as in NumPy: payloads of NaN are kept, and results are rounded to even. */
 static float half_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 0x1Fu, fraction = half & 0x3FFu, bits;
@@ -62,21 +62,21 @@ static float half_to_float(uint16_t half)
 
 static double half_to_double(uint16_t half)
 {
-    if ((half & 0x7C00u) != 0x7C00u) return half_to_float(half); /* which changes some NaN on its way to a double */
+    if ((half & 0x7C00u) != 0x7C00u) return half_to_float(half); /* for NaN, the detour by float could change the payload */
     uint64_t bits = (uint64_t)(half & 0x8000u) << 48 | UINT64_C(0x7FF) << 52 | (uint64_t)(half & 0x3FFu) << 42;
     double value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-/* Round a number of `width` bits of fraction and the given bias to a half. */
+/* Return the half that is nearest to a number whose format has `width` bits of fraction and the given bias. */
 static uint16_t rounded_half(uint64_t bits, int width, int bias)
 {
     uint64_t magnitude = bits & ((UINT64_C(1) << (width + (bias == 127 ? 8 : 11))) - 1);
     uint16_t sign = (uint16_t)(bits >> (bias == 127 ? 16 : 48) & 0x8000u);
     int64_t exponent = (int64_t)(magnitude >> width) - bias;
     uint64_t fraction = magnitude & ((UINT64_C(1) << width) - 1);
-    if (exponent == bias + 1) { /* infinite, or no number */
+    if (exponent == bias + 1) { /* infinity or NaN */
         uint16_t payload = (uint16_t)(fraction >> (width - 10));
         return (uint16_t)(sign | 0x7C00u | (fraction && !payload ? 1 : payload));
     }
@@ -109,7 +109,7 @@ static uint16_t double_to_half(double value)
     return rounded_half(bits, 52, 1023);
 }
 
-/* Elements lie anywhere, and are not of a type to the compiler: they are copied in and out. */
+/* Elements may be unaligned, and memory has no C type: memcpy brings them in and out. */
 #define EACH(in_t, out_t, result)                     \
     for (int64_t i = 0; i < n; i++) {                 \
         in_t x;                                       \
@@ -152,11 +152,11 @@ CONVERTER(f8, double, c16, c16_t, ((c16_t){x, 0}))
 CONVERTER(c8, c8_t, c16, c16_t, ((c16_t){x.real, x.imag}))
 CONVERTER(c16, c16_t, c8, c8_t, ((c8_t){(float)x.real, (float)x.imag}))
 
-/* Integers of one width are the same bits, signed or not. */
+/* Conversions to signed and unsigned integers of one width give the same bits. */
 #define OF_INTEGERS(in) {in##_to_bool, in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, \
                          in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, NULL, in##_to_f4, in##_to_f8, NULL, NULL}
 
-/* By dtype before and after; what is missing takes two conversions, or is left to NumPy. */
+/* By the dtypes of operand and result. A missing pair takes two conversions, or is left to NumPy. */
 static convert_t *const converters[N_DTYPES][N_DTYPES] = {
     [BOOL] = OF_INTEGERS(bool), [I1] = OF_INTEGERS(i1), [I2] = OF_INTEGERS(i2), [I4] = OF_INTEGERS(i4),
     [I8] = OF_INTEGERS(i8), [U1] = OF_INTEGERS(u1), [U2] = OF_INTEGERS(u2), [U4] = OF_INTEGERS(u4),
@@ -170,7 +170,7 @@ static convert_t *const converters[N_DTYPES][N_DTYPES] = {
 #define HALVES(operation) \
     IN_PLACE(uint16_t, float_to_half(half_to_float(x) operation half_to_float(h)))
 
-/* Scale or shift elements; complex ones are only shifted, for NumPy multiplies them in more ways than one. */
+/* Scale or shift elements. Complex ones are only shifted: the product in NumPy depends on the machine. */
 FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
 {
     float f; double d; uint16_t h; c8_t c; c16_t z;
@@ -192,7 +192,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
     }
 }
 
-/* Replace what equals a value by NaN: of bits, for a compiler may not take a NaN through arithmetic as it is. */
+/* Replace elements that equal a value by NaN. NaN is written as bits, since compilers may change it in arithmetic. */
 #define MASK_REALS(of_t, bits_t, nan)                          \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x;                                                \
@@ -268,17 +268,17 @@ FOR_EACH_MACHINE static void swap_bytes(char *at, int64_t nbytes, int64_t unit)
     else                                                                                                          \
         MOVE(itemsize, dst + i * out.stride, src + i * in.stride)
 
-/* Copy elements from where they lie to where they lie. */
+/* Copy n elements. */
 static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64_t n, int64_t itemsize)
 {
     if (!in.index && !out.index && in.stride == itemsize && out.stride == itemsize) {
-        if (n * itemsize == 64) /* no call, nor `rep movs`, which some compilers make of a `memcpy` of this length */
+        if (n * itemsize == 64) /* some compilers make a call or `rep movs` of a memcpy of this length */
             for (int i = 0; i < 4; i++) ((wide_t *)dst)[i] = ((const wide_t *)src)[i];
         else
             memcpy(dst, src, (size_t)(n * itemsize));
         return;
     }
-    if (!in.stride && !in.index && out.stride == itemsize && !out.index && n > 1) { /* twice as many each time */
+    if (!in.stride && !in.index && out.stride == itemsize && !out.index && n > 1) { /* repeat one element */
         memcpy(dst, src, (size_t)itemsize);
         for (int64_t done = 1; done < n; done *= 2)
             memcpy(dst + done * itemsize, dst, (size_t)((n - done < done ? n - done : done) * itemsize));
@@ -295,7 +295,7 @@ static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64
 
 static lie_t behind(lie_t lie, int64_t n) { return lie.index ? (lie_t){lie.stride, lie.index + n} : lie; }
 
-/* Bring up to BLOCK_ELEMENTS elements to the output, which is written once: it is hardly in a cache. */
+/* Take all steps of up to BLOCK_ELEMENTS elements. The output is written only once, since it is hardly in a cache. */
 static void take_block(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
 {
     char one[BLOCK_ELEMENTS * MOST_ITEMSIZE], other[BLOCK_ELEMENTS * MOST_ITEMSIZE];
@@ -321,7 +321,7 @@ static void take_block(const steps_t *all, char *dst, lie_t out, const char *src
     if (room != dst) move_elements(dst, out, room, (lie_t){all->out_itemsize, NULL}, n, all->out_itemsize);
 }
 
-/* Bring elements to the output, block by block that stays in the core's nearest cache. */
+/* Take all steps of n elements, in blocks that fit the core's nearest cache, and write the results to the output. */
 static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
 {
     for (int64_t at = 0; at < n; at += BLOCK_ELEMENTS) {
@@ -342,7 +342,8 @@ static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src
 
 #define ACCUMULATE(of_t) { SUM_UP(of_t) break; }
 
-/* The first NaN stays. Which one the sum of two is, is up to the compiler, so what follows the first is written anew. */
+/* From the first NaN on, all sums are that NaN. Compilers differ in which operand a sum of two NaN returns, so these sums are
+ * written again. */
 #define ACCUMULATE_REALS(of_t)                            \
     {                                                     \
         SUM_UP(of_t)                                      \
@@ -356,7 +357,7 @@ static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src
         break;                                            \
     }
 
-/* Replace each element by the sum of it and all before. */
+/* Replace each element by the sum of all elements up to it. */
 static void accumulate(char *at, int64_t n, int64_t dtype)
 {
     switch (dtype) {

@@ -169,6 +169,7 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
 
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
+    """Return the pieces of ``range(start, stop, step)``, with a positive step."""
     n = len(range(start, stop, step))
     if n <= 1:
         step = 1  # the step of a single element does not matter, and may not fit int64

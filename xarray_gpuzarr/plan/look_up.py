@@ -66,6 +66,7 @@ def _by_loops(
     blocks: Sequence[Block],
     indexes: Sequence[ShardIndex | None],
 ) -> ReadPlan:
+    """Return the plan of a box of evenly spaced elements, looked up by the loops."""
     ndim = len(spans)
     n_rows = sum([block.n_rows for block in blocks])
     index_addresses: list[int] = []
@@ -113,6 +114,7 @@ def _by_loops(
 def _by_numpy(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
+    """Return the plan of chunks of any target, looked up by NumPy."""
     row = np.concatenate([block.row for block in blocks])
     entry = entries(spec, target.chunk(row))
     offset = np.zeros(len(row), np.int64)

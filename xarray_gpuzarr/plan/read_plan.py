@@ -254,3 +254,4 @@ def _box_rows(lengths: tuple[int, ...]) -> Column:
 _cached_box_rows = lru_cache(maxsize=8)(_box_rows)
 """`_box_rows` of the latest boxes: most shards of a read have the same shape."""
 _MAX_CACHED_ROWS = 4096
+"""Most rows of a box in `_cached_box_rows`."""

@@ -221,6 +221,7 @@ def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crop
 
 
 def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
+    """Cut crops, whose elements all lie on the axis, at the borders of chunks."""
     start, count, step = crops.start, crops.count, crops.step
     if not count or not len(start):
         return replace(intersect_axis(slice(0, 0), length, chunk_length), length=count), None

@@ -1,4 +1,4 @@
-"""Reading a selection of a stored array with one decoder: index -> plan -> fetch -> decode."""
+"""Reading of selections: a selection becomes a plan, whose chunks a decoder fetches and decodes into one array."""
 
 from xarray_gpuzarr.read.by_zarr import checked_array, refused_frame
 from xarray_gpuzarr.read.reading import read, read_array, read_points, read_stacked, read_target

@@ -1,4 +1,4 @@
-"""Arrays that cannot be planned: zarr-python reads the whole selection, on the host."""
+"""Reads by zarr-python, on the host, of arrays that cannot be planned."""
 
 from __future__ import annotations
 
@@ -26,11 +26,30 @@ from xarray_gpuzarr.stored.metadata import to_json
 def read_by_zarr(
     stored: StoredArray, key: tuple[Any, ...], decoder: Decoder, *, pointwise: bool = False, or_host: bool = False
 ) -> Any:
-    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host.
+    """Read a selection of an array that cannot be planned.
 
-    `key` has a slice or an array of int for each axis; if it is `pointwise`, the arrays, of one shape, are the
-    coordinates of single elements, which are returned flat. `decoder` brings the result to its device; with `or_host`,
-    the host will do where that is unusable.
+    Parameters
+    ----------
+    stored : StoredArray
+        An array whose `zarr_array` is set.
+    key : tuple of slice or array of int
+        Selection along each axis. If `pointwise`, arrays of one shape: the coordinates of single elements.
+    decoder : Decoder
+        Casts the result, and copies it to its device.
+    pointwise : bool
+        Whether to read single elements.
+    or_host : bool
+        Whether the result may stay on the host if the device of `decoder` is unusable.
+
+    Returns
+    -------
+    array of the decoder's library
+        Flat if `pointwise`. A NumPy array if the dtype is not numeric, since no device holds such arrays.
+
+    Raises
+    ------
+    StoreReadError, CorruptChunkError, MetadataError
+        If zarr-python cannot read the selection.
     """
     assert stored.zarr_array is not None
     array = checked_array(stored.zarr_array)
@@ -39,31 +58,35 @@ def read_by_zarr(
     try:
         account.switch("zarr")
         if pointwise:
-            values = array.vindex[tuple([each.reshape(-1) for each in key])]
+            values = array.vindex[tuple([coordinates.reshape(-1) for coordinates in key])]
         else:
             values = array.oindex[key] if array.ndim else array[()]
-        block: np.ndarray[Any, Any] = values if isinstance(values, np.ndarray) else np.empty((), array.dtype)
-        if block is not values:  # for no axes, zarr-python gives scalars, which know too little of their dtype
+        block: np.ndarray[Any, Any]
+        if isinstance(values, np.ndarray):
+            block = values
+        else:  # an array without axes gives a scalar, which has lost the byte order of the dtype
+            block = np.empty((), array.dtype)
             block[()] = values
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(object_source(array.store).name) from err
     except FrameError as err:
         raise refused_frame(array, err) from err
-    except Exception as err:  # stores and codecs of any kind; whatever they raise is named
-        opened, source = to_json(stored.zarr_array.metadata.to_dict()), object_source(array.store)
-        # A server that does not answer is not asked for metadata as well.
+    except Exception as err:  # stores and codecs may raise anything
+        opened = to_json(stored.zarr_array.metadata.to_dict())
+        source = object_source(array.store)
+        # A server that does not answer is not asked for metadata either.
         changed = None if is_final(err) else changed_metadata(source, array.path, opened)
-        said = changed or StoreReadError(
+        error = changed or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
             tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
             found=f"{type(err).__name__}: {err}",
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         )
-        raise said.within(source.name) from err
+        raise error.within(source.name) from err
     finally:
         try:
             account.switch(before)
-        finally:  # whatever interrupts this
+        finally:  # even if a signal interrupts the line above
             account.stage = before
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
@@ -72,21 +95,21 @@ def read_by_zarr(
 
 
 def checked_array(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """Return an array whose reads raise `FrameError` for a frame whose header zarr-python would believe wrongly.
+    """Return an array whose reads raise `FrameError` for frames with a false header, which zarr-python would trust.
 
-    It is the array itself if no codec needs that, or if zarr-python's settings name a pipeline of somebody else, which
-    may decode in its own way. It is made for one read: the codecs of its shards cannot be pickled.
+    It is `array` itself if no codec needs the check, or if zarr-python's settings name a third-party pipeline, which
+    may decode in its own way. It is for one read only: the codecs of its shards cannot be pickled.
     """
     metadata = checked_metadata(array.metadata)
     is_known = get_pipeline_class().__module__.split(".")[0] in ("zarr", "xarray_gpuzarr")
     if metadata is array.metadata or not is_known:
         return array
-    config = getattr(array, "config", None)  # arrays of zarr-python before 3.2 do not show it
+    config = getattr(array, "config", None)  # zarr-python before 3.2 has no such attribute
     return zarr.Array(zarr.AsyncArray(metadata, array.store_path, config))
 
 
 def refused_frame(array: zarr.Array[Any], err: FrameError) -> CorruptChunkError:
-    """Return the error about a frame that was not given to zarr-python."""
+    """Return the error for a frame that `checked_array` has refused."""
     return CorruptChunkError(
         f"cannot decode a chunk of array '/{array.path}'",
         tried="a selection of it, by zarr-python",

@@ -1,4 +1,4 @@
-"""The error for chunks that cannot be decoded because the array was stored anew since it was opened."""
+"""Errors for arrays whose metadata changed after they were opened, so that chunks cannot be decoded."""
 
 from __future__ import annotations
 
@@ -11,36 +11,53 @@ from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch.source import ObjectSource
 from xarray_gpuzarr.stored.metadata import to_json
 
-_NOT_OF_CHUNKS = {"shape", "fill_value", "dimension_names"}
-"""An array that has only become longer has the chunks that it had."""
+_HARMLESS_FIELDS = {"shape", "fill_value", "dimension_names"}
+"""Fields of metadata whose change leaves chunks as they are, such as a longer axis."""
 
 
 def changes(opened: str, document: bytes) -> str:
-    """Say what has changed since metadata were `opened`, if it is anything that chunks depend on; else return nothing.
+    """Return a description of changes in an array's metadata; an empty string if chunks do not depend on them.
 
-    `opened` is as `stored.metadata.to_json` writes them, `document` as it is stored now. Raises exceptions of any kind
-    if that is no document of an array, or of one that zarr-python does not know.
+    Raises exceptions of any kind if `document` is not the metadata of an array, or zarr-python cannot parse it.
+
+    Parameters
+    ----------
+    opened : str
+        Metadata that the array was opened with, from `stored.metadata.to_json`.
+    document : bytes
+        Metadata document that is stored now.
     """
-    then: dict[str, Any] = json.loads(opened)
-    metadata = (ArrayV3Metadata if then["zarr_format"] == 3 else ArrayV2Metadata).from_dict(json.loads(document))
-    now: dict[str, Any] = json.loads(to_json(metadata.to_dict()))
-    changed = [name for name in then | now if then.get(name) != now.get(name)]
-    if set(changed) <= _NOT_OF_CHUNKS:
+    before: dict[str, Any] = json.loads(opened)
+    metadata_class = ArrayV3Metadata if before["zarr_format"] == 3 else ArrayV2Metadata
+    metadata = metadata_class.from_dict(json.loads(document))
+    after: dict[str, Any] = json.loads(to_json(metadata.to_dict()))
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    if set(changed) <= _HARMLESS_FIELDS:
         return ""
-    return "; ".join(f"{name} was {json.dumps(then.get(name))} and is {json.dumps(now.get(name))}" for name in changed)
+    return "; ".join(
+        f"{name} was {json.dumps(before.get(name))} and is {json.dumps(after.get(name))}" for name in changed
+    )
 
 
 def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataError | None:
-    """Return the error of an array whose metadata are others now; None if they are not, or if that cannot be told.
+    """Return the error for an array whose metadata have changed; None if they have not, or if that cannot be told.
 
-    Asks the store, once: for reads that have failed. `path` is that of the array in the store, `opened` the metadata
-    that it was opened with, as in `ArraySpec.metadata`.
+    This makes one request, and is meant for reads that have failed.
+
+    Parameters
+    ----------
+    source : ObjectSource
+        Where the array is stored.
+    path : str
+        Path of the array in the store.
+    opened : str
+        Metadata that the array was opened with, see `ArraySpec.metadata`.
     """
     try:
         name = "zarr.json" if json.loads(opened)["zarr_format"] == 3 else ".zarray"
         document = source.start_whole(f"{path.strip('/')}/{name}".lstrip("/"))()
         differences = "" if document is None else changes(opened, bytes(document.data))
-    except Exception:  # noqa: BLE001  # of any kind; the failure of the read is the one to tell
+    except Exception:  # noqa: BLE001  # the error of the read is the one to report
         return None
     if not differences:
         return None

@@ -1,4 +1,9 @@
-"""Reading: selection -> target -> snapshot -> chunk tables -> decoder -> one array."""
+"""Reads of planned arrays, from a selection to an array.
+
+A selection becomes a target. `Snapshot` reads the shard indexes of one version of each shard, `ChunkTables` turns them
+into plans, and the decoder carries these out. `Attempts` repeats a read if an object was replaced meanwhile, or memory
+was short.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +44,37 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
 _MOST_ELEMENTS = 2**56
-"""Most elements in a result: NumPy counts bytes in int64."""
+"""Most elements of a result, so that NumPy can count its bytes in int64."""
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None, *, or_host: bool = False) -> Any:
-    """Read an outer (orthogonal) selection, as `outer_selection` takes it, of dtype `stored.cast.dtype`.
+    """Read an outer (orthogonal) selection.
 
-    The result is on the decoder's device: `out`, where the decoder may put it (see `Decoder.decode`), a view of it or
-    another array. With `or_host`, the host decodes where the device of `decoder` is unusable.
+    Parameters
+    ----------
+    stored : StoredArray
+        The array.
+    selection : int, slice, Ellipsis, 1-D array of int or bool, or tuple of these
+        See `outer_selection`.
+    decoder : Decoder
+        Determines the device of the result.
+    out : array of the decoder's library, optional
+        Receives the result if it fits; see `Decoder.decode`.
+    or_host : bool
+        Whether the host decodes if the device of `decoder` is unusable.
 
-    Raises `SelectionError`, `MetadataError`, `ShardIndexError`, `CorruptChunkError`, `StoreReadError`,
-    `HostMemoryError`.
+    Returns
+    -------
+    array of the decoder's library
+        dtype `stored.cast.dtype`, on the decoder's device: `out`, a view of it, or another array.
+
+    Raises
+    ------
+    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+        Each names the array, and the store key where there is one.
     """
-    spec, outer = stored.spec, outer_selection(selection, stored.shape)
+    spec = stored.spec
+    outer = outer_selection(selection, stored.shape)
     if isinstance(spec, Unplanned):
         return outer.restore(read_by_zarr(stored, outer.selectors, decoder, or_host=or_host))
     try:
@@ -64,16 +87,18 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
-    """Read single elements: one integer array per axis, broadcast against each other.
+    """Read single elements.
 
-    The result has the broadcast shape and is on the decoder's device; dtype, errors and `or_host` are as of `read`.
+    `points` has an integer array for each axis; they are broadcast against each other. The result has the broadcast
+    shape. Otherwise, parameters, result and errors are those of `read`.
     """
-    spec, arrays = stored.spec, np.broadcast_arrays(*points)
+    spec = stored.spec
+    arrays = np.broadcast_arrays(*points)
     shape = arrays[0].shape
     if isinstance(spec, Unplanned):
         return read_by_zarr(stored, tuple(arrays), decoder, pointwise=True, or_host=or_host).reshape(shape)
     try:
-        target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
+        target = PointTarget(groups=group_points([coordinates.reshape(-1) for coordinates in arrays], spec.grid))
         return _read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
     except MemoryError as err:
         if isinstance(err, GpuZarrError):
@@ -84,10 +109,13 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
 def read_stacked(
     stored: StoredArray, spec: ArraySpec, axes: Sequence[StackAxis], n_samples: int, decoder: Decoder, out: Any = None
 ) -> Any:
-    """Read crops of one array, stacked, as `stack_target` takes them; dtype, device, `out`, errors are as of `read`."""
+    """Read crops of one array, and stack them along a new first axis.
+
+    `axes` and `n_samples` are those of `stack_target`. Otherwise, parameters, result and errors are those of `read`.
+    """
     shape = (n_samples, *map(sample_length, axes))
     try:
-        if decoder.device == "host":  # a GPU may have room for more than the host, and boxes are listed on the host
+        if decoder.device == "host":  # check first, since listing the boxes takes time and memory
             _require_room(shape, stored.cast.dtype)
         return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder, out)
     except MemoryError as err:
@@ -97,9 +125,10 @@ def read_stacked(
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
-    """Read what has been cut at the borders of chunks of an array of this spec; the result has shape `target.shape`.
+    """Read the elements of a target. The result has shape `target.shape`.
 
-    Its dtype, device and errors, and `out`, are as of `read`.
+    `spec` describes the array, and may be another one than `stored.spec` (of a resized array, for example). Otherwise,
+    parameters, result and errors are those of `read`.
     """
     try:
         return _read_target(stored, spec, target, decoder, out)
@@ -112,7 +141,7 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
 def _read_target(
     stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
 ) -> Any:
-    """Read until an attempt ends well, or another one is not worth it."""
+    """Read a target, repeating failed attempts as `Attempts` decides."""
     source = stored.source
     assert source is not None
     account = counters.local.account
@@ -126,7 +155,7 @@ def _read_target(
         attempts = Attempts(source, spec, decoder, or_host=or_host)
         while True:
             try:
-                if attempts.is_alone:  # and the error of the last one is gone, with all that it has kept alive
+                if attempts.is_alone:  # the last error is gone by now, and the memory that it kept alive is free
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
             except Exception as err:
@@ -135,14 +164,14 @@ def _read_target(
     finally:
         try:
             account.switch(before)
-        finally:  # whatever interrupts this
+        finally:  # even if a signal interrupts the line above
             account.stage = before
 
 
 def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:
-    """Read all bytes of a shard from one version of it, and decode them."""
+    """Read and decode a target once, all bytes of each shard from one version of it."""
     assert stored.source is not None
-    # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
+    # NumPy refuses shapes whose elements it cannot count, even if an axis has length 0.
     if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
     snapshot = Snapshot(
@@ -174,14 +203,14 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
 
 
 def _require_room(shape: tuple[int, ...], dtype: str) -> None:
-    """Raise `MemoryError` where NumPy has no room for an array."""
+    """Raise `MemoryError` if NumPy cannot allocate an array."""
     if math.prod(shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {shape}")
     np.empty(shape, dtype)
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
-    """Return the error of a selection that is too large for this machine."""
+    """Return the error for a selection that is too large for the memory of this machine."""
     return HostMemoryError(
         f"not enough host memory to read array '{spec.path}'",
         tried=f"a selection of shape {shape}, in chunks of {spec.chunk_nbytes} bytes",
@@ -227,44 +256,60 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
            [ 8, 11]])
     """
     require_array(array)
-    way = resolve_storage(storage, device)
-    stored, key = stored_array(array, storage=way), ... if selection is None else selection
+    stored = stored_array(array, storage=resolve_storage(storage, device))
+    key = ... if selection is None else selection
     return read(stored, key, decoder_for(device), or_host=device == "auto")
 
 
 class Attempts:
-    """The attempts of one read; with `or_host`, the host decodes where the device of `decoder` is unusable."""
+    """The attempts of one read: the settings of the next attempt, and whether a failed one is repeated.
+
+    Parameters
+    ----------
+    source : ObjectSource
+        Where the array is stored.
+    spec : ArraySpec
+        The array.
+    decoder : Decoder
+        Decoder of the first attempt.
+    or_host : bool
+        Whether the host decodes if the device of `decoder` is unusable.
+    """
 
     def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
         self._source, self._spec, self._or_host = source, spec, or_host
         self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
         """Decoder of the next attempt."""
         self.care = care_by_store.get(source.identity, Care.USUAL) if care_by_store else Care.USUAL
-        """Means by which the next attempt has all bytes of a shard from one version."""
+        """How the next attempt makes sure that all bytes of a shard come from one version."""
         self.use_cache = True
-        """Whether indexes that were read before are of use: False once one may be out of date."""
+        """Whether the next attempt may use cached indexes. False once one of them may be outdated."""
         self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
         """Whether the next attempt may request an object in pieces."""
         self.seen_shards: dict[str, bool] = {}
-        """Keys of shards whose index any attempt has seen, and whether it was read, and not found in the cache."""
+        """Shards whose index some attempt has used: by key, whether it was read rather than found in the cache."""
         self._versions: VersionConflicts | None = None
+        """Versions of objects that earlier attempts have met."""
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
+        """Types of errors after which the read was repeated, which happens once for each."""
 
     def is_worth_another(self, err: Exception) -> bool:
-        """Say whether to try once more after an error; raises another error where that says more of it.
+        """Return whether to repeat the read after an error, and set up the next attempt.
 
-        An object was replaced, the device lacks memory, has decoded to other bytes than the host, or does not work.
-        Errors name the store from here on.
+        A read is repeated if an object was replaced, memory was short, or the device has decoded to other bytes than
+        the host, or does not work. The name of the store is added to the error. Raises `MetadataError` in its place if
+        chunks could not be decoded because the array's metadata have changed.
         """
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
         if isinstance(err, PiecesDifferError):
             if err.bears_no_version:
                 uncut_stores.add(self._source.identity)
-            is_worth_it, self.cuts_objects = self.cuts_objects, False
-            return is_worth_it
+            was_cut = self.cuts_objects
+            self.cuts_objects = False
+            return was_cut
         if isinstance(err, ObjectChangedError):
             self.use_cache = False
             versions = self._versions = self._versions or VersionConflicts(self._source, self.care)

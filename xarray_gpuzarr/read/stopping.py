@@ -1,4 +1,7 @@
-"""Reads that end before they have read all: told so by another thread, they stop at their next request."""
+"""Reads that another thread can stop: they end at their next request.
+
+`on_thread` runs a read on a thread for a coroutine, and stops it if the coroutine is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from xarray_gpuzarr.process.threads import thread_budget
 
 
 class Stop:
-    """Whether a read is to end before it has read all."""
+    """A flag that another thread sets to stop a read."""
 
     __slots__ = ("_give_up", "_is_set")
 
@@ -24,17 +27,17 @@ class Stop:
         self._give_up: list[Callable[[], None]] = []
 
     def set(self) -> None:
-        """Let the read end: at its next request, or now if it waits for answers."""
+        """Stop the read: at its next request, or now if it waits for answers."""
         self._is_set = True
         for give_up in self._give_up:
             give_up()
 
     def check(self, give_up: Callable[[], None] | None = None) -> None:
-        """Raise if the read is to end; else, `give_up` is called once it is."""
+        """Raise `CancelledError` if the read is to stop; else have `set` call `give_up`."""
         if give_up is not None:
             self._give_up.append(give_up)
         if self._is_set:
-            raise asyncio.CancelledError  # which nothing on the way takes for an error of the store
+            raise asyncio.CancelledError  # no `except Exception` catches it
 
 
 class StoppableDecoder:
@@ -59,7 +62,7 @@ class StoppableDecoder:
 
 
 class _StoppableSource:
-    """A `ByteSource` that is asked for nothing any more once a read is to stop."""
+    """A `ByteSource` that raises `CancelledError` once the read is to stop."""
 
     def __init__(self, source: ByteSource, stop: Stop) -> None:
         self._stop = stop
@@ -83,23 +86,23 @@ class _StoppableSource:
 
 
 _REMOTE_READS = 32
-"""Concurrent reads from one server, each of up to 48 requests."""
+"""Most concurrent reads from one server, of up to 48 requests each."""
 
 
 def read_threads(server: Hashable) -> ThreadPoolExecutor:
-    """Return the threads for reads from a server; None for local files and memory.
+    """Return the pool of threads for reads from a server; `server` is None for local files and memory.
 
-    asyncio's own threads are not used: stores run requests there, for which reads wait. Reads of local files use as
-    many threads as may decode at once. Other reads mostly wait for their stores, and use more.
+    There are as many threads as may decode at once, and more for servers, whose reads mostly wait. The threads of
+    asyncio are not used: stores run requests on them, and reads wait for these.
     """
     return threads_for(server, thread_budget() if server is None else max(thread_budget(), _REMOTE_READS))
 
 
 async def on_thread[Result](read: Callable[[Stop], Result], threads: ThreadPoolExecutor) -> Result:
-    """Return the result of `read` on one of the threads.
+    """Call `read` on one of the threads, and return its result.
 
-    On cancellation, `read` is stopped, and has ended before the cancellation continues, so that it no longer writes to
-    its output.
+    If the caller is cancelled, the read is stopped. The cancellation continues once the read has ended, so that it no
+    longer writes to its output.
     """
     stop = Stop()
     future = threads.submit(read, stop)
@@ -108,10 +111,10 @@ async def on_thread[Result](read: Callable[[Stop], Result], threads: ThreadPoolE
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         stop.set()
-        future.cancel()  # has no effect once it has begun
+        future.cancel()  # takes effect only if the read has not begun
         while not waiting.done():
-            with suppress(asyncio.CancelledError):  # once more
+            with suppress(asyncio.CancelledError):  # another cancellation must not end the wait
                 await asyncio.wait([waiting])
         if not waiting.cancelled():
-            waiting.exception()  # else asyncio logs it
+            waiting.exception()  # retrieved, so that asyncio does not log it
         raise

@@ -1,4 +1,4 @@
-"""`StoredArray`: all that is needed to read one array again later, in another thread or process."""
+"""`StoredArray`: everything that a later read of an array needs, also in another thread or process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xarray_gpuzarr.stored.metadata import parse_array
 
 @cache
 def own_version() -> str:
-    """Return the version of this package that is installed; empty where only its files are there."""
+    """Return the installed version of this package; an empty string if it is imported without being installed."""
     try:
         return metadata.version("xarray-gpuzarr")
     except metadata.PackageNotFoundError:
@@ -36,10 +36,16 @@ def own_version() -> str:
 
 
 class OfAnotherVersion:
-    """Stand-in for an array whose fields this version may not know.
+    """Stand-in for an array that another version of this package has pickled. Any use of it raises `GpuZarrError`.
 
-    `rebuild` makes the array of `pickled`, where the version is the one that has pickled it: `pickled[0]`. An error
-    while it is unpickled would end the connection of a worker of dask, and the computation would hang.
+    Unpickling must not raise: this would end the connection of a dask worker, and the computation would hang.
+
+    Parameters
+    ----------
+    rebuild : callable
+        Returns the array, if the version is the one that pickled it.
+    pickled : tuple
+        Arguments of `rebuild`, the version first.
     """
 
     def __init__(self, rebuild: Any, pickled: tuple[Any, ...]) -> None:
@@ -59,20 +65,23 @@ class OfAnotherVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """One array of a store: picklable, holds no open file."""
+    """One array of a store. It can be pickled, and holds no open file."""
 
     shape: tuple[int, ...]
+    """Shape of the array, in elements."""
     spec: ArraySpec | Unplanned
+    """Description of the stored array, or the reason why it cannot be planned."""
     source: ObjectSource | None
-    """Where planned reads fetch from; None if `zarr_array` is asked instead."""
-    zarr_array: zarr.Array[Any] | None = field(repr=False)  # which shows the store's address
-    """The array itself, if it cannot be planned."""
+    """Source of the bytes of planned reads; None if `zarr_array` is read instead."""
+    zarr_array: zarr.Array[Any] | None = field(repr=False)  # its repr shows the store's address
+    """The array itself, if it cannot be planned; else None."""
     cast: Cast
+    """Conversion of stored elements to those of the result."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Bytes, since another version may not be able to unpickle what it knows with other fields.
-        known = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
-        return _unpickled, (own_version(), known, self.source, self.zarr_array)
+        # As bytes, since another version, whose classes may have other fields, may be unable to unpickle them.
+        fields = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
+        return _unpickled, (own_version(), fields, self.source, self.zarr_array)
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         spec, source = self.spec, self.source and self.source.__dask_tokenize__()
@@ -81,15 +90,15 @@ class StoredArray:
         else:
             assert self.zarr_array is not None
             array = (store_token(self.zarr_array.store), self.zarr_array.path)
-        return (type(self).__qualname__, array, source, repr(self.cast))  # dask takes what is in it as it is
+        return (type(self).__qualname__, array, source, repr(self.cast))  # dask hashes these texts, not the objects
 
     @property
     def store_source(self) -> ObjectSource | None:
-        """Source of planned reads, without the check for missing objects."""
+        """`source` without the check for missing objects."""
         return self.source.inner if isinstance(self.source, StrictSource) else self.source
 
     def in_store(self, store: Store) -> StoredArray:
-        """Return this array, read through another store of the same objects, which is no directory."""
+        """Return this array, to be read through another store of the same objects, which is not a local directory."""
         source: ObjectSource | None = None if self.source is None else object_source(store)
         if source is not None and isinstance(self.source, StrictSource):
             source = StrictSource(source)
@@ -97,13 +106,13 @@ class StoredArray:
         return replace(self, source=source, zarr_array=array)
 
     def route(self, decoder: Decoder) -> Route:
-        """Say where this array is decoded and why."""
+        """Return where this array is decoded, and why."""
         if isinstance(self.spec, Unplanned):
             return Route(where="host, by zarr-python", why=self.spec.reason)
         return decoder.route(self.spec, self.cast)
 
     def how_read(self, decoder: Decoder) -> str:
-        """Say how stored bytes reach the decoder's device, and why; empty where there is nothing to choose."""
+        """Return how stored bytes reach the decoder's device, and why; an empty string if there is only one way."""
         if isinstance(self.spec, Unplanned) or not isinstance(self.source, LocalSource):
             return ""
         if not isinstance(decoder, FileReader):
@@ -113,38 +122,56 @@ class StoredArray:
         return "gds" if why_not is None else f"posix: {why_not}"
 
 
-def _unpickled(version: str, known: bytes, source: Any, zarr_array: Any) -> StoredArray | OfAnotherVersion:
+def _unpickled(version: str, fields: bytes, source: Any, zarr_array: Any) -> StoredArray | OfAnotherVersion:
     if version != own_version():
-        return OfAnotherVersion(_unpickled, (version, known, source, zarr_array))
-    shape, spec, cast = pickle.loads(zlib.decompress(known))  # noqa: S301  # it is inside a pickle
+        return OfAnotherVersion(_unpickled, (version, fields, source, zarr_array))
+    shape, spec, cast = pickle.loads(zlib.decompress(fields))  # noqa: S301  # part of a pickle that is being loaded
     return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
 
 
 def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
-    """Describe an open zarr array so that `read` can read it; no cast keeps values and dtype as zarr-python has them.
+    """Return the description of an open zarr array that `read` takes.
 
-    Raises `OptionError` for ``storage="gds"`` where the array is not in local files; `MetadataError` and
-    `UnsupportedCodecError` as `parse_array` does, with the name of the store.
+    Parameters
+    ----------
+    array : zarr.Array
+        The array.
+    cast : Cast, optional
+        Conversion of stored elements. Without it, values and dtype stay the same.
+    storage : "auto", "posix" or "gds"
+        How local files reach a GPU.
+
+    Raises
+    ------
+    OptionError
+        If `storage` is "gds" and the array is not in local files.
+    MetadataError, UnsupportedCodecError
+        See `parse_array`.
     """
     try:
         spec = parse_array(array)
     except GpuZarrError as err:
         raise err.within(object_source(array.store).name) from err.__cause__
-    planned = isinstance(spec, ArraySpec)
-    source: ObjectSource | None = object_source(array.store, storage) if planned else None
-    # Arrays of zarr-python before 3.2 do not show their config.
+    is_planned = isinstance(spec, ArraySpec)
+    source: ObjectSource | None = object_source(array.store, storage) if is_planned else None
+    # Arrays of zarr-python before 3.2 have no attribute `config`.
     if source is not None and refuses_missing(getattr(array, "config", None)):
         source = StrictSource(source)
-    shape, cast, zarr_array = tuple(array.shape), cast or plain_cast(array.dtype.str), None if planned else array
-    return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
+    return StoredArray(
+        shape=tuple(array.shape),
+        spec=spec,
+        source=source,
+        zarr_array=None if is_planned else array,
+        cast=cast or plain_cast(array.dtype.str),
+    )
 
 
 def in_store(array: zarr.Array[Any], store: Store) -> zarr.Array[Any]:
-    """Return an array that is read through another store of the same objects."""
-    config = getattr(array, "config", None)  # likewise
+    """Return the same array, to be read through another store of the same objects."""
+    config = getattr(array, "config", None)  # zarr-python before 3.2 has no such attribute
     return zarr.Array(zarr.AsyncArray(array.metadata, StorePath(store, array.path), config))
 
 
 def refuses_missing(config: ArrayConfig | None) -> bool:
-    """Say whether chunks that are not there are an error; zarr-python knows that setting from 3.2 on."""
+    """Whether a missing chunk is an error for an array with this config; zarr-python has the setting since 3.2."""
     return getattr(config, "read_missing_chunks", True) is False

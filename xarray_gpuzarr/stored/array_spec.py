@@ -1,4 +1,7 @@
-"""`ArraySpec`: all that planning and decoding need to know about one stored array. `metadata` makes it."""
+"""`ArraySpec`: everything that planning and decoding need to know about a stored array.
+
+`metadata.parse_array` makes it from Zarr metadata. An array that cannot be planned is `Unplanned`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
 
 _MOST_NBYTES = 2**56
-"""Most bytes in a decoded chunk or a shard index: more than any machine addresses; int64 holds what codecs add."""
+"""Most bytes of a decoded chunk or a shard index. No machine has as much memory, and sums with the bytes that codecs
+add fit int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEncoding:
-    """How the coordinate of a shard becomes the name of its object."""
+    """Encoding of a shard's coordinate as the store key of its object."""
 
     prefix: str
     """Path of the array inside the store, with a trailing slash unless it is the root."""
@@ -37,7 +41,7 @@ class KeyEncoding:
         return self.prefix + (self.separator.join(names) or "0")
 
     def coord(self, key: str, ndim: int) -> tuple[int, ...]:
-        """Return the coordinate of the shard whose store key is `key`; `ValueError` if it is none of this array."""
+        """Return the coordinate of the shard with a store key. Raises `ValueError` if it is not a key of this array."""
         names = key.removeprefix(self.prefix).split(self.separator)
         coord = tuple(map(int, names[self.style == "default" :][:ndim]))
         if self.key(coord) != key:
@@ -45,9 +49,9 @@ class KeyEncoding:
         return coord
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, what follows from the fields is worked out once
+@dataclass(frozen=True, kw_only=True)  # without slots, so that properties can be cached
 class ArraySpec:
-    """One stored array, ready to be planned."""
+    """A stored array that can be planned."""
 
     path: str
     """Path of the array inside the store, with a leading slash."""
@@ -55,55 +59,60 @@ class ArraySpec:
     """Dtype of the elements of a decoded chunk as NumPy writes it, byte order included, such as ``">f4"``."""
     grid: ChunkGrid
     codecs: PipelineSpec
-    """How one inner chunk is encoded."""
+    """Codecs of one inner chunk."""
     index: ShardIndexSpec | None
-    """How shards are indexed; None if every chunk is an object of its own."""
+    """Encoding of the shard indexes; None if chunks are unsharded."""
     fill: bytes
-    """One element of `dtype` that stands for chunks that were never written."""
+    """Fill value: the bytes of one element of `dtype`."""
     keys: KeyEncoding
+    """Encoding of the store keys."""
     metadata: str
     """The array's metadata as JSON text, for zarr-python's own codecs."""
 
     def __post_init__(self) -> None:
-        for what, nbytes in (("a chunk", self.chunk_nbytes), ("a shard index", self.index.nbytes if self.index else 0)):
-            if nbytes > _MOST_NBYTES:
-                raise TooLargeError(f"{what} of {nbytes} bytes")
+        if self.chunk_nbytes > _MOST_NBYTES:
+            raise TooLargeError(f"a chunk of {self.chunk_nbytes} bytes")
+        if self.index is not None and self.index.nbytes > _MOST_NBYTES:
+            raise TooLargeError(f"a shard index of {self.index.nbytes} bytes")
 
     def __hash__(self) -> int:
-        return hash((self.path, self.metadata))  # of all fields, it takes 1 us for each read
+        return hash((self.path, self.metadata))  # a hash of all fields would cost each read 1 us
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """Stored dtype, byte order included."""
+        """`dtype` as an object, with its byte order."""
         return np.dtype(self.dtype)
 
     @property
     def fill_value(self) -> np.generic:
-        """Value of chunks that were never written, in the stored dtype."""
+        """Fill value as an element of the stored dtype."""
         value: np.generic = np.frombuffer(self.fill, self.dtype)[0]
         return value
 
     @cached_property
     def chunk_nbytes(self) -> int:
-        """Bytes of one decoded inner chunk."""
+        """Length in bytes of one decoded inner chunk."""
         return math.prod(self.grid.chunk_shape) * self.numpy_dtype.itemsize
 
     @cached_property
     def expected_nbytes(self) -> int:
-        """Bytes that have room for a stored inner chunk: usual writers lengthen it by no more than 1/128 and 4 KiB."""
+        """Length in bytes that a stored inner chunk usually does not exceed.
+
+        Incompressible data grow by at most 1/128 and 4 KiB with the usual writers.
+        """
         nbytes = self.chunk_nbytes
-        for stage in reversed(self.codecs.stages):  # as filters have encoded it, and no compressor yet
+        for stage in reversed(self.codecs.stages):  # filters change the length; compressors return None here
             nbytes = encoded_nbytes(stage, nbytes) or nbytes
         return nbytes + nbytes // 128 + 4096
 
     @cached_property
     def most_nbytes(self) -> int:
-        """Bytes of one stored inner chunk, at most: a longer one is damaged; see `PipelineSpec.most_nbytes`."""
+        """Most bytes of a stored inner chunk. A longer one is damaged; see `PipelineSpec.most_nbytes`."""
         return self.codecs.most_nbytes(self.chunk_nbytes)
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Axis of the array that each axis of a decoded chunk holds (all transposes together)."""
+        """Axis of the array that each axis of a decoded chunk holds, after all transposes."""
         order = tuple(range(self.grid.ndim))
         for codec in self.codecs.array_to_array:
             if isinstance(codec, TransposeSpec):
@@ -114,12 +123,16 @@ class ArraySpec:
     def chunk_strides(self) -> tuple[int, ...]:
         """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
         axes, shape = self.axes, self.grid.chunk_shape
-        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
-        return tuple(self.numpy_dtype.itemsize * math.prod(shape[a] for a in axes) for axes in after)
+        strides = []
+        for axis in range(len(axes)):
+            faster_axes = axes[axes.index(axis) + 1 :]
+            strides.append(self.numpy_dtype.itemsize * math.prod(shape[faster] for faster in faster_axes))
+        return tuple(strides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """Why an array is read by zarr-python as a whole."""
+    """An array that zarr-python reads, because its chunks cannot be planned."""
 
     reason: str
+    """Why they cannot be planned, as part of a sentence."""

@@ -1,8 +1,8 @@
-"""CF attributes -> `Cast`: how stored numbers become physical ones, as data.
+"""Casts: the conversion of stored numbers to physical ones, from CF attributes.
 
-A cast is computed once at open and carried out by the decoder in the pass that writes the result. The decoded dtype is
-xarray's own answer, handed in by the caller, so that it cannot drift from xarray's rules; this module only reads the
-numbers. What is not arithmetic (times, strings, enumerations) never comes here.
+`parse_cast` computes a `Cast` when an array is opened, and decoders carry it out in the pass that writes the result.
+The caller passes the dtype that xarray gives the decoded variable, so it always follows xarray's rules; this module
+reads only the numbers. Variables that are not numeric once decoded (times, strings, enumerations) are left to xarray.
 
 References
 ----------
@@ -24,24 +24,24 @@ Number = int | float | complex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """Turn stored elements into the elements of the result.
+    """Conversion of stored elements to those of the result.
 
-    In this order: reinterpret as `view`, convert to `arithmetic_dtype`, replace masked values by NaN, multiply, add,
-    round to `dtype`.
+    The steps, in order: reinterpret as `view`, convert to `arithmetic_dtype`, replace masked values by NaN, multiply by
+    `scale`, add `offset`, round to `dtype`.
     """
 
     dtype: str
     """Dtype of the result as NumPy writes it."""
     view: str | None = None
-    """Integer dtype of the same width to reinterpret stored elements as (``_Unsigned``), in their own byte order."""
+    """Integer dtype of the same width that stored elements are reinterpreted as (``_Unsigned``), without byte order."""
     mask: tuple[Number, ...] = ()
-    """Values, compared after conversion to `arithmetic_dtype`, that mean "missing"."""
+    """Values that mean "missing". They are compared after conversion to `arithmetic_dtype`."""
     scale: Number | None = None
     offset: Number | None = None
     wide_dtype: str | None = None
-    """Dtype of the arithmetic where it is wider than `dtype`; None: the arithmetic is in `dtype`."""
+    """Dtype of the arithmetic if it is wider than `dtype`; None if the arithmetic is in `dtype`."""
     _written: str = field(init=False, repr=False)
-    """Factor and summand as text: zeros of either sign are equal, but what they make of elements is not."""
+    """Scale and offset as text, so that casts with 0.0 and -0.0 are unequal: their results differ."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
@@ -58,58 +58,72 @@ class Cast:
 
     @property
     def is_copy(self) -> bool:
-        """Whether values pass unchanged but for their dtype."""
+        """Whether values stay the same, apart from their dtype."""
         return self.view is None and not self.has_arithmetic
 
     def seen_as(self, stored: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype that elements stored as `stored` are read as, byte order included."""
+        """Return the dtype that elements of the dtype `stored` are reinterpreted as, with its byte order."""
         return stored if self.view is None else np.dtype(self.view).newbyteorder(stored.byteorder)
 
     def __str__(self) -> str:
-        steps = [f"as {np.dtype(self.view).name}"] if self.view else []
-        steps += ["mask " + ", ".join(f"{m:g}" for m in self.mask)] if self.mask else []
-        steps += [f"* {self.scale:g}"] if self.scale is not None else []
-        steps += [f"+ {self.offset:g}"] if self.offset is not None else []
-        steps += [f"rounded to {np.dtype(self.dtype).name}"] if self.wide_dtype else []
+        steps = []
+        if self.view:
+            steps.append(f"as {np.dtype(self.view).name}")
+        if self.mask:
+            steps.append("mask " + ", ".join(f"{value:g}" for value in self.mask))
+        if self.scale is not None:
+            steps.append(f"* {self.scale:g}")
+        if self.offset is not None:
+            steps.append(f"+ {self.offset:g}")
+        if self.wide_dtype:
+            steps.append(f"rounded to {np.dtype(self.dtype).name}")
         return ", ".join(steps) or "none"
 
 
 @lru_cache(maxsize=64)
 def plain_cast(dtype: str) -> Cast:
-    """Return the cast that keeps elements of a dtype as they are."""
+    """Return the cast that keeps elements of `dtype` unchanged."""
     return Cast(dtype=dtype)
 
 
 def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:
-    """Read the CF attributes, as stored, of a numeric variable; `decoded` is the dtype that xarray gives it.
+    """Return the cast for a numeric variable; None if a cast cannot express its attributes, and xarray must decode it.
 
-    None if they ask for something that a cast cannot express; xarray decodes such a variable itself.
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of the variable as they are stored.
+    stored : numpy.dtype
+        Dtype of the stored elements.
+    decoded : numpy.dtype
+        Dtype that xarray gives the decoded variable.
     """
     view = None
     if (stored.kind, attrs.get("_Unsigned")) in (("i", "true"), ("u", "false")):
         view = f"{'u' if stored.kind == 'i' else 'i'}{stored.itemsize}"
     is_swapped = view is not None and not stored.isnative  # xarray compares such data with a byte-swapped _FillValue
-    is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns of what is lost, whenever it is read
+    is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns at each read of the loss
     if is_swapped or is_lossy:
         return None
     try:
         mask = _mask_values(attrs, stored, view, decoded)
-    except (TypeError, ValueError, OverflowError):  # text, or a number that no element can have
+    except (TypeError, ValueError, OverflowError):  # text, or a number that does not fit the dtype
         return None
-    scale, offset = _scalar(attrs.get("scale_factor")), _scalar(attrs.get("add_offset"))
-    boolean = attrs.get("dtype") == "bool"
+    scale = _scalar(attrs.get("scale_factor"))
+    offset = _scalar(attrs.get("add_offset"))
+    is_boolean = attrs.get("dtype") == "bool"
     is_packed = bool(mask) or scale is not None or offset is not None
     if is_packed and decoded.kind not in "fc":
         return None
-    if boolean and (view or is_packed):
+    if is_boolean and (view or is_packed):
         return None
-    if not all(n is None or isinstance(n, int | float | complex) for n in (*mask, scale, offset)):
+    if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):
         return None
     return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)
 
 
 def in_float32(cast: Cast) -> Cast:
-    """Return a cast whose results are float32 where they would be float64.
+    """Return a cast to float32 in the place of one to float64; other casts unchanged.
 
     Values are masked and scaled in float64, and rounded once.
     """
@@ -123,17 +137,23 @@ def in_float32(cast: Cast) -> Cast:
 def _mask_values(
     attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
 ) -> tuple[Number, ...]:
-    """Collect the values that mean "missing" and that an element of the result can have."""
-    arrays = (np.ravel(attrs.get(name, [])) for name in ("missing_value", "_FillValue"))
-    values, fill = (list(array[~np.isnan(array)]) for array in arrays)
-    if view is not None and len(fill) == 1:
-        # xarray reinterprets _FillValue, and only that, together with the data.
-        fill = list(np.asarray(fill).astype(stored).view(view))
-    return tuple(sorted({v.item() for v in (*values, *fill) if _is_exact(v, decoded)}, key=repr))
+    """Return the values that mean "missing", except those that no element of the result can have."""
+    missing_values = _without_nan(attrs.get("missing_value", []))
+    fill_values = _without_nan(attrs.get("_FillValue", []))
+    if view is not None and len(fill_values) == 1:
+        # xarray reinterprets _FillValue together with the data, but not missing_value.
+        fill_values = list(np.asarray(fill_values).astype(stored).view(view))
+    values = {value.item() for value in (*missing_values, *fill_values) if _may_equal(value, decoded)}
+    return tuple(sorted(values, key=repr))
 
 
-def _is_exact(value: np.generic, decoded: np.dtype[Any]) -> bool:
-    """Whether `value`, which xarray compares in the wider of the two dtypes, can equal an element at all."""
+def _without_nan(values: Any) -> list[Any]:
+    array = np.ravel(values)
+    return list(array[~np.isnan(array)])
+
+
+def _may_equal(value: np.generic, decoded: np.dtype[Any]) -> bool:
+    """Whether an element of dtype `decoded` can equal `value`. xarray compares in the wider of the two dtypes."""
     wider = np.result_type(decoded, value.dtype)
     return bool(decoded.type(value).astype(wider) == value.astype(wider))
 
@@ -143,18 +163,31 @@ def _scalar(value: Any) -> Any:
 
 
 def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return `src`, cast: a new array, or `src` itself where there is nothing to do."""
+    """Return an array with a cast applied: a new array, or `src` itself if the cast changes nothing.
+
+    Parameters
+    ----------
+    cast : Cast
+        The conversion.
+    src : numpy.ndarray
+        Stored elements.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape of `src`, dtype `cast.dtype`.
+    """
     if cast.is_copy and src.dtype == np.dtype(cast.dtype):
         return src
     values = np.empty(src.shape, cast.arithmetic_dtype)
     np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
     if cast.mask:
-        hit = values == cast.mask[0]
+        is_masked = values == cast.mask[0]
         for value in cast.mask[1:]:
-            hit |= values == value
-        if hit.any():  # looking takes less time than replacing none
+            is_masked |= values == value
+        if is_masked.any():  # this test takes less time than a replacement of no elements
             nan = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
-            np.copyto(values, nan, where=hit)
+            np.copyto(values, nan, where=is_masked)
     if cast.scale is not None:
         np.multiply(values, cast.scale, out=values, casting="unsafe")
     if cast.offset is not None:

@@ -1,4 +1,4 @@
-"""The grid of a stored array: shards, each a grid of chunks, in integers only."""
+"""The grid of a stored array: a grid of shards, each of which is a grid of chunks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import operator
 from dataclasses import dataclass
 
 _MAX_LENGTH = 2**62
-"""Most elements along an axis, of an array, a shard or a chunk: sums of two are counted in int64."""
+"""Most elements along an axis of an array, a shard or a chunk, so that the sum of two lengths fits int64."""
 
 
 class TooLargeError(ValueError):
-    """Sizes beyond what is counted here; zarr-python counts in Python's integers."""
+    """A length that int64 cannot hold safely. zarr-python reads such arrays, with Python's integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkGrid:
     """A regular grid of shards, each a regular grid of chunks.
 
-    An array that is not sharded has shards of one chunk. An axis that is longer than `_MAX_LENGTH` is a
-    `TooLargeError`; shapes of other numbers of axes, and an axis that has elements and no chunks, are a `ValueError`.
+    An array that is not sharded has shards of one chunk.
+
+    Raises
+    ------
+    TooLargeError
+        If an axis is longer than `_MAX_LENGTH`.
+    ValueError
+        If the shapes have different numbers of axes, or an axis has elements but no chunks.
     """
 
     shape: tuple[int, ...]
@@ -26,7 +32,7 @@ class ChunkGrid:
     chunk_shape: tuple[int, ...]
     """Shape of one (inner) chunk, in elements."""
     chunks_per_shard: tuple[int, ...]
-    """Chunks of one shard along each axis."""
+    """Number of chunks of a shard along each axis."""
 
     def __post_init__(self) -> None:
         axes = zip(self.shape, self.chunk_shape, self.chunks_per_shard, strict=True)
@@ -51,9 +57,14 @@ class ChunkGrid:
     @property
     def n_shards(self) -> tuple[int, ...]:
         """Number of shards along each axis."""
-        return tuple(-(-n // m) if m else 0 for n, m in zip(self.shape, self.shard_shape, strict=True))
+        return tuple(map(_ceil_divide, self.shape, self.shard_shape))
 
     @property
     def n_chunks(self) -> tuple[int, ...]:
         """Number of chunks along each axis that hold elements of the array."""
-        return tuple(-(-n // m) if m else 0 for n, m in zip(self.shape, self.chunk_shape, strict=True))
+        return tuple(map(_ceil_divide, self.shape, self.chunk_shape))
+
+
+def _ceil_divide(length: int, part_length: int) -> int:
+    """Return the number of parts that an axis is cut into; 0 if parts have no elements."""
+    return -(-length // part_length) if part_length else 0

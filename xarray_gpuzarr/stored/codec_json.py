@@ -1,7 +1,7 @@
-"""Codec metadata -> `PipelineSpec`.
+"""Parsing of codec metadata into a `PipelineSpec`.
 
-`parse_codecs` reads the v3 ``codecs`` list and `parse_v2_codecs` the v2 ``compressor``, ``filters``, ``order`` and
-``dtype``. A codec that is not known, or not known with its configuration, becomes `OtherSpec`. Called by `metadata`.
+`parse_codecs` reads the v3 ``codecs`` list, `parse_v2_codecs` the v2 ``compressor``, ``filters``, ``order`` and
+``dtype``. An unknown codec, or a known one with an unknown configuration, becomes `OtherSpec`.
 
 References
 ----------
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,17 +42,26 @@ _PREFIX = "numcodecs."
 
 
 def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
-    """Read a v3 ``codecs`` list: ``{"name": ..., "configuration": {...}}`` objects or plain names.
+    """Parse a v3 ``codecs`` list.
 
-    Without the native `dtype` of the array, codecs of elements are left to zarr-python. An entry that has no name, or
-    lacks a value that it needs, is a `MetadataError`.
+    Parameters
+    ----------
+    codecs : sequence of JSON values
+        Objects ``{"name": ..., "configuration": {...}}``, or names.
+    dtype : numpy.dtype, optional
+        Native dtype of the array. Without it, codecs of elements become `OtherSpec`.
+
+    Raises
+    ------
+    MetadataError
+        If an entry has no name, or lacks a required value.
     """
     before: list[ArrayArraySpec] = []
     serializer: ArrayBytesSpec | None = None
     after: list[BytesBytesSpec] = []
     for number, entry in enumerate(codecs):
-        transposed = any(_name(later) == "transpose" for later in codecs[number + 1 :])
-        spec = _parse_codec(entry, dtype, transposed=transposed)
+        is_transposed = any(_name(later) == "transpose" for later in codecs[number + 1 :])
+        spec = _parse_codec(entry, dtype, is_transposed=is_transposed)
         if isinstance(spec, BytesSpec | ShardingSpec):
             serializer = spec
         elif serializer is None and isinstance(spec, ArrayArraySpec):
@@ -60,39 +69,47 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
             if isinstance(spec, OtherSpec | ElementSpec):
                 dtype = np.dtype(spec.encoded) if isinstance(spec, ElementSpec) else None
         else:
-            after.append(spec)  # type: ignore[arg-type]  # whatever stands here works on bytes
+            after.append(spec)  # type: ignore[arg-type]  # codecs behind the serializer work on bytes
     if serializer is None:
-        # An unknown array->bytes codec (vlen-utf8, packbits ...) is the last of the leading ones.
+        # The serializer is unknown (vlen-utf8, packbits, ...): it is the last codec that was taken for one of arrays.
         if not before or not isinstance(before[-1], OtherSpec):
             raise _bad_codec(codecs, "no codec turns the array into bytes")
         serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
         before.pop()
-    last = next((at for at in reversed(range(len(before))) if isinstance(before[at], ElementSpec)), None)
-    # The last of those that change elements encodes them in the byte order of the bytes.
-    if last is not None and isinstance(serializer, BytesSpec):
-        elements = cast("ElementSpec", before[last])
-        stored = np.dtype(elements.encoded).newbyteorder(">" if serializer.endian == "big" else "<")
-        before[last] = replace(elements, encoded=stored.str)
+    if isinstance(serializer, BytesSpec):
+        _set_byte_order(before, serializer.endian)
     return PipelineSpec(array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after))
+
+
+def _set_byte_order(codecs: list[ArrayArraySpec], endian: Endian | None) -> None:
+    """Set the byte order of stored elements in the last codec of elements, which encodes to it."""
+    for number in reversed(range(len(codecs))):
+        spec = codecs[number]
+        if isinstance(spec, ElementSpec):
+            stored = np.dtype(spec.encoded).newbyteorder(">" if endian == "big" else "<")
+            codecs[number] = replace(spec, encoded=stored.str)
+            return
 
 
 def _name(entry: Json) -> Json:
     return entry.get("name") if isinstance(entry, Mapping) else entry
 
 
-def _parse_codec(entry: Json, dtype: DType, *, transposed: bool) -> CodecSpec:
-    """Read one entry; `transposed` says whether a transpose follows, `dtype` what the codec encodes."""
+def _parse_codec(entry: Json, dtype: DType, *, is_transposed: bool) -> CodecSpec:
+    """Parse one entry, of a codec that encodes elements of `dtype`. `is_transposed`: whether a transpose follows it."""
     name = _name(entry)
     if not isinstance(name, str):
         raise _bad_codec(entry, "an entry without a name")
     conf = (entry.get("configuration") if isinstance(entry, Mapping) else None) or {}
     try:
-        return _known_codec(name, conf, dtype, transposed=transposed) or OtherSpec(name=name, configuration=_text(conf))
+        spec = _known_codec(name, conf, dtype, is_transposed=is_transposed)
+        return spec or OtherSpec(name=name, configuration=_text(conf))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
         raise _bad_codec(entry, f"{type(err).__name__}: {err}") from err
 
 
-def _known_codec(name: str, conf: Conf, dtype: DType, *, transposed: bool) -> CodecSpec | None:
+def _known_codec(name: str, conf: Conf, dtype: DType, *, is_transposed: bool) -> CodecSpec | None:
+    """Parse a codec; None if it is left to zarr-python."""
     if name in _WITH_CONFIGURATION:
         return _WITH_CONFIGURATION[name](conf, dtype)
     if not name.startswith(_PREFIX):
@@ -103,8 +120,8 @@ def _known_codec(name: str, conf: Conf, dtype: DType, *, transposed: bool) -> Co
     spec = parse_numcodec(codec_id, conf, dtype)
     if not isinstance(spec, ElementSpec):
         return spec
-    # zarr-python hands numcodecs a transposed view, which some of its codecs read in the order of memory.
-    in_order = not transposed or isinstance(spec, AsTypeSpec)
+    # zarr-python passes a transposed view to numcodecs, some of whose codecs read it in the order of memory.
+    in_order = not is_transposed or isinstance(spec, AsTypeSpec)
     return spec if in_order and spec.decoded == dtype.str else None
 
 
@@ -127,14 +144,15 @@ def _sharding(conf: Conf, dtype: DType) -> ShardingSpec:
 def _scale_offset(conf: Conf, dtype: DType) -> ScaleOffsetSpec | None:
     if dtype is None or dtype.kind not in "iuf":
         return None
-    scale, offset = (_exact(conf.get(key, default), dtype) for key, default in (("scale", 1), ("offset", 0)))
+    scale = _number_of_dtype(conf.get("scale", 1), dtype)
+    offset = _number_of_dtype(conf.get("offset", 0), dtype)
     if not scale or offset is None:
         return None
     return ScaleOffsetSpec(decoded=dtype.str, encoded=dtype.str, scale=scale, offset=offset)
 
 
-def _exact(value: Json, dtype: np.dtype[Any]) -> float | None:
-    """Return a JSON number as the number of `dtype` that zarr-python takes it for; None if it is written oddly."""
+def _number_of_dtype(value: Json, dtype: np.dtype[Any]) -> float | None:
+    """Return a JSON number rounded to `dtype`, as in zarr-python; None if it is not a number, or not a whole one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if dtype.kind != "f" and value != int(value):
@@ -145,12 +163,13 @@ def _exact(value: Json, dtype: np.dtype[Any]) -> float | None:
 
 
 def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
+    """Parse ``cast_value``; None if it converts from or to a dtype that is left to zarr-python."""
     try:
         encoded = dtype_text(conf["data_type"])
     except TypeError:
         if not isinstance(conf["data_type"], str):
             raise
-        return None  # one of an extension, such as ml_dtypes
+        return None  # a dtype of an extension, such as ml_dtypes
     if dtype is None or encoded is None or dtype.kind not in "iuf" or np.dtype(encoded).kind not in "iuf":
         return None
     numbers = dict((conf.get("scalar_map") or {}).get("decode") or {})
@@ -187,20 +206,37 @@ def parse_v2_codecs(
     endian: Endian | None,
     ndim: int,
 ) -> PipelineSpec:
-    """Read the codec part of a v2 ``.zarray``; `endian` is that of its ``dtype``, `ndim` the number of its axes.
+    """Parse the codecs of a v2 ``.zarray``.
 
-    The order "F" is a transpose that reverses the axes. Every codec takes the bytes that the one before gave, whatever
-    their dtype: all are bytes-to-bytes.
+    Parameters
+    ----------
+    compressor, filters, order
+        Fields of the document.
+    endian : "little", "big" or None
+        Byte order of the ``dtype``; None for elements of one byte.
+    ndim : int
+        Number of axes of the array.
+
+    Raises
+    ------
+    MetadataError
+        If a codec has no id.
     """
-    transposed = order == "F" and ndim > 1
-    before = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if transposed else ()
+    # The order "F" is a transpose that reverses the axes.
+    is_transposed = order == "F" and ndim > 1
+    before = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if is_transposed else ()
+    entries = list(filters or ())
+    if compressor is not None:
+        entries.append(compressor)
+    # Each codec takes the bytes that the one before has encoded, whatever their dtype: all work on bytes.
     after: list[BytesBytesSpec] = []
-    for conf in (*(filters or ()), *([] if compressor is None else [compressor])):
-        if not isinstance(conf, Mapping) or not isinstance(conf.get("id"), str):
-            raise _bad_codec(conf, "a v2 codec without an id")
-        codec_id, rest = conf["id"], {k: v for k, v in conf.items() if k != "id"}
-        spec = parse_numcodec(codec_id, rest, None)
-        after.append(spec or OtherSpec(name=codec_id, configuration=_text(rest)))
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
+            raise _bad_codec(entry, "a v2 codec without an id")
+        codec_id = entry["id"]
+        conf = {key: value for key, value in entry.items() if key != "id"}
+        spec = parse_numcodec(codec_id, conf, None)
+        after.append(spec or OtherSpec(name=codec_id, configuration=_text(conf)))
     return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
 
 

@@ -1,7 +1,7 @@
-"""Codecs as frozen data: what a chunk's bytes are, and nothing that parses or decodes them.
+"""Codecs as frozen data: a class for each codec, and `PipelineSpec` for the codecs of a chunk.
 
-`codec_json` makes them of Zarr metadata, decoders interpret them. A codec that is not known here becomes `OtherSpec`
-and keeps its JSON, so that zarr-python's own codec can be asked to decode it.
+`codec_json` makes them from Zarr metadata, and decoders interpret them; nothing is parsed or decoded here. An unknown
+codec becomes `OtherSpec`, which keeps its JSON, so that zarr-python's codec can decode it.
 
 References
 ----------
@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 
 Endian = Literal["little", "big"]
-
+"""Byte order of elements."""
 ChecksumAlgorithm = Literal["crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"]
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
 OutOfRange = Literal["clamp", "wrap"]
@@ -26,7 +26,7 @@ OutOfRange = Literal["clamp", "wrap"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesSpec:
-    """Elements laid out one after another."""
+    """Elements one after another, in C order of the axes."""
 
     endian: Endian | None
     """Byte order of one element; None for one-byte types."""
@@ -37,7 +37,7 @@ class BytesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransposeSpec:
-    """Axes permuted before the elements are laid out."""
+    """A permutation of the axes, made before elements become bytes."""
 
     order: tuple[int, ...]
     """Axis of the array that each axis of the stored chunk holds."""
@@ -72,7 +72,7 @@ class ZlibSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lz4Spec:
-    """A little-endian uint32 decoded size, then one raw LZ4 block (numcodecs)."""
+    """The decoded size as a little-endian uint32, then one raw LZ4 block (numcodecs)."""
 
     def __str__(self) -> str:
         return "lz4"
@@ -80,7 +80,7 @@ class Lz4Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BloscSpec:
-    """One Blosc 1.x frame. The frame header, not the metadata, rules how it decodes."""
+    """One Blosc 1.x frame. Decoding follows the frame header, not these fields of the metadata."""
 
     cname: str
     shuffle: str
@@ -92,13 +92,13 @@ class BloscSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumSpec:
-    """A payload and a checksum of it, a little-endian uint32."""
+    """A payload and its checksum, a little-endian uint32."""
 
     algorithm: ChecksumAlgorithm = "crc32c"
     at_start: bool = False
-    """Whether the checksum stands before the payload, rather than behind it."""
+    """Whether the checksum comes before the payload, rather than after it."""
     seed: int = 0
-    """Number that the algorithm starts from; only ``jenkins_lookup3`` has one."""
+    """Initial value of the algorithm; only ``jenkins_lookup3`` has one."""
 
     def __str__(self) -> str:
         return self.algorithm
@@ -106,10 +106,10 @@ class ChecksumSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleSpec:
-    """First bytes of all elements, then their second bytes, and so on (numcodecs)."""
+    """The first bytes of all elements, then their second bytes, and so on (numcodecs)."""
 
     elementsize: int
-    """Bytes of one element."""
+    """Number of bytes of an element."""
 
     def __str__(self) -> str:
         return f"shuffle({self.elementsize})"
@@ -117,7 +117,7 @@ class ShuffleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentitySpec:
-    """A codec that decodes to the bytes that it is given: what it loses was lost when it encoded."""
+    """A codec whose decoder returns its input, such as ``bitround``, which changes data only when it encodes."""
 
     name: str
 
@@ -127,22 +127,22 @@ class IdentitySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementSpec:
-    """A codec of elements one after another; the base of those that follow."""
+    """Base class of codecs that encode element by element."""
 
     decoded: str
-    """Dtype of decoded elements as NumPy writes it, byte order included, such as ``">f4"``."""
+    """Dtype of decoded elements as NumPy writes it, with byte order, such as ``">f4"``."""
     encoded: str
     """Dtype of encoded elements."""
 
     def _named(self, name: str) -> str:
-        """Write the name of a codec and its dtypes, for people."""
+        """Return the name of the codec with its dtypes, for messages."""
         decoded, encoded = np.dtype(self.decoded).name, np.dtype(self.encoded).name
         return f"{name}({decoded})" if decoded == encoded else f"{name}({decoded} as {encoded})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsTypeSpec(ElementSpec):
-    """Elements converted as C does (numcodecs)."""
+    """Elements converted by NumPy's ``astype`` (numcodecs)."""
 
     name: Literal["astype", "quantize"] = "astype"
 
@@ -152,7 +152,7 @@ class AsTypeSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec(ElementSpec):
-    """The first element, then differences between neighbours (numcodecs)."""
+    """The first element, then the differences between neighbours (numcodecs)."""
 
     def __str__(self) -> str:
         return self._named("delta")
@@ -160,13 +160,14 @@ class DeltaSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledSpec(ElementSpec):
-    """Decoded as ``encoded / scale + offset``; the base of two."""
+    """Base class of codecs that decode to ``encoded / scale + offset``."""
 
     scale: float
-    """An int stays one."""
+    """Divisor of encoded elements. It may be an int."""
     offset: float
+    """Number that is added. It may be an int."""
     _written: str = field(init=False, repr=False)
-    """The numbers as text; see `Cast`."""
+    """Scale and offset as text, so that 0.0 and -0.0 are unequal; see `Cast`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
@@ -174,7 +175,7 @@ class ScaledSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedScaleOffsetSpec(ScaledSpec):
-    """In NumPy's arithmetic with Python numbers (numcodecs)."""
+    """Scale and offset are Python numbers in NumPy's arithmetic (numcodecs)."""
 
     def __str__(self) -> str:
         return self._named("fixedscaleoffset")
@@ -182,7 +183,7 @@ class FixedScaleOffsetSpec(ScaledSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackBitsSpec(ElementSpec):
-    """A byte that counts unused bits, then eight booleans a byte, the first one highest (numcodecs)."""
+    """A byte with the number of unused bits, then eight booleans a byte, from the highest bit down (numcodecs)."""
 
     def __str__(self) -> str:
         return "packbits"
@@ -190,7 +191,10 @@ class PackBitsSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOffsetSpec(ScaledSpec):
-    """Within one dtype, with scale and offset exactly of it; integers divide without a rest (Zarr extension)."""
+    """The arithmetic stays in one dtype, which holds scale and offset exactly (Zarr extension).
+
+    Integers must be divisible by `scale`.
+    """
 
     def __str__(self) -> str:
         return f"scale_offset(scale={self.scale}, offset={self.offset})"
@@ -198,22 +202,24 @@ class ScaleOffsetSpec(ScaledSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastValueSpec(ElementSpec):
-    """Elements converted by value, by stated rules (Zarr extension)."""
+    """Elements converted by value, with rules for rounding and overflow (Zarr extension)."""
 
     rounding: Rounding
     out_of_range: OutOfRange | None
-    """Rule for numbers that do not fit the dtype; None if they are errors."""
+    """Rule for numbers that do not fit the dtype; None if such a number is an error."""
     scalar_map: tuple[tuple[str, str], ...]
-    """Encoded numbers and what they decode to, before any rule; as text, since NaN equals nothing."""
+    """Pairs of an encoded number and the number that it decodes to, before other rules. As text, since NaN is unequal
+    to itself."""
 
     def __str__(self) -> str:
         return self._named("cast_value")
 
     @property
     def numbers(self) -> dict[float, float]:
-        """The scalar map as numbers: ints where the dtype is one of integers."""
-        of_key, of_value = (float if np.dtype(d).kind == "f" else int for d in (self.encoded, self.decoded))
-        return {of_key(key): of_value(value) for key, value in self.scalar_map}
+        """The scalar map as numbers: int or float, as the dtypes."""
+        key_type = float if np.dtype(self.encoded).kind == "f" else int
+        value_type = float if np.dtype(self.decoded).kind == "f" else int
+        return {key_type(key): value_type(value) for key, value in self.scalar_map}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +229,9 @@ class ShardingSpec:
     chunk_shape: tuple[int, ...]
     """Shape of one inner chunk, in elements."""
     codecs: PipelineSpec
-    """How one inner chunk is encoded."""
+    """Codecs of one inner chunk."""
     index_codecs: PipelineSpec
-    """How the index is encoded."""
+    """Codecs of the index."""
     index_location: Literal["start", "end"]
 
     def __str__(self) -> str:
@@ -234,49 +240,53 @@ class ShardingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSpec:
-    """A codec that this package leaves to zarr-python."""
+    """A codec that zarr-python decodes."""
 
     name: str
     configuration: str
-    """The configuration as JSON text."""
+    """Configuration as JSON text."""
 
     def __str__(self) -> str:
         return self.name
 
 
 DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
-"""Compressors that a GPU decompresses; the host does, too."""
+"""Compressors that a GPU and the host decompress."""
 CompressorSpec = DeviceCompressorSpec
-"""Compressors that the host decompresses in bulk. The text of one without fields is its name in metadata."""
+"""Compressors that the host decompresses. For a class without fields, ``str`` returns the name in metadata."""
 AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
+"""Codecs of elements."""
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
+"""Codecs that change the bytes of a chunk, and that decoders undo one after another."""
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
 ArrayBytesSpec = BytesSpec | ShardingSpec | OtherSpec
 BytesBytesSpec = StageSpec | IdentitySpec | OtherSpec
-"""In format 2, codecs of elements work on bytes too."""
+"""Codecs of bytes. In format 2, these include codecs of elements."""
 CodecSpec = ArrayArraySpec | ArrayBytesSpec | BytesBytesSpec
 
 
-def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
-    """Return a table that says something of each kind of codec in a union: one left out is an error at import."""
-    if odd := sorted(kind.__name__ for kind in set(get_args(kinds)) ^ set(rows)):
-        raise TypeError(f"a table of codecs lacks a row, or has one too many: {', '.join(odd)}")
+def complete_table[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
+    """Return `rows`. Raises `TypeError` unless it has exactly one row for each codec in a union."""
+    differences = sorted(kind.__name__ for kind in set(get_args(kinds)) ^ set(rows))
+    if differences:
+        raise TypeError(f"a table of codecs lacks a row, or has one too many: {', '.join(differences)}")
     return rows
 
 
 NO_LIMIT = 2**63 - 1
-"""Bytes of an object or a chunk, where nothing bounds them."""
-_MOST_TIMES, _MOST_SLACK_NBYTES = 4, 1024 * 1024
-"""Incompressible bytes grow by an eighth at most (zlib with little memory), unless streams are flushed, or begun anew,
-every few bytes, or carry names, extra fields or skippable frames."""
-_UNKNOWN_TIMES, _UNKNOWN_SLACK_NBYTES = 64, 16 * 1024 * 1024
-"""The same of codecs that only zarr-python knows: numbers as text take 13 times their bytes, shards in shards 27 times
-those of chunks of one byte."""
+"""Stands for the length of an object or a chunk that nothing bounds."""
+_MOST_GROWTH, _MOST_EXTRA_NBYTES = 4, 1024 * 1024
+"""Factor and summand that bound the length of an encoded chunk. Incompressible bytes grow by an eighth at most (zlib
+with little memory), unless a writer flushes or restarts streams every few bytes, or adds names, extra fields or
+skippable frames."""
+_MOST_OTHER_GROWTH, _MOST_OTHER_EXTRA_NBYTES = 64, 16 * 1024 * 1024
+"""The same for codecs that only zarr-python knows. Numbers as text take 13 times their bytes, shards inside shards 27
+times those of chunks of one byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """The codecs of one chunk in the order in which they encode."""
+    """The codecs of one chunk, in the order of encoding."""
 
     array_to_array: tuple[ArrayArraySpec, ...] = ()
     array_to_bytes: ArrayBytesSpec
@@ -291,34 +301,38 @@ class PipelineSpec:
     @property
     def other(self) -> OtherSpec | ShardingSpec | None:
         """First codec that only zarr-python can decode inside a chunk, or None."""
-        return next((c for c in self if isinstance(c, OtherSpec | ShardingSpec)), None)
+        return next((codec for codec in self if isinstance(codec, OtherSpec | ShardingSpec)), None)
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        """Codecs that turn stored bytes into the elements of a chunk, in the order of decoding, without transposes."""
-        return tuple(c for c in reversed((*self.array_to_array, *self.bytes_to_bytes)) if isinstance(c, StageSpec))
+        """Codecs that change the bytes of a chunk, in the order of decoding."""
+        decoding_order = reversed((*self.array_to_array, *self.bytes_to_bytes))
+        return tuple(codec for codec in decoding_order if isinstance(codec, StageSpec))
 
     def most_nbytes(self, chunk_nbytes: int) -> int:
-        """Return how many bytes a chunk has at most, stored or between two codecs: more than writers make of it."""
+        """Return the most bytes that a chunk may have, stored or between two codecs.
+
+        No usual writer reaches this bound. `chunk_nbytes` is the decoded length.
+        """
         if self.other is not None:
-            return _UNKNOWN_TIMES * chunk_nbytes + _UNKNOWN_SLACK_NBYTES
+            return _MOST_OTHER_GROWTH * chunk_nbytes + _MOST_OTHER_EXTRA_NBYTES
         longest = nbytes = chunk_nbytes
         for stage in reversed(self.stages):
             if isinstance(stage, ElementSpec):
                 nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
                 longest = max(longest, nbytes)
-        return _MOST_TIMES * longest + _MOST_SLACK_NBYTES
+        return _MOST_GROWTH * longest + _MOST_EXTRA_NBYTES
 
 
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
-    """Return the encoded length of `nbytes` decoded bytes; None if the content decides, or nothing has that length."""
+    """Return the encoded length of `nbytes` decoded bytes; None if it varies, or no chunk has this decoded length."""
     if isinstance(spec, ChecksumSpec):
         return nbytes + 4
     if isinstance(spec, PackBitsSpec):
         return 1 + -(-nbytes // 8)
     if isinstance(spec, ElementSpec):
-        n_elements, rest = divmod(nbytes, np.dtype(spec.decoded).itemsize)
-        return None if rest else n_elements * np.dtype(spec.encoded).itemsize
+        n_elements, remainder = divmod(nbytes, np.dtype(spec.decoded).itemsize)
+        return None if remainder else n_elements * np.dtype(spec.encoded).itemsize
     if isinstance(spec, ShuffleSpec):
         return None if nbytes % max(1, spec.elementsize) else nbytes
     return None

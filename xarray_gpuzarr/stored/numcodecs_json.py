@@ -1,8 +1,8 @@
-"""Configurations of numcodecs' codecs -> specs: format 2 names them by id, format 3 by ``numcodecs.`` and their id.
+"""Parsing of the configurations of numcodecs' codecs.
 
-What a codec alone says is read here; which chains of codecs have a meaning is the part of `codec_json`. Settings that
-only an encoder needs are not judged: a frame says how it is decoded. zarr-python has the last word on what numcodecs
-refuses, when it decodes.
+Format 2 names a codec by its id, format 3 by ``numcodecs.`` and the id. This module parses each codec by itself, and
+`codec_json` the chain of codecs. Settings that only an encoder needs are not checked, since a frame tells how to decode
+it. A configuration that numcodecs refuses is left to zarr-python, which raises the error when it decodes.
 
 References
 ----------
@@ -35,24 +35,37 @@ from xarray_gpuzarr.stored.codecs import (
 Json = Any
 """A decoded JSON value."""
 Conf = Mapping[str, Json]
+"""Configuration of a codec."""
 DType = np.dtype[Any] | None
-"""Dtype of what a codec encodes, for configurations that leave it out; None in format 2, where they do not."""
+"""Dtype of the elements that a codec encodes, which a configuration in format 3 may leave out; None in format 2."""
 
 COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {
     str(kind()): kind for kind in get_args(CompressorSpec) if not fields(kind)
 }
-"""Codecs that need no configuration to decode."""
+"""Compressors that are decoded without a configuration, by id."""
 
 _DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
-"""Dtypes of elements that codecs may have, without their byte order."""
+"""Dtypes that codecs of elements may have, without byte order."""
 _SHUFFLES = {-1: "auto", 0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 
 
 def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | IdentitySpec | None:
-    """Read one codec; `conf` is without its id, and `dtype` that of what it encodes, in format 3.
+    """Parse the configuration of a codec.
 
-    None if this package leaves the codec, or this configuration of it, to zarr-python: so it does with malformed ones,
-    which zarr-python refuses when it decodes, and not when an array is opened.
+    Parameters
+    ----------
+    codec_id : str
+        Id of the codec in numcodecs.
+    conf : mapping
+        Configuration without the id.
+    dtype : numpy.dtype or None
+        Dtype of the elements that the codec encodes; None in format 2.
+
+    Returns
+    -------
+    StageSpec, IdentitySpec or None
+        None for codecs and configurations that are left to zarr-python. These include malformed ones, which zarr-python
+        refuses when it decodes, rather than when an array is opened.
     """
     parse = _NUMCODECS.get(codec_id)
     if parse is None or not _is_accepted(codec_id, conf, dtype):
@@ -64,19 +77,19 @@ def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | Ident
 
 
 def _is_accepted(codec_id: str, conf: Conf, dtype: DType) -> bool:
-    """Whether numcodecs makes a codec of a configuration, with what zarr-python adds to it in format 3."""
-    added = _ADDED.get(codec_id)
-    if dtype is not None and added is not None and conf.get(added) is None:
-        conf = {**conf, added: dtype.itemsize if codec_id == "shuffle" else dtype.str}
+    """Whether numcodecs accepts a configuration, together with the field that zarr-python adds in format 3."""
+    field = _ADDED_FIELD.get(codec_id)
+    if dtype is not None and field is not None and conf.get(field) is None:
+        conf = {**conf, field: dtype.itemsize if codec_id == "shuffle" else dtype.str}
     try:
         numcodecs.get_codec({**conf, "id": codec_id})
-    except Exception:  # noqa: BLE001  # zarr-python will meet it as well, and say so
+    except Exception:  # noqa: BLE001  # zarr-python will raise the same error
         return False
     return True
 
 
-_ADDED = {"shuffle": "elementsize", "fixedscaleoffset": "dtype", "quantize": "dtype", "astype": "decode_dtype"}
-"""Fields that zarr-python takes from the dtype of an array where a configuration lacks them."""
+_ADDED_FIELD = {"shuffle": "elementsize", "fixedscaleoffset": "dtype", "quantize": "dtype", "astype": "decode_dtype"}
+"""Field that zarr-python fills in from the dtype of the array if a configuration lacks it."""
 
 
 def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
@@ -120,22 +133,27 @@ def _fixed_scale_offset(_id: str, conf: Conf, dtype: DType) -> FixedScaleOffsetS
     scale, offset = conf["scale"], conf["offset"]
     if dtypes is None or any(isinstance(n, bool) or not isinstance(n, int | float) for n in (scale, offset)):
         return None
-    np.zeros(0, dtypes[1]) / scale + offset  # OverflowError if no number of NumPy's is so large
+    np.zeros(0, dtypes[1]) / scale + offset  # raises OverflowError if a number is too large for NumPy
     return FixedScaleOffsetSpec(decoded=dtypes[0], encoded=dtypes[1], scale=scale, offset=offset)
 
 
 def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
-    """Read ``astype``, and ``quantize``, which is decoded likewise."""
-    rounds = codec_id == "quantize"
-    if not rounds and conf["encode_dtype"] is None:
+    """Parse ``astype`` or ``quantize``, which are decoded in the same way."""
+    is_quantize = codec_id == "quantize"
+    if is_quantize:
+        dtypes = _dtypes(conf.get("dtype"), conf.get("astype"), dtype)
+    elif conf["encode_dtype"] is None:
         return None
-    decoded, encoded = ("dtype", conf.get("astype")) if rounds else ("decode_dtype", conf["encode_dtype"])
-    dtypes = _dtypes(conf.get(decoded), encoded, dtype)
-    if dtypes is None or dtypes[0] == dtypes[1]:
-        return IdentitySpec(name=codec_id) if dtypes else None
-    if rounds and dtype is not None:  # in format 3, zarr-python forgets that the stored dtype is another one
+    else:
+        dtypes = _dtypes(conf.get("decode_dtype"), conf["encode_dtype"], dtype)
+    if dtypes is None:
         return None
-    return AsTypeSpec(name="quantize" if rounds else "astype", decoded=dtypes[0], encoded=dtypes[1])
+    decoded, encoded = dtypes
+    if decoded == encoded:
+        return IdentitySpec(name=codec_id)
+    if is_quantize and dtype is not None:  # in format 3, zarr-python ignores that the stored dtype is another one
+        return None
+    return AsTypeSpec(name="quantize" if is_quantize else "astype", decoded=decoded, encoded=encoded)
 
 
 _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | None]] = {
@@ -157,20 +175,25 @@ _NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | No
 
 
 def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | None:
-    """Return both dtypes of a codec; None if one of them is out of the ordinary.
+    """Return the decoded and the encoded dtype of a codec; None if the codec is left to zarr-python.
 
-    `dtype` replaces a missing `decoded`, and in format 3 must equal it; the decoded one replaces a missing `encoded`.
+    A missing `decoded` is `dtype`, and a missing `encoded` is the decoded dtype. In format 3, the decoded dtype must
+    equal `dtype`.
     """
-    first = dtype_text(dtype if decoded is None else decoded)
-    second = first if encoded is None else dtype_text(encoded)
-    if first is None or second is None or np.dtype(first).kind != "c" == np.dtype(second).kind:
+    decoded_dtype = dtype_text(dtype if decoded is None else decoded)
+    encoded_dtype = decoded_dtype if encoded is None else dtype_text(encoded)
+    if decoded_dtype is None or encoded_dtype is None:
         return None
-    fits = dtype is None or (first == dtype.str and np.dtype(second).isnative)
-    return (first, second) if fits else None
+    loses_imaginary_part = np.dtype(encoded_dtype).kind == "c" and np.dtype(decoded_dtype).kind != "c"
+    is_unexpected = dtype is not None and (decoded_dtype != dtype.str or not np.dtype(encoded_dtype).isnative)
+    return None if loses_imaginary_part or is_unexpected else (decoded_dtype, encoded_dtype)
 
 
 def dtype_text(text: Json) -> str | None:
-    """Return a dtype as NumPy writes it; None if it is out of the ordinary."""
+    """Return a dtype as NumPy writes it, with byte order; None if codecs of elements do not support it.
+
+    Raises `TypeError` if `text` is None or names no dtype.
+    """
     if text is None:
         raise TypeError("a codec of elements without their dtype")
     dtype = np.dtype(text)

@@ -1,7 +1,7 @@
-"""The index of a shard: where each inner chunk lies.
+"""Shard indexes: the byte range of each inner chunk of a shard.
 
-Turns index bytes into two columns and refuses everything that cannot be true of a shard. Reads nothing itself;
-`read` fetches the bytes.
+`decode_shard_index` turns the encoded index into two columns, and raises an error for whatever cannot be true of a
+shard. `fetch.snapshot` reads the bytes.
 
 References
 ----------
@@ -27,11 +27,11 @@ _ENTRY_NBYTES = 16
 _CRC_NBYTES = 4
 
 
-class ShardIndexSpec(NamedTuple):  # a key of caches, whose hash had better be quick
-    """How the index of every shard of an array is stored."""
+class ShardIndexSpec(NamedTuple):  # part of cache keys, so it needs a quick hash
+    """Encoding of the shard indexes of an array."""
 
     n_chunks: int
-    """Inner chunks of one shard."""
+    """Number of inner chunks in a shard."""
     location: Literal["start", "end"]
     endian: Literal["little", "big"]
     checksum: bool
@@ -42,8 +42,8 @@ class ShardIndexSpec(NamedTuple):  # a key of caches, whose hash had better be q
         """Length of the encoded index in bytes."""
         return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
 
-    def within(self, shard: memoryview) -> memoryview:
-        """Return the index as it is stored, given all bytes of a shard; shorter if they are fewer."""
+    def encoded_index(self, shard: memoryview) -> memoryview:
+        """Return the encoded index, given all bytes of a shard. It is too short if the shard is."""
         return shard[: self.nbytes] if self.location == "start" else shard[-self.nbytes :]
 
 
@@ -52,11 +52,11 @@ class ShardIndex:
     """Byte ranges of the inner chunks of one shard, in C order of their coordinates."""
 
     offset: Column
-    """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
+    """First byte of each chunk, counted from the start of the shard; 0 if it is missing. Shape (n_chunks,)."""
     nbytes: Column
-    """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
+    """Encoded length of each chunk in bytes; `MISSING` if it is missing. Shape (n_chunks,)."""
     addresses: tuple[int, int] = field(init=False)
-    """Where `offset` and `nbytes` lie."""
+    """Addresses of `offset` and `nbytes` in host memory."""
 
     def __post_init__(self) -> None:
         for name in ("offset", "nbytes"):
@@ -65,63 +65,80 @@ class ShardIndex:
 
 
 def decode_shard_index(
-    encoded: memoryview | bytes, spec: ShardIndexSpec, *, shard_nbytes: int | None, where: str
+    encoded: memoryview | bytes, spec: ShardIndexSpec, *, shard_nbytes: int | None, shard_name: str
 ) -> ShardIndex:
-    """Decode and check a shard index, which lies in host memory as it is stored.
+    """Decode and check a shard index.
 
-    `shard_nbytes` is the length of the whole shard in bytes, where the store tells it, and `where` names array and
-    shard in errors.
+    Parameters
+    ----------
+    encoded : memoryview of uint8 or bytes, host memory
+        The index as it is stored.
+    spec : ShardIndexSpec
+        Encoding of the index.
+    shard_nbytes : int or None
+        Length of the whole shard in bytes; None if the store does not tell it.
+    shard_name : str
+        Names the array and the shard in errors.
 
     Raises
     ------
     ShardIndexError
-        Wrong length, wrong checksum, ranges outside the shard, inside the index or overlapping.
+        If the index has a wrong length or checksum, or ranges lie outside the shard, inside the index, or overlap.
     """
     index_nbytes = spec.nbytes
     if len(encoded) != index_nbytes:
         found = f"{len(encoded) or shard_nbytes or 0} bytes where {index_nbytes} are needed for {spec.n_chunks} chunks"
-        raise _error(where, spec, found)
+        raise _index_error(shard_name, spec, found)
     if spec.checksum:
-        stored, actual = int.from_bytes(encoded[-_CRC_NBYTES:], "little"), crc32c(memoryview(encoded)[:-_CRC_NBYTES])
+        stored = int.from_bytes(encoded[-_CRC_NBYTES:], "little")
+        actual = crc32c(memoryview(encoded)[:-_CRC_NBYTES])
         if stored != actual:
-            raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
-    # The first byte that chunks may have, and the end of the last.
+            raise _index_error(shard_name, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
+    # Chunks may lie in [floor, limit).
     floor = index_nbytes if spec.location == "start" else 0
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
     compiled = loops()
     if compiled is not None:
         offset, nbytes = ranges = np.empty((2, spec.n_chunks), np.int64)
-        at, is_big = address_of(memoryview(encoded)), spec.endian == "big"
-        if compiled.take_index(at, spec.n_chunks, is_big, floor, limit, address(ranges)):
+        encoded_address = address_of(memoryview(encoded))
+        is_big = spec.endian == "big"
+        if compiled.take_index(encoded_address, spec.n_chunks, is_big, floor, limit, address(ranges)):
             return ShardIndex(offset=offset, nbytes=nbytes)
+    # Without the loops, or to word the error.
+    return _decode_by_numpy(encoded, spec, floor, limit, shard_name)
+
+
+def _decode_by_numpy(
+    encoded: memoryview | bytes, spec: ShardIndexSpec, floor: int, limit: int, shard_name: str
+) -> ShardIndex:
+    """Decode an index whose chunks must lie in ``[floor, limit)``. Raises `ShardIndexError`."""
     dtype = "<u8" if spec.endian == "little" else ">u8"
     columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
     offset, nbytes = columns.view(np.int64)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
     first, length = columns[:, ~is_missing]
     end = first + length
-    outside = (first < floor) | (length > limit) | (first > limit) | (end > limit)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
-        found = f"a chunk of {length[at]} bytes at {first[at]}, outside [{floor}, {limit})"
-        raise _error(where, spec, found)
-    # Chunks may be the same bytes, but not share some.
+    is_outside = (first < floor) | (length > limit) | (first > limit) | (end > limit)
+    if is_outside.any():
+        i = int(np.flatnonzero(is_outside)[0])
+        raise _index_error(shard_name, spec, f"a chunk of {length[i]} bytes at {first[i]}, outside [{floor}, {limit})")
+    # Two chunks may have the same range, but may not share a part of their ranges.
     order = np.lexsort((length, first))
     start, end = first[order], end[order]
-    overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
-    if overlap.any():
-        at = int(np.flatnonzero(overlap)[0])
-        found = f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap"
-        raise _error(where, spec, found)
+    overlaps = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
+    if overlaps.any():
+        i = int(np.flatnonzero(overlaps)[0])
+        found = f"chunks at [{start[i]}, {end[i]}) and [{start[i + 1]}, {end[i + 1]}) overlap"
+        raise _index_error(shard_name, spec, found)
     offset[is_missing] = 0
     return ShardIndex(offset=offset, nbytes=nbytes)
 
 
-def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:
+def _index_error(shard_name: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:
+    checksum = "with" if spec.checksum else "without"
     return ShardIndexError(
-        f"the index of shard {where} is not usable",
-        tried=f"{spec.nbytes} bytes at the {spec.location}, {spec.endian} endian, "
-        f"{'with' if spec.checksum else 'without'} CRC-32C",
+        f"the index of shard {shard_name} is not usable",
+        tried=f"{spec.nbytes} bytes at the {spec.location}, {spec.endian} endian, {checksum} CRC-32C",
         found=found,
         do="the shard is damaged or half-written: restore or rewrite it",
     )

@@ -31,5 +31,5 @@ class AheadReader(ABC):
         """Return the box that selects a block; None if there is no such block."""
 
     @abstractmethod
-    def first_wanted(self, box: Box) -> list[ObjectRequest]:
+    def first_requests(self, box: Box) -> list[ObjectRequest]:
         """Return the requests with which a read of a box begins."""

@@ -97,7 +97,7 @@ class ArrayReads:
             box = self._reader.box_of(next_block)
             if box is None:
                 continue
-            if not self._objects.start(self._reader.first_wanted(box)):
+            if not self._objects.start(self._reader.first_requests(box)):
                 return
             self._requested.add(next_block)
 

@@ -34,7 +34,7 @@ def read_without_slot[Result](reader: AheadReader, box: Box, read: Callable[[], 
     if objects is None:
         return read()
     try:
-        requests = reader.first_wanted(box)
+        requests = reader.first_requests(box)
         if requests and objects.start(requests):
             _wait_without_slot(distributed, objects)
         return read_with(objects, read)

@@ -55,7 +55,7 @@ def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredOb
         return NOTHING
     if spec.index is None:
         return StoredObject(nbytes=len(data), data=data)
-    edge = Edge(data=spec.index.within(data), object_nbytes=len(data), version=())
+    edge = Edge(data=spec.index.encoded_index(data), object_nbytes=len(data), version=())
     return _stored_shard(spec, key, edge, data)
 
 
@@ -63,6 +63,6 @@ def _stored_shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None
     """Return what is stored in a shard, given the bytes of its index and, unless it is a file, all its bytes."""
     assert spec.index is not None
     where = f"'{key}' of array '{spec.path}'"
-    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
+    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, shard_name=where)
     nbytes = int(index.nbytes.clip(0).sum())  # chunks that are not stored have a length of -1
     return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))

@@ -39,8 +39,8 @@ from xarray_gpuzarr.stored.codecs import (
     StageSpec,
     ZlibSpec,
     ZstdSpec,
+    complete_table,
     encoded_nbytes,
-    of_each,
 )
 
 _MAX_TYPESIZE = 255
@@ -178,7 +178,7 @@ def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter 
     return ElementCodec(rule="cast_value", encoded=encoded, decoded=decoded, rounding=codec.rounding, mapped=mapped)
 
 
-_FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = of_each(
+_FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = complete_table(
     AnyElementSpec,
     {
         AsTypeSpec: lambda _, encoded, decoded: ElementCodec(rule="astype", encoded=encoded, decoded=decoded),

@@ -20,7 +20,7 @@ from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.host_memory import buffer
 from xarray_gpuzarr.stored.cf import cast_array
-from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
+from xarray_gpuzarr.stored.zarr_decoder import zarr_chunk_decoder
 
 Key = tuple[Any, ...]
 """NumPy index that selects a part of an array."""

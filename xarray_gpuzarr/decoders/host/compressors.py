@@ -29,7 +29,7 @@ from xarray_gpuzarr.stored.codecs import (
     PipelineSpec,
     ZlibSpec,
     ZstdSpec,
-    of_each,
+    complete_table,
 )
 
 
@@ -100,7 +100,7 @@ def _blosc_at_most(src: memoryview, _most_nbytes: int) -> memoryview:
     return memoryview(decoded)
 
 
-HOST_COMPRESSORS: dict[type, Compressor] = of_each(
+HOST_COMPRESSORS: dict[type, Compressor] = complete_table(
     CompressorSpec,
     {
         ZstdSpec: Compressor(decode_at_most=zstd_at_most, rate=0.7e9, native="zstd"),

@@ -106,7 +106,7 @@ class HostDecoder:
         finally:
             try:
                 crew.lone_threads.discard(me)
-            finally:  # one call of C each, see `process.waiting`
+            finally:  # each step is a single call of C, which no signal can interrupt; see `process.waiting`
                 try:
                     if cached is not None:
                         cached.end_claim()
@@ -230,6 +230,7 @@ class TaskQueue:
             raise
 
     def _next(self) -> tuple[Task, Any] | None:
+        """Return the next task and its pending answers, after starting the requests of later tasks; None at the end."""
         queued: list[Request] = []
         with self._lock:
             if self._stopped:

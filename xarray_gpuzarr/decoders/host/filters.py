@@ -30,8 +30,8 @@ from xarray_gpuzarr.stored.codecs import (
     ScaleOffsetSpec,
     ShuffleSpec,
     StageSpec,
+    complete_table,
     encoded_nbytes,
-    of_each,
 )
 
 Array = npt.NDArray[Any]
@@ -136,7 +136,7 @@ def _cast_value(spec: CastValueSpec, encoded: Array, decoded: Array) -> None:
     )
 
 
-_ELEMENTS: dict[type, Callable[[Any, Array, Array], None]] = of_each(
+_ELEMENTS: dict[type, Callable[[Any, Array, Array], None]] = complete_table(
     AnyElementSpec,
     {
         AsTypeSpec: lambda _, encoded, decoded: np.copyto(decoded, encoded, casting="unsafe"),

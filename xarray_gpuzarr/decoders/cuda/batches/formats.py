@@ -20,7 +20,7 @@ from xarray_gpuzarr.stored.codecs import (
     Lz4Spec,
     ZlibSpec,
     ZstdSpec,
-    of_each,
+    complete_table,
 )
 
 
@@ -62,7 +62,7 @@ FORMATS = (ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, BLOSCLZ, RAW)
 
 _ZLIB = Envelope(format=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
-ENVELOPES: dict[type, Envelope | None] = of_each(
+ENVELOPES: dict[type, Envelope | None] = complete_table(
     DeviceCompressorSpec,
     {
         ZstdSpec: Envelope(format=ZSTD),

@@ -1,8 +1,8 @@
-"""Requests that a read begins with, for whole objects and indexes of shards. They may be made ahead of it."""
+"""The first requests of a read, for whole objects and shard indexes, which can be made before the read begins."""
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from xarray_gpuzarr.fetch.ahead import ObjectRequest
@@ -17,10 +17,10 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
-    """Say whether objects of an array may be asked for ahead.
+    """Whether objects of an array may be requested before a read begins. `by_host`: whether the host decodes.
 
-    They are not if they are at hand anyway, if a missing one is an error, for which a read has to ask itself, or if a
-    read requests chunks that are objects in pieces. `by_host` says which decoder reads.
+    They are not requested ahead if they are not remote, if a missing object is an error, which only the read itself
+    detects, or if the read requests unsharded chunks in pieces.
     """
     spec, source = stored.spec, stored.source
     if not isinstance(spec, ArraySpec) or source is None or isinstance(source, StrictSource) or not source.is_remote:
@@ -30,8 +30,8 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
     return not may_be_cut or spec.chunk_nbytes <= source.rule.max_raw_nbytes
 
 
-def first_wanted(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
-    """Return what a read of an outer selection asks for first; nothing unless it is evenly spaced along each axis."""
+def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
+    """Return the first requests for an outer selection; none unless it is evenly spaced along each axis."""
     spec, source = stored.spec, stored.source
     assert isinstance(spec, ArraySpec)
     assert source is not None
@@ -41,6 +41,5 @@ def first_wanted(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
     blocks = plan_blocks(spec, target)
     if spec.index is not None:
         return [ObjectRequest(str(block.key), comes_whole(spec, block.n_rows, source.rule)) for block in blocks]
-    spans = target.spans
-    coords = [coord for block in blocks for coord in product(*map(chunks_of_span, spans, block.ranges))]
-    return [ObjectRequest(spec.keys.key(coord), is_whole=True) for coord in coords]
+    chunks = chain.from_iterable(product(*map(chunks_of_span, target.spans, block.ranges)) for block in blocks)
+    return [ObjectRequest(spec.keys.key(coordinate), is_whole=True) for coordinate in chunks]
