@@ -15,6 +15,8 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.backend.accessor import whole_shards
+from xarray_gpuzarr.backend.accessor.packing import pack_blocks
+from xarray_gpuzarr.backend.accessor.value_check import ValueCheck
 from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
@@ -244,6 +246,83 @@ def test_values_that_do_not_fit_the_stored_dtype_are_an_error(make, values, enco
     ds = one(make(np.array(values)), encoding)
     with pytest.raises(OptionError, match="values of variable 'v' do not fit the dtype"):
         ds.gpuzarr.to_zarr(MemoryStore(), {"x": 2}, None, rechunk=True)
+
+
+CHANGES = {
+    "a chunk that is split": lambda array: array.rechunk(16).rechunk(8),
+    "chunks of other lengths": lambda array: array.rechunk(6).rechunk(8),
+    "a shift": lambda array: da.roll(array, 1, 0),
+    "a slice": lambda array: array[3:].rechunk(8),
+    "numbers added": lambda array: array + np.zeros(16),
+    "numbers chosen": lambda array: da.where(np.ones(16, bool), array, 0.0),
+    "an overlap": lambda array: da.overlap.overlap(array, 1, "reflect").rechunk(8),
+}
+
+
+@pytest.mark.parametrize("bad", [400.0, np.nan])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_values_are_checked_whatever_dask_has_done_to_them(change, bad):
+    values = np.zeros(16)
+    values[5] = bad
+    ds = one(change(da.from_array(values, 8)), {"dtype": "int16", "scale_factor": 0.01, "add_offset": 1.0})
+
+    with pytest.raises(OptionError, match="values of variable 'v' do not fit the dtype"):
+        ds.gpuzarr.to_zarr(MemoryStore(), {"x": 4}, {"x": 8}, rechunk=True)
+
+
+def test_values_are_checked_where_blocks_cannot_be_packed_in_slabs():
+    values = da.from_array(np.array([0.0, 1.0, 400.0, 2.0]), 2)
+    packed = (values * 100 + da.zeros(4, chunks=2)).astype("i2")  # which has a second input
+    check = ValueCheck.of("v", np.dtype("i2"), {"scale_factor": 0.01})
+
+    with pytest.raises(OptionError, match=r"400.0, which is stored as -25536.0, at \(2,\)"):
+        pack_blocks(packed, values, None, check).compute()
+    assert pack_blocks(packed[:2], values[:2], None, check).compute().tolist() == [0, 100]
+
+
+@pytest.mark.parametrize("options", [{"mode": "w"}, {"append_dim": "x"}, {"region": {"x": slice(4)}}], ids=str)
+def test_values_in_memory_that_do_not_fit_leave_what_is_stored(options):
+    store = MemoryStore()
+    ds = xr.Dataset({"first": ("x", np.zeros(4)), "second": ("x", np.zeros(4))})
+    ds.second.encoding = {"dtype": "int16", "scale_factor": 0.01}
+    ds.gpuzarr.to_zarr(store, {"x": 2}, None)
+    before = dict(store._store_dict)
+    bad = ds + 400.0
+    bad.second.encoding = ds.second.encoding
+
+    with pytest.raises(OptionError, match="values of variable 'second' do not fit the dtype"):
+        bad.gpuzarr.to_zarr(store, {"x": 2}, None, **options)
+
+    assert store._store_dict == before
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (np.array(["2023-01-01"], "M8[ns]"), np.array(["2023-01-01T06"], "M8[ns]")),
+        (np.array(["2023-01-01", "2023-01-02"], "M8[ns]"), np.array(["2023-01-03T00:30"], "M8[ns]")),
+        (np.array([24], "m8[h]").astype("m8[ns]"), np.array([25], "m8[h]").astype("m8[ns]")),
+    ],
+    ids=["hours after days", "minutes after days", "durations"],
+)
+def test_times_that_need_finer_units_than_those_of_the_store_are_an_error(first, more):
+    store = MemoryStore()
+    one(first).gpuzarr.to_zarr(store, {"x": 2}, None)
+    before = dict(store._store_dict)
+
+    with pytest.raises(OptionError, match="times of variable 'v' do not fit the units"):
+        one(more).gpuzarr.to_zarr(store, append_dim="x")
+
+    assert store._store_dict == before
+
+
+def test_times_that_fit_the_units_of_the_store_are_appended():
+    store = MemoryStore()
+    times = np.array(["2023-01-01", "2023-01-03", "2023-02-01", "NaT"], "M8[ns]")
+    one(times[:2]).gpuzarr.to_zarr(store, {"x": 2}, None)
+    one(times[2:]).gpuzarr.to_zarr(store, append_dim="x")
+
+    np.testing.assert_array_equal(xr.open_zarr(store).v.values, times)
 
 
 def test_what_cannot_be_encoded_leaves_what_is_stored():

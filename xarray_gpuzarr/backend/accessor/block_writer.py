@@ -11,7 +11,7 @@ import numpy as np
 from xarray import Variable
 from xarray.backends.common import ArrayWriter
 
-from xarray_gpuzarr.backend.accessor.packing import TIMES, Pack, in_slabs
+from xarray_gpuzarr.backend.accessor.packing import TIMES, Pack, pack_blocks
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS, ValueCheck
 from xarray_gpuzarr.process.records import record
@@ -29,6 +29,8 @@ class Original:
     """The encoding with which xarray encodes it: its own, or that of the stored variable."""
     pack: Pack | None
     """Encodes its elements, if it was not a dask array and has become one. None if the dask graph encodes them."""
+    is_checked: bool = False
+    """Whether its values have been found to fit the stored dtype."""
 
 
 class BlockWriter(ArrayWriter):
@@ -78,7 +80,7 @@ class BlockWriter(ArrayWriter):
         variable = original.variable
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
         check = None
-        if is_packed and self._checks_values:
+        if is_packed and self._checks_values and not original.is_checked:
             check = ValueCheck.of(original.name, target.dtype, original.encoding)
         if self._staged is not None:
             self._staged.detach(target)
@@ -95,7 +97,7 @@ class BlockWriter(ArrayWriter):
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
         if variable.dtype.kind in NUMBERS + TIMES:
-            source = in_slabs(source, variable.data, original.pack, check)
+            source = pack_blocks(source, variable.data, original.pack, check)
         if original.pack is not None:
             self.from_memory.add(source, block_target, region)
         else:

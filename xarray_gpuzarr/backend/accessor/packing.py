@@ -50,14 +50,11 @@ class PackedByGraph:
         self._source = (original.name, *first_block)
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
-        original_layers = original.dask.layers.keys()
-        tasks = {key: task for key, task in graph.items() if _layer(key) not in original_layers}
-        dependencies = {key: {*get_dependencies(graph, key)} for key in tasks}
-        inputs = {key for keys in dependencies.values() for key in keys} - tasks.keys()
-        self.is_complete = inputs == {self._source} and all(dependencies.values())
+        dependencies = _tasks_between(graph, self._source, self._result)
+        self.is_complete = self._source not in dependencies and all(dependencies.values())
         """Whether a block of `original` is the only input. Otherwise there may be one such as an offset per column."""
-        order = TopologicalSorter({key: keys & tasks.keys() for key, keys in dependencies.items()}).static_order()
-        self._steps = [(key, tasks[key]) for key in order]
+        order = TopologicalSorter({key: keys & dependencies.keys() for key, keys in dependencies.items()})
+        self._steps = [(key, graph[key]) for key in order.static_order()]
         self.__name__ = f"packed-{encoded.name}"
 
     def __dask_tokenize__(self) -> object:
@@ -71,9 +68,18 @@ class PackedByGraph:
         return results[self._result]
 
 
-def _layer(key: Any) -> Any:
-    """Return the name of the layer of a dask graph that has a key."""
-    return key[0] if isinstance(key, tuple) else key
+def _tasks_between(graph: Mapping[Any, Any], source: Any, result: Any) -> dict[Any, set[Any]]:
+    """Return the tasks from which `result` is computed, down to `source`, each with the tasks that it depends on.
+
+    `source` itself is among them only if it is `result`.
+    """
+    dependencies: dict[Any, set[Any]] = {}
+    waiting = [result]
+    while waiting:
+        key = waiting.pop()
+        dependencies[key] = {*get_dependencies(graph, key)}
+        waiting += dependencies[key] - dependencies.keys() - {source}
+    return dependencies
 
 
 class PackedByCoders:
@@ -133,13 +139,33 @@ class SlabPacker:
                 out[...] = self.pack(values)
                 misfit = None if self.check is None else self.check.misfit(values, out)
                 if misfit is not None and self.check is not None:
-                    first = [starts[number] for starts, number in zip(self.starts, block_id, strict=True)]
-                    raise self.check.error(misfit, block, first)
+                    raise self.check.error(misfit, block, _first_index(self.starts, block_id))
             return slabs.operands[1]
 
 
-def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
-    """Return an encoded dask array whose blocks are packed in slabs.
+@record
+class BlockChecker:
+    """Checks dask blocks that xarray has packed."""
+
+    check: ValueCheck
+    starts: tuple[tuple[int, ...], ...]
+    """For each axis, the index of the first element of each block."""
+
+    def __call__(self, packed: npt.NDArray[Any], block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
+        """Return a packed block. Raises `OptionError` if a value of `block` does not fit the stored dtype."""
+        misfit = self.check.misfit(block, packed)
+        if misfit is not None:
+            raise self.check.error(misfit, block, _first_index(self.starts, block_id))
+        return packed
+
+
+def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> list[int]:
+    """Return the indices of a block's first element."""
+    return [axis_starts[number] for axis_starts, number in zip(starts, block_id, strict=True)]
+
+
+def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
+    """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
     Parameters
     ----------
@@ -155,19 +181,24 @@ def in_slabs(encoded: da.Array, original: da.Array, pack: Pack | None, check: Va
     Returns
     -------
     dask.array.Array
-        `encoded` itself if its elements cannot be encoded one by one.
+        An array with the dtype and blocks of `encoded`.
     """
     if encoded.name == original.name or encoded.numblocks != original.numblocks:
         return encoded
-    if pack is None:
-        pack = PackedByGraph(encoded, original)
-        if not pack.is_complete:
-            return encoded
-    sample = pack(np.zeros(1, original.dtype))
-    if sample.shape != (1,) or sample.dtype != encoded.dtype:  # such as text, whose elements become several
-        return encoded
     starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
+    if pack is None:
+        from_graph = PackedByGraph(encoded, original)
+        pack = from_graph if from_graph.is_complete else None
+    sample = None if pack is None else pack(np.zeros(1, original.dtype))
+    options = {"dtype": encoded.dtype, "meta": np.empty((0,) * encoded.ndim, encoded.dtype)}
+    packed: da.Array
+    # Elements cannot be packed one by one if, for example, each column has an offset of its own.
+    if pack is None or sample is None or sample.shape != (1,) or sample.dtype != encoded.dtype:
+        if check is None:
+            return encoded
+        checker = BlockChecker(check=check, starts=starts)
+        packed = da.map_blocks(checker, encoded, original, name=f"checked-{encoded.name}", **options)
+        return packed
     packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check, starts=starts)
-    meta = np.empty((0,) * encoded.ndim, encoded.dtype)
-    packed: da.Array = da.map_blocks(packer, original, dtype=encoded.dtype, meta=meta, name=f"packed-{encoded.name}")
+    packed = da.map_blocks(packer, original, name=f"packed-{encoded.name}", **options)
     return packed

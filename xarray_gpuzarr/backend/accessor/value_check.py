@@ -120,7 +120,30 @@ class ValueCheck:
         return OptionError(
             f"values of variable {self.name!r} do not fit the dtype in which they are stored",
             tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
-            found=f"{misfit.found}, at {position}",
+            found=f"{misfit.found}, at {position} of what is written",
             do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values; "
             "check_values=False lets xarray store other numbers",
         )
+
+
+def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the smallest and the largest value of a NumPy array, and NaN if there is one; at least one, 1-D.
+
+    If these fit a dtype, all values do. No memory is taken, however large the array.
+    """
+    low = values.min()
+    if np.isnan(low):
+        numbers = (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None))
+        return np.array([*numbers, low], values.dtype)
+    return np.array([low, values.max()], values.dtype)
+
+
+def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:
+    """Return the error for times that cannot be stored in the units of an array."""
+    return OptionError(
+        f"times of variable {name!r} do not fit the units in which they are stored",
+        tried=f"to store them as {dtype} in {stored_units!r}",
+        found=f"times that need {needed_units!r}",
+        do="write the store anew with finer units, such as encoding={'time': {'units': 'seconds since 1970-01-01'}}; "
+        "check_values=False lets xarray store other times",
+    )

@@ -23,7 +23,14 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
 )
 from xarray_gpuzarr.backend.accessor.slices import slices_of
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
-from xarray_gpuzarr.backend.accessor.xarray_encoding import check_encodable, one_element, stored_encoding, try_encode
+from xarray_gpuzarr.backend.accessor.xarray_encoding import (
+    check_encodable,
+    check_numpy_values,
+    check_units,
+    one_element,
+    stored_encoding,
+    try_encode,
+)
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
@@ -68,6 +75,8 @@ class DatasetInShards:
         Entries that replace those in the encoding of variables.
     cuts_numpy : bool
         Whether large NumPy arrays become dask arrays.
+    checks_values : bool
+        Whether NumPy values that do not fit the stored dtype are an error of `prepare`.
     """
 
     def __init__(
@@ -78,12 +87,14 @@ class DatasetInShards:
         dims: Sequence[Any],
         changes: Mapping[Any, Mapping[str, Any]],
         cuts_numpy: bool,
+        checks_values: bool,
     ) -> None:
         self.dataset = dataset
         self._sizes = sizes
         self._dims = dims
         self._changes = changes
         self._cuts_numpy = cuts_numpy
+        self._checks_values = checks_values
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Bring the dataset into dask chunks of whole shards.
@@ -105,8 +116,8 @@ class DatasetInShards:
         Raises
         ------
         OptionError
-            If dask chunks end inside shards and `Sizes.rechunk` is off, a region lies outside a stored variable, or two
-            variables have one path.
+            If dask chunks end inside shards and `Sizes.rechunk` is off, a region lies outside a stored variable, two
+            variables have one path, or NumPy values do not fit the dtype or the units in which they are stored.
         Exception
             What xarray raises for a variable that it cannot encode.
         """
@@ -149,7 +160,10 @@ class DatasetInShards:
             grid = self._stored_grid(target, name, stored, append_dim)
         if variable.chunks is None:
             variable.load()  # as xarray does, since the variable may come from this store
-        return self._original(target, name, variable, grid, stored_encoding(stored))
+        encoding = stored_encoding(stored)
+        if self._checks_values and variable.dtype.kind in TIMES and variable.chunks is None and "units" in encoding:
+            check_units(target, name, variable, encoding)
+        return self._original(target, name, variable, grid, encoding)
 
     def _original(
         self, target: ZarrStore, name: Any, variable: Variable, grid: ShardGrid | None, encoding: Mapping[str, Any]
@@ -159,17 +173,18 @@ class DatasetInShards:
         A NumPy array is not cut if xarray cannot encode blocks of it like the whole array, such as with an offset for
         each column.
         """
+        is_checked = self._checks_values and check_numpy_values(target, name, variable, encoding)
         cut = self._cut(name, variable, grid)
         pack = None
         if cut.chunks is not None and variable.chunks is None:
             from_numpy = try_encode(target, name, one_element(variable, encoding))
             from_dask = try_encode(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
             if from_numpy is None or from_dask is None:
-                return Original(name=name, variable=variable, encoding=encoding, pack=None)
+                return Original(name=name, variable=variable, encoding=encoding, pack=None, is_checked=is_checked)
             if from_numpy.dtype != from_dask.dtype:
                 cut.encoding = {**cut.encoding, "dtype": from_numpy.dtype}
             pack = PackedByCoders(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
-        return Original(name=name, variable=cut, encoding=encoding, pack=pack)
+        return Original(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
 
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> ShardGrid | None:
         """Set chunks, shards and codecs of a new variable. Return its shards; None if others choose them."""

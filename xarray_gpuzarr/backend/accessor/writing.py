@@ -83,7 +83,14 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
     cuts_numpy = not options.get("safe_chunks")  # xarray would check chunks that the user's dataset does not have
     groups = {
-        path: DatasetInShards(dataset, sizes, dims=dims, changes=changes.get(path, {}), cuts_numpy=cuts_numpy)
+        path: DatasetInShards(
+            dataset,
+            sizes,
+            dims=dims,
+            changes=changes.get(path, {}),
+            cuts_numpy=cuts_numpy,
+            checks_values=checks_values,
+        )
         for path, dataset in datasets.items()
     }
     prepared: dict[str, tuple[Dataset, dict[str, Original]]] = {}
@@ -97,12 +104,12 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     with WritesBehind() as behind:
         is_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
-        for path, group in groups.items():
-            target = root if path == "." else root.get_child_store(path)
-            if path in prepared:
-                dataset, originals = prepared[path]
-            else:
-                dataset, originals = _prepare_for(target, group, changes.get(path, {}), options.get("append_dim"))
+        targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
+        for path, group in groups.items():  # all before the first is written: what fails leaves the store as it is
+            if path not in prepared:
+                prepared[path] = _prepare_for(targets[path], group, changes.get(path, {}), options.get("append_dim"))
+        for path, target in targets.items():
+            dataset, originals = prepared[path]
             writer.expect(originals, target.zarr_group.path)
             dataset.dump_to_store(target, writer=writer)
         if not compute:

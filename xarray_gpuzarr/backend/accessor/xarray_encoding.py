@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from xarray import Variable, conventions
 from xarray.backends import ZarrStore
+
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
+from xarray_gpuzarr.backend.accessor.value_check import ValueCheck, extremes, units_error
 
 
 def stored_encoding(stored: Variable) -> dict[str, Any]:
@@ -39,3 +43,52 @@ def check_encodable(target: ZarrStore, name: Any, variable: Variable) -> None:
     if variable.chunks is None and try_encode(target, name, one_element(variable, variable.encoding)) is not None:
         return
     target.encode_variable(variable, name)
+
+
+def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> bool:
+    """Check the smallest and the largest value of a variable, before the store is touched.
+
+    Returns
+    -------
+    bool
+        Whether all values fit the stored dtype. False if that is not known, such as for dask arrays.
+
+    Raises
+    ------
+    OptionError
+        If a value does not fit the stored dtype.
+    """
+    values = array_in_memory(variable)
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or not values.ndim or not values.size:
+        return False
+    sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+    encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
+    if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
+        return False
+    check = ValueCheck.of(name, encoded.dtype, encoding)
+    if check is None:
+        return False
+    misfit = check.misfit(sample, encoded.values)
+    if misfit is not None:
+        raise check.error(misfit, values, (0,) * values.ndim)
+    return True
+
+
+def check_units(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> None:
+    """Raise `OptionError` if xarray encodes times in other units than those of the stored array.
+
+    xarray changes the units where they are too coarse. The array keeps its own, so it would have other times.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        encoded = try_encode(target, name, Variable(variable.dims, variable.values, variable.attrs, dict(encoding)))
+    if encoded is None:
+        return
+    needed_units = str(encoded.attrs.get("units"))
+    if _unit_of_time(needed_units) != _unit_of_time(str(encoding["units"])):
+        raise units_error(name, encoded.dtype, encoding["units"], needed_units)
+
+
+def _unit_of_time(units: str) -> str:
+    """Return the unit of "hours since 2000-01-01"; xarray may write the date in another way, and never changes it."""
+    return units.split(" since ")[0].strip().lower().removesuffix("s")
