@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     name = f"{Path(source).stem}-sharded" if source else "weather"
     with naming_unwritable("--dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder) as file:  # deletes itself
+        with TemporaryFile(dir=folder) as file:  # fails now rather than after the sample was made
             file.write(b".")
     store = folder / f"{name}.zarr"
     bar_console = Console(stderr=True)
@@ -69,24 +69,28 @@ def run(options: argparse.Namespace) -> int:
     with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:
         bar = progress.add_task("writing", total=2 + ROUNDS * 3)
 
-        def step(what: str) -> None:
-            progress.update(bar, advance=1, description=what, refresh=True)
+        def step(description: str) -> None:
+            progress.update(bar, advance=1, description=description, refresh=True)
 
         _write(store, source, options.size)
         step("comparing")
         readers = _readers(str(store), device)
-        difference = difference_of(*readers[1:])  # both by whole shards, which is quicker
+        _, stock, ours = readers
+        difference = difference_of(stock, ours)  # the stock reader with a task per shard, which is faster
         step("measuring")
         seconds = _measure(readers, step)
     with readers[-1].open() as dataset:
         on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
-        say(*(['DIFFERS from engine="zarr":', *difference.split("\n")] if difference else [_EQUAL]))
+        if difference:
+            say('DIFFERS from engine="zarr":', *difference.split("\n"))
+        else:
+            say(_EQUAL)
         say(*_MEASURED.split("\n"))
-        rows = [
-            (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
-            for reader, taken in zip(readers, seconds, strict=True)
-        ]
+        rows = []
+        for reader, reader_s in zip(readers, seconds, strict=True):
+            speed = f"{seconds[0] / reader_s:.1f}x"
+            rows.append((reader.label, str(reader.n_tasks()), f"{reader_s:.3f}", speed))
         times = table_of(("reader", "reading tasks", "seconds", "speed"), rows)
         Console().print("", times, "", DatasetAccessor(dataset).explain(), "", sep="\n")
         say(_picture(dataset, folder / f"{name}.png"))
@@ -95,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write(store: Path, source: str | None, size: str) -> None:
+    """Write a source file, or the sample of a size, to a store."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)  # concerns the source file, not the demo
         with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:

@@ -1,1 +1,1 @@
-"""State that a process has once: settings, counters, threads, warnings, progress. Knows no Zarr and no GPU."""
+"""State that exists once in a process: settings, counters, threads, warnings and progress. Knows no Zarr and no GPU."""

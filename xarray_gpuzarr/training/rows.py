@@ -69,7 +69,7 @@ class BlockRow:
         axis = self.axis
         selected = np.atleast_1d(np.asarray(selected_elements(key, self.shape[axis]), np.int64))
         part_numbers = np.searchsorted(self.ends, selected, side="right")
-        # Consecutive elements of the same part are a run.
+        # A run is a series of selected elements that are in the same part. Each part may have only one.
         run_bounds = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(selected)]
         if len(run_bounds) - 1 > max(1, len(np.unique(part_numbers))):
             raise UnresolvedError(INTERLEAVED)
