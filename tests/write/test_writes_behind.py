@@ -63,7 +63,7 @@ def write_blocks(target):
 
 @pytest.mark.parametrize("n_at_once", [1, 3, 100])
 def test_as_many_bytes_are_under_way_as_there_may_be(array, store, monkeypatch, n_at_once):
-    monkeypatch.setattr(writes_behind, "MOST_NBYTES", n_at_once * BLOCK_NBYTES)
+    monkeypatch.setattr(writes_behind, "MAX_NBYTES", n_at_once * BLOCK_NBYTES)
     with WritesBehind() as behind:
         write_blocks(BlockTarget(array, behind))
         behind.finish()

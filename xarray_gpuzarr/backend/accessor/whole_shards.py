@@ -187,7 +187,10 @@ class DatasetInShards:
         return Original(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
 
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> ShardGrid | None:
-        """Set chunks, shards and codecs of a new variable. Return its shards; None if others choose them."""
+        """Set chunks, shards and codecs of a new variable.
+
+        Returns its shards; None if xarray or zarr-python choose them.
+        """
         shapes: dict[str, Any] = layout.shapes(name, variable)
         encoding = dict(variable.encoding)
         if shapes or variable.chunks is not None:
