@@ -11,7 +11,7 @@ from helpers.simulated.fake_cuda import FakeCuda
 from xarray_gpuzarr import cuda
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
-ROOMS = ("device", "rmm_memory", "private_pool", "contexts", "failures")
+ROOMS = ("device", "native_stream", "rmm_memory", "private_pool", "contexts", "failures")
 
 
 @pytest.fixture
