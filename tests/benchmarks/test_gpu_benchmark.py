@@ -64,7 +64,7 @@ def test_other_values_are_a_failure(gpu, out, monkeypatch):
 
 
 def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatch):
-    monkeypatch.setattr(CudaDecoder, "_is_for_host", lambda *_: True)
+    monkeypatch.setattr(CudaDecoder, "_host_decodes", lambda *_: True)
 
     assert run(gpu, out, "--only", "codec lz4") == 1
     found = rows(out)
