@@ -12,7 +12,7 @@ from xarray_gpuzarr import cuda
 from xarray_gpuzarr.backend import datasets  # noqa: F401  # else forgotten with the fakes by the test that imports it
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
-ROOMS = ("device", "rmm_memory", "private_pool", "contexts", "failures")
+ROOMS = ("device", "native_stream", "rmm_memory", "private_pool", "contexts", "failures")
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_shards_that_fill_a_slot_hold_up_requests(stored, room, monkeypatch):
 
     def noted(image, start):
         asked.append(len(store.ranges))
-        sent.append(image._used // SHARD_NBYTES)
+        sent.append(image._used_nbytes // SHARD_NBYTES)
         return send(image, start)
 
     monkeypatch.setattr(Upload, "send", noted)

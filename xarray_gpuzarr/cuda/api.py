@@ -41,7 +41,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
-    """What the results of a GPU depend on: the device, its driver, and the libraries."""
+    """Everything that a GPU's results depend on: the device, its driver, and the libraries."""
 
     name: str
     """Name of the device, such as ``"NVIDIA H200"``."""

@@ -1,4 +1,4 @@
-"""What a kernel does to one element on its way to the result, as data, and the macros that compile the kernel.
+"""Conversion of elements on their way to the result, as data, and the macros that compile the kernels for it.
 
 Pure NumPy. `placers` packs an `ElementCast` into the kernels' parameters, and ``kernels/cast.cuh`` carries it out.
 """

@@ -134,7 +134,7 @@ def check_zstd(api: DeviceApi, stream: Stream, *, table: Address, n: int, spare:
     A frame passes if all of this holds:
 
     - Its header declares the length of its result, at least one byte, and neither a dictionary nor a checksum, which
-      nobody would verify.
+      would not be verified.
     - Its blocks end where the frame does, and none is of the reserved type or longer than the header allows.
     - The sizes of its blocks can add up to the length of the result.
 

@@ -21,7 +21,7 @@ class NativeStream:
     stream : cupy.cuda.Stream
         The stream.
     owner : StreamOwner, optional
-        Destroys the stream after its last use; without it, whoever made the stream does.
+        Destroys the stream after its last use; without it, the library that made the stream does.
     """
 
     def __init__(self, stream: Any, owner: StreamOwner | None = None) -> None:

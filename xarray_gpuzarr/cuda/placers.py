@@ -36,7 +36,7 @@ _WORD_MASK = 2**64 - 1
 
 
 class _Placer:
-    """What `Scatter` and `Points` have in common: the table, and the launches for decoded and for missing chunks.
+    """Common part of `Scatter` and `Points`: the table, and the launches for decoded and for missing chunks.
 
     A table is a sequence of 64-bit words: the parameters for decoded chunks, those for missing chunks, and the columns
     that both point to.

@@ -95,7 +95,7 @@ class Workspace:
         """Device memory for what is neither encoded nor in the result."""
         self._memories = self.device_slots, self.device_tables, self.scratch
         self._outputs: list[Any] = []
-        """Arrays of the current read that streams may still write to, kept alive although nobody else has them yet."""
+        """Arrays of the current read that streams may still write to, kept alive here until the read ends."""
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False

@@ -38,7 +38,7 @@ class WorkspaceMemory:
         self._borrowed: dict[int, DeviceMemory] = {}
         """Memory in use, by its address."""
         self._idle: list[DeviceMemory] = []
-        """Memory that nobody uses, the shortest first."""
+        """Unused memory, the shortest first."""
 
     def borrow(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return at least `nbytes` bytes for use on `stream`, until `take_back`; errors as of `DeviceApi.allocate`."""
@@ -112,7 +112,7 @@ class Shortage:
 
 
 class ResultOwner:
-    """Keeps the memory of a result until nobody uses the result any more.
+    """Keeps the memory of a result until the result is garbage collected.
 
     The memory was allocated on a stream of the workspace, so that decoding can begin at once. Results are used on the
     consumer's stream, so the memory is freed behind what that stream has been given by then.

@@ -31,7 +31,7 @@ class Devices:
         self.find_device = find_device
         self._trust = trust
         self.resources: dict[int, WorkerResources] = {}
-        """What is kept for each device, by its number."""
+        """Resources of each device, by its number."""
         self._lock = threading.Lock()
         self._processes: set[int] = set()
         """Ids of the processes that have used a device: this one, or one that it was forked from."""

@@ -109,7 +109,7 @@ class WorkersDecoder:
     Parameters
     ----------
     description : Decoder
-        CUDA decoder that is asked for routes and dtypes, which need no GPU.
+        CUDA decoder that tells routes and dtypes, for which it needs no GPU.
     find_missing : callable
         Returns what this machine lacks to use a GPU; empty if it can.
     find_cuda : callable

@@ -39,10 +39,10 @@ def cache_folder() -> Path:
 
 
 _SOURCE_SUFFIXES = {".py", ".c", ".h", ".so", ".cu", ".cuh", ".json"}
-"""Files that decide what a device is asked, and what the right answer is."""
+"""Suffixes of the files that decide what a check computes, and what the right answer is."""
 
 Outcomes = Mapping[str, str]
-"""What each check has found wrong, by the check's name; empty if it has passed."""
+"""Finding of each check, by the check's name; empty if it has passed."""
 
 
 def load(identity: DeviceIdentity) -> Outcomes:

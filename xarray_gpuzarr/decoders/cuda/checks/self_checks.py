@@ -113,8 +113,8 @@ _TICK_S = 0.25
 _SMALL_OPTIONS = ResourceOptions(slot_nbytes=2**18, n_slots=2, scratch_nbytes=2**26)
 
 FailureScope = Literal["device", "process", "moment"]
-"""What a failure says something about: the device, for good; this process, whose CUDA context may be broken; or only
-this moment, in which memory is short."""
+"""Where a failure holds: for the device, for good; for this process, whose CUDA context may be broken; or only at this
+moment, because memory is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class CheckResult:
 
     name: str
     found: str
-    """What is wrong; empty if the check has passed."""
+    """Finding of the check; empty if it has passed."""
     seconds: float
     """Duration in seconds."""
     nbytes: int
@@ -137,7 +137,7 @@ class CheckResult:
 
     @property
     def dated_finding(self) -> str:
-        """What is wrong, and today's date, as it is stored; empty if the check has passed."""
+        """Finding and today's date, as they are stored; empty if the check has passed."""
         return self.found and f"{self.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 

@@ -1,4 +1,4 @@
-"""What checks are made of: small reads with known values, by the CUDA decoder itself.
+"""Parts that checks are made of: small reads with known values, by the CUDA decoder itself.
 
 A `Check` decodes something on the device and compares. Most use a `Trial`, a made-up array of one shard in memory whose
 chunks begin at odd addresses, which `Read` reads like any other array.

@@ -31,7 +31,7 @@ class CheckedDevice:
         self.api = api
         self._lock = threading.Lock()
         self._outcomes: dict[str, str] = {}
-        """What each check has found wrong, by its name; empty if it has passed."""
+        """Finding of each check, by its name; empty if it has passed."""
         self._is_loaded = False
 
     def why_unusable(self) -> str | None:
@@ -130,7 +130,7 @@ def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], iden
 
 
 class Trust:
-    """What is known of each device that this process has used. Safe to use from several threads."""
+    """Outcomes of the checks of all devices that this process has used. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

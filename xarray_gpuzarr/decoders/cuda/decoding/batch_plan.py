@@ -102,7 +102,7 @@ class Group:
 
 @record
 class BatchPlan:
-    """What happens to the chunks and streams of a batch.
+    """Plan for the chunks and streams of a batch.
 
     Stream columns are sorted by format, raw streams last. Columns of type `Rows` hold row numbers of streams or chunks.
     """
@@ -146,7 +146,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     placing : Placing
         Placing of the read.
     nvcomp : Nvcomp
-        Is asked for alignments and lengths of scratch memory.
+        Tells alignments and lengths of scratch memory.
     has_elements : bool
         Whether chunks that were copied encoded have codecs of elements.
     """
