@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product, repeat
+from itertools import product
 
 import numpy as np
 
@@ -117,7 +117,12 @@ class BoxTarget:
             return product(*map(shards_of_pieces, self.pieces, self._per_shard))
         if self.n_chunks <= MAX_CACHED:
             return product(*map(cached_shards_of_span, self.spans, self._per_shard))
-        return lazy_product([*map(partial, repeat(shards_of_span), self.spans, self._per_shard)])
+        return lazy_product(
+            [
+                partial(shards_of_span, axis_span, count)
+                for axis_span, count in zip(self.spans, self._per_shard, strict=True)
+            ]
+        )
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, given rows as in `ReadPlan.all_row`."""

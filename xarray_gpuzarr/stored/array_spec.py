@@ -43,7 +43,9 @@ class KeyEncoding:
     def coord(self, key: str, ndim: int) -> tuple[int, ...]:
         """Return the coordinate of the shard with a store key. Raises `ValueError` if it is not a key of this array."""
         names = key.removeprefix(self.prefix).split(self.separator)
-        coord = tuple(map(int, names[self.style == "default" :][:ndim]))
+        if self.style == "default":
+            names = names[1:]  # without the leading "c"
+        coord = tuple(map(int, names[:ndim]))
         if self.key(coord) != key:
             raise ValueError(key)
         return coord

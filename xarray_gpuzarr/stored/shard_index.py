@@ -40,7 +40,7 @@ class ShardIndexSpec(NamedTuple):  # part of cache keys, so it needs a quick has
     @property
     def nbytes(self) -> int:
         """Length of the encoded index in bytes."""
-        return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
+        return self.n_chunks * _ENTRY_NBYTES + (_CRC_NBYTES if self.checksum else 0)
 
     def encoded_index(self, shard: memoryview) -> memoryview:
         """Return the encoded index, given all bytes of a shard. It is too short if the shard is."""
