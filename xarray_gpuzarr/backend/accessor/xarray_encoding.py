@@ -91,4 +91,4 @@ def check_units(target: ZarrStore, name: Any, variable: Variable, encoding: Mapp
 
 def _unit_of_time(units: str) -> str:
     """Return the unit of "hours since 2000-01-01"; xarray may write the date in another way, and never changes it."""
-    return units.split(" since ")[0].strip().lower().removesuffix("s")
+    return units.split(" since ", maxsplit=1)[0].strip().lower().removesuffix("s")
