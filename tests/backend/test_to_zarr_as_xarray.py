@@ -11,7 +11,7 @@ from helpers.data.random_datasets import Write
 from helpers.every_pair import usually
 from helpers.same_writes import compare, compare_writes
 from zarr.codecs.numcodecs import BZ2
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.backend.accessor import whole_shards
@@ -414,3 +414,35 @@ def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp
     array = zarr.open_array(tmp_path / "v")
     assert (array.shape, array.chunks, array.shards) == ((15, 4), (1, 4), (12, 4))
     assert len(list((tmp_path / "v/c").iterdir())) == 2
+
+
+def stored_twice(store, group=None):
+    one(np.arange(64.0)).gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, group=group, consolidated=False)
+    return store
+
+
+OPENED = {
+    "lazy": lambda ds: ds,
+    "dask": lambda ds: ds.chunk(x=16),
+    "computed": lambda ds: ds.chunk(x=16) + 1,
+    "selected": lambda ds: ds.isel(x=slice(16, 48)),
+}
+
+
+@pytest.mark.parametrize("kind", [str, LocalStore, MemoryStore])
+@pytest.mark.parametrize("change", OPENED.values(), ids=OPENED)
+def test_a_dataset_that_is_read_from_the_store_that_would_be_erased_is_an_error(tmp_path, kind, change):
+    store = stored_twice(MemoryStore() if kind is MemoryStore else kind(tmp_path / "a.zarr"))
+    stored_twice(store, "inner")
+    options = {"engine": "gpuzarr", "consolidated": False}
+    ds, inner = (change(xr.open_dataset(store, group=group, **options)) for group in (None, "inner"))
+
+    for dataset in (ds, inner):
+        with pytest.raises(OptionError, match="is read from the store that mode='w' erases"):
+            dataset.gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, mode="w", consolidated=False)
+    expected = ds.compute()
+    ds.gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, mode="w", group="inner", consolidated=False)
+
+    xr.testing.assert_identical(xr.open_dataset(store, group="inner", **options).load().drop_attrs(), expected)
+    ds.load().gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, mode="w", consolidated=False)
+    xr.testing.assert_identical(xr.open_dataset(store, **options).load(), expected)

@@ -23,6 +23,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, Original
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
+from xarray_gpuzarr.backend.accessor.own_source import require_another_store
 from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
@@ -78,6 +79,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         if name not in _OPTIONS:
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
     require_store_of_workers(store, datasets.values(), compute=compute)
+    require_another_store(store, datasets.values(), options)
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
     dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
