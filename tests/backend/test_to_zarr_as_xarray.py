@@ -1,6 +1,7 @@
 """``ds.gpuzarr.to_zarr`` stores what xarray's own `to_zarr` stores with the same chunks, byte for byte."""
 
 import threading
+import warnings
 
 import dask.array as da
 import numpy as np
@@ -400,6 +401,20 @@ def test_threads_that_write_parts_of_a_chunk_of_text_through_two_doors_lose_noth
         thread.join(60)
 
     assert zarr.open_array(tmp_path / "v")[:].tolist() == expected.tolist()
+
+
+def test_coordinates_have_one_chunk_for_each_shard():
+    store = MemoryStore()
+    ds = xr.Dataset({"v": (("time", "x"), np.ones((24, 4)))}, coords={"time": np.arange(24), "x": np.arange(4)})
+
+    ds.gpuzarr.to_zarr(store, {"time": 1}, {"time": 12})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GpuZarrWarning)
+        ds.gpuzarr.to_zarr(store, {"time": 1}, {"time": 12}, append_dim="time")
+
+    found = {name: (array.chunks, array.shards) for name, array in zarr.open_group(store).arrays()}
+    assert found == {"v": ((1, 4), (12, 4)), "time": ((12,), None), "x": ((4,), None)}
+    assert xr.open_zarr(store).time.values.tolist() == [*range(24), *range(24)]
 
 
 def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp_path):

@@ -125,6 +125,9 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     chunk = _chunk_shape(variable.dims, shape, itemsize, chunks, shards)
     if shards is None:
         return {"chunks": chunk}
+    if variable.dims == (name,) and isinstance(chunks, Mapping) and isinstance(shards, Mapping):
+        # A chunk of a coordinate such as {"time": 1} would have eight bytes, and every reader reads all of them.
+        return {"chunks": _lengths(shards, variable.dims, shape)}
     n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
     if isinstance(shards, Mapping):
         padded_shape = [n * length for n, length in zip(n_chunks, chunk, strict=True)]

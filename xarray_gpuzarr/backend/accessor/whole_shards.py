@@ -237,6 +237,8 @@ class DatasetInShards:
         """Warn if the user gives other lengths than the stored array has."""
         for noun, size, stored in (("chunks", self._sizes.chunks, chunks), ("shards", self._sizes.shards, shards)):
             lengths = size if isinstance(size, Mapping) else {}
+            if noun == "chunks" and dims == (name,):  # a coordinate, whose chunks are those of the shards
+                continue
             for dim, n in zip(dims, stored, strict=True):
                 if lengths.get(dim, -1) not in (-1, n):
                     advise(
