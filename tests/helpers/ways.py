@@ -327,7 +327,7 @@ def _watch(patch: Patch) -> None:
         (PlanTasks, "_piece_task", "raw piece"),
         (ChunkPlacer, "_decode_by_zarr", "chunk by zarr-python"),
         (read, "read_by_zarr", "all by zarr-python"),
-        (reading.PipelineRead, "carry_out", "by the pipeline"),
+        (reading.PipelineRead, "run", "by the pipeline"),
     ):
         patch.setattr(kind, name, _noting(getattr(kind, name), note))
 

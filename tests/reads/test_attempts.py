@@ -29,7 +29,7 @@ from xarray_gpuzarr.errors import (
 )
 from xarray_gpuzarr.plan.selection import OuterSelection
 from xarray_gpuzarr.read import read, read_points, reading, stored_array
-from xarray_gpuzarr.read.reading import Attempts
+from xarray_gpuzarr.read.attempts import Attempts
 
 VALUES = np.arange(4096, dtype="i4").reshape(64, 64)
 

@@ -14,30 +14,22 @@ from typing import Any
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.decoders.choice import decoder_for, is_usable, resolve_storage
+from xarray_gpuzarr.decoders.choice import decoder_for, resolve_storage
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import (
-    CorruptChunkError,
-    DeviceMemoryError,
-    DeviceUnavailableError,
     GpuZarrError,
     HostMemoryError,
-    OptionError,
-    ShardIndexError,
 )
 from xarray_gpuzarr.fetch.snapshot import Snapshot
-from xarray_gpuzarr.fetch.source import ObjectSource
-from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError
-from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts, care_by_store, uncut_stores
+from xarray_gpuzarr.fetch.version_conflicts import care_by_store
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import StackAxis, sample_length, stack_target
 from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
-from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
+from xarray_gpuzarr.read.attempts import Attempts
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
-from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
 from xarray_gpuzarr.read.tables import ChunkTables
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -188,7 +180,8 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
     try:
         tables = ChunkTables(spec, target, snapshot, progress)
-        result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
+        plans = tables.start()  # requests the shard indexes, and waits for the first one
+        result = attempts.decoder.decode(plans, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
         snapshot.check_all_there()
     except BaseException:
         if progress is not None:
@@ -259,75 +252,3 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     stored = stored_array(array, storage=resolve_storage(storage, device))
     key = ... if selection is None else selection
     return read(stored, key, decoder_for(device), or_host=device == "auto")
-
-
-class Attempts:
-    """The attempts of one read: the settings of the next attempt, and whether a failed one is repeated.
-
-    Parameters
-    ----------
-    source : ObjectSource
-        Where the array is stored.
-    spec : ArraySpec
-        The array.
-    decoder : Decoder
-        Decoder of the first attempt.
-    or_host : bool
-        Whether the host decodes if the device of `decoder` is unusable.
-    """
-
-    def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
-        self._source, self._spec, self._or_host = source, spec, or_host
-        self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
-        """Decoder of the next attempt."""
-        self.care = care_by_store.get(source.identity, Care.USUAL) if care_by_store else Care.USUAL
-        """How the next attempt makes sure that all bytes of a shard come from one version."""
-        self.use_cache = True
-        """Whether the next attempt may use cached indexes. False once one of them may be outdated."""
-        self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
-        """Whether the next attempt may request an object in pieces."""
-        self.seen_shards: dict[str, bool] = {}
-        """Shards whose index some attempt has used: by key, whether it was read rather than found in the cache."""
-        self._versions: VersionConflicts | None = None
-        """Versions of objects that earlier attempts have met."""
-        self.is_alone = False
-        """Whether the next attempt has the device to itself."""
-        self._retried: set[type] = set()
-        """Types of errors after which the read was repeated, which happens once for each."""
-
-    def is_worth_another(self, err: Exception) -> bool:
-        """Return whether to repeat the read after an error, and set up the next attempt.
-
-        A read is repeated if an object was replaced, memory was short, or the device has decoded to other bytes than
-        the host, or does not work. The name of the store is added to the error. Raises `MetadataError` in its place if
-        chunks could not be decoded because the array's metadata have changed.
-        """
-        if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
-            err.within(self._source.name)
-        if isinstance(err, PiecesDifferError):
-            if err.bears_no_version:
-                uncut_stores.add(self._source.identity)
-            was_cut = self.cuts_objects
-            self.cuts_objects = False
-            return was_cut
-        if isinstance(err, ObjectChangedError):
-            self.use_cache = False
-            versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
-            is_worth_it, self.care = versions.should_retry(err), versions.care
-            return is_worth_it
-        if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
-            self.decoder = decoder_for("host")
-            return True
-        if isinstance(err, CorruptChunkError | ShardIndexError):
-            changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
-            if changed is not None:
-                raise changed.within(self._source.name) from err
-        elif isinstance(err, MemoryError) and not isinstance(err, GpuZarrError) and MemoryError not in self._retried:
-            self._retried.add(MemoryError)
-            host_memory.release_kept()
-            return True
-        elif type(err) not in self._retried and self.decoder.may_retry(err):
-            self._retried.add(type(err))
-            self.is_alone = isinstance(err, DeviceMemoryError)
-            return True
-        return False

@@ -1,0 +1,92 @@
+"""`Attempts`: whether a read that failed is repeated, and with which settings."""
+
+from __future__ import annotations
+
+from xarray_gpuzarr.decoders.choice import decoder_for, is_usable
+from xarray_gpuzarr.decoders.protocol import Decoder
+from xarray_gpuzarr.errors import (
+    CorruptChunkError,
+    DeviceMemoryError,
+    DeviceUnavailableError,
+    GpuZarrError,
+    OptionError,
+    ShardIndexError,
+)
+from xarray_gpuzarr.fetch.source import ObjectSource
+from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError
+from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts, care_by_store, uncut_stores
+from xarray_gpuzarr.process import host_memory
+from xarray_gpuzarr.read.changed import changed_metadata
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+
+class Attempts:
+    """The attempts of one read: the settings of the next attempt, and whether a failed one is repeated.
+
+    Parameters
+    ----------
+    source : ObjectSource
+        Where the array is stored.
+    spec : ArraySpec
+        The array.
+    decoder : Decoder
+        Decoder of the first attempt.
+    or_host : bool
+        Whether the host decodes if the device of `decoder` is unusable.
+    """
+
+    def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
+        self._source, self._spec, self._or_host = source, spec, or_host
+        self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
+        """Decoder of the next attempt."""
+        self.care = care_by_store.get(source.identity, Care.USUAL) if care_by_store else Care.USUAL
+        """How the next attempt makes sure that all bytes of a shard come from one version."""
+        self.use_cache = True
+        """Whether the next attempt may use cached indexes. False once one of them may be outdated."""
+        self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
+        """Whether the next attempt may request an object in pieces."""
+        self.seen_shards: dict[str, bool] = {}
+        """Shards whose index some attempt has used: by key, whether it was read rather than found in the cache."""
+        self._versions: VersionConflicts | None = None
+        """Versions of objects that earlier attempts have met."""
+        self.is_alone = False
+        """Whether the next attempt has the device to itself."""
+        self._retried: set[type] = set()
+        """Types of errors after which the read was repeated, which happens once for each."""
+
+    def is_worth_another(self, err: Exception) -> bool:
+        """Return whether to repeat the read after an error, and set up the next attempt.
+
+        A read is repeated if an object was replaced, memory was short, or the device has decoded to other bytes than
+        the host, or does not work. The name of the store is added to the error. Raises `MetadataError` in its place if
+        chunks could not be decoded because the array's metadata have changed.
+        """
+        if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
+            err.within(self._source.name)
+        if isinstance(err, PiecesDifferError):
+            if err.bears_no_version:
+                uncut_stores.add(self._source.identity)
+            was_cut = self.cuts_objects
+            self.cuts_objects = False
+            return was_cut
+        if isinstance(err, ObjectChangedError):
+            self.use_cache = False
+            versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
+            is_worth_it, self.care = versions.should_retry(err), versions.care
+            return is_worth_it
+        if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
+            self.decoder = decoder_for("host")
+            return True
+        if isinstance(err, CorruptChunkError | ShardIndexError):
+            changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
+            if changed is not None:
+                raise changed.within(self._source.name) from err
+        elif isinstance(err, MemoryError) and not isinstance(err, GpuZarrError) and MemoryError not in self._retried:
+            self._retried.add(MemoryError)
+            host_memory.release_kept()
+            return True
+        elif type(err) not in self._retried and self.decoder.may_retry(err):
+            self._retried.add(type(err))
+            self.is_alone = isinstance(err, DeviceMemoryError)
+            return True
+        return False
