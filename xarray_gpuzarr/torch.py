@@ -67,6 +67,11 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     convert : callable, optional
         Converts a batch, an `xarray.Dataset` or `xarray.DataArray`, to what the loader returns. By default `tensors`.
 
+    Raises
+    ------
+    OptionError
+        If `batches` is something else, such as a dataset.
+
     Notes
     -----
     Each ``iter()`` of a loader starts the next epoch, with or without worker processes. Workers share the cores of this
@@ -76,6 +81,13 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Any], Any] = tensors) -> None:
+        if not isinstance(batches, Batches):
+            raise OptionError(
+                "not batches",
+                tried=f"IterableBatches({type(batches).__name__})",
+                found="an object that is not cut into samples",
+                do="call xarray_gpuzarr.batches(ds, sizes, batch) first",
+            )
         self._batches = batches
         self._convert = convert
         self._part: Batches | None = None

@@ -176,7 +176,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
         raise OptionError(
             f"unusable {name}=",
             tried=f"{name}={value!r}"[:200],
-            found="not a mapping from dimensions",
+            found="no dimension" if isinstance(value, Mapping) else "not a mapping from dimensions",
             do=f'give {name}= one, such as {{"time": ...}}',
         )
     unknown = [dim for dim in value if dim not in known]

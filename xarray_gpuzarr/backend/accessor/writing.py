@@ -33,6 +33,8 @@ from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
+Prepared = tuple[Dataset, dict[str, Original]]
+"""What `DatasetInShards.prepare` returns."""
 _OPTIONS = signature(get_writable_zarr_store).parameters
 
 
@@ -95,10 +97,9 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         )
         for path, dataset in datasets.items()
     }
-    prepared: dict[str, tuple[Dataset, dict[str, Original]]] = {}
+    prepared: dict[str, Prepared] = {}
     if is_new(options):  # variables that cannot be written are refused before anything is erased
-        target = encoding_store(options.get("zarr_format"))
-        prepared = {path: group.prepare(target, append_dim=None) for path, group in groups.items()}
+        prepared = _prepare_new(groups, encoding_store(options.get("zarr_format")))
 
     staged = StagedStore.of(store, options) if compute and is_new(options) else None
     with _explaining_permissions(store):
@@ -107,9 +108,8 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         is_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
         targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
-        for path, group in groups.items():  # all before the first is written: what fails leaves the store as it is
-            if path not in prepared:
-                prepared[path] = _prepare_for(targets[path], group, changes.get(path, {}), options.get("append_dim"))
+        if not is_new(options):
+            prepared = _prepare_existing(groups, targets, changes, options.get("append_dim"))
         for path, target in targets.items():
             dataset, originals = prepared[path]
             writer.expect(originals, target.zarr_group.path)
@@ -126,14 +126,31 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     return root
 
 
-def _prepare_for(
-    target: ZarrStore, group: DatasetInShards, changes: Mapping[Any, Mapping[str, Any]], append_dim: Any
-) -> tuple[Dataset, dict[str, Original]]:
-    """Prepare a dataset for a group that may have variables already; see `DatasetInShards.prepare`."""
-    # These are the next steps of xarray's own `to_zarr`, which have no public names.
-    group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
-    target._validate_encoding(changes)  # noqa: SLF001
-    return group.prepare(target, append_dim=append_dim)
+def _prepare_new(groups: Mapping[str, DatasetInShards], target: ZarrStore) -> dict[str, Prepared]:
+    """Prepare datasets for groups that have no variables, without a store; see `DatasetInShards.prepare`."""
+    prepared: dict[str, Prepared] = {}
+    for path, group in groups.items():
+        with _naming_group(path):
+            prepared[path] = group.prepare(target, append_dim=None)
+    return prepared
+
+
+def _prepare_existing(
+    groups: Mapping[str, DatasetInShards],
+    targets: Mapping[str, ZarrStore],
+    changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
+    append_dim: Any,
+) -> dict[str, Prepared]:
+    """Prepare datasets for groups that may have variables already, before the first of them is written."""
+    prepared: dict[str, Prepared] = {}
+    for path, group in groups.items():
+        target = targets[path]
+        with _naming_group(path):
+            # These are the next steps of xarray's own `to_zarr`, which have no public names.
+            group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
+            target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
+            prepared[path] = group.prepare(target, append_dim=append_dim)
+    return prepared
 
 
 def _open_store(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
@@ -142,6 +159,17 @@ def _open_store(store: Any, staged: StagedStore | None, options: Mapping[str, An
     if staged is None:
         return get_writable_zarr_store(store, **{"safe_chunks": False, **options})
     return get_writable_zarr_store(staged, **{"safe_chunks": False, **options, "storage_options": None})
+
+
+@contextmanager
+def _naming_group(path: str) -> Iterator[None]:
+    """Add the path of a group, unless it is the outermost one, to an error about one of its variables."""
+    try:
+        yield
+    except OptionError as err:
+        if path != ".":
+            err.add_note(f"group: {path}")
+        raise
 
 
 @contextmanager
