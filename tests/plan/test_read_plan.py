@@ -169,7 +169,7 @@ def test_the_loops_look_up_what_numpy_does(compiled, case):
         without_loops(patch)
         by_numpy = plan_read(spec, target, blocks, indexes)
 
-    for name in ("keys", "n_chunks", "n_stored", "most_nbytes"):
+    for name in ("keys", "n_chunks", "n_stored", "longest_nbytes"):
         assert getattr(by_loops, name) == getattr(by_numpy, name)
     np.testing.assert_array_equal(by_loops.row, by_numpy.row)
     np.testing.assert_array_equal(by_loops.missing_row, by_numpy.missing_row)
@@ -178,7 +178,7 @@ def test_the_loops_look_up_what_numpy_does(compiled, case):
     entries = zip(by_loops.object, by_loops.offset, by_loops.nbytes, strict=True)
     found = dict(zip(map(tuple, by_loops.chunk.tolist()), map(list, entries), strict=True))
     for number, (block, index) in enumerate(zip(blocks, indexes, strict=True)):
-        for chunk in target.chunk(block.row).tolist():
+        for chunk in target.chunk_coordinates(block.row).tolist():
             at = 0
             for c, n in zip(chunk, spec.grid.chunks_per_shard, strict=True):
                 at = at * n + c % n
@@ -199,7 +199,10 @@ def test_points_and_crops_of_one_shard_are_one_plan(sharded, make):
 
     blocks = list(plan_blocks(sharded, target))
 
-    assert [(b.key, target.chunk(b.row).tolist()) for b in blocks] == [("t/c/0", [[0], [3]]), ("t/c/1", [[4]])]
+    assert [(b.key, target.chunk_coordinates(b.row).tolist()) for b in blocks] == [
+        ("t/c/0", [[0], [3]]),
+        ("t/c/1", [[4]]),
+    ]
 
 
 def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharded):
@@ -209,7 +212,7 @@ def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharde
     plan = plan_read(sharded, target, [block], [INDEX])
 
     assert plan.chunk.tolist() == [[1], [0], [3]]
-    assert target.chunk(plan.missing_row).tolist() == [[2]]
+    assert target.chunk_coordinates(plan.missing_row).tolist() == [[2]]
 
 
 def test_unsharded_chunks_that_crops_share_are_asked_for_once(unsharded):
@@ -270,3 +273,21 @@ def test_whole_chunks_are_told_from_parts(sharded, selection, whole):
     placed = OutputBoxes(target.pieces, (2,), (1,)).place(column(*range(len(whole)))[:, None])
 
     assert placed.whole.tolist() == whole
+
+
+@pytest.mark.parametrize(
+    "target_of",
+    [
+        pytest.param(lambda grid: box_target(outer_selection((slice(0, 4),), grid.shape), grid), id="box"),
+        pytest.param(lambda grid: PointTarget(groups=group_points([column(0, 1)], grid)), id="points"),
+    ],
+)
+def test_a_plan_of_no_chunks_has_the_columns_of_any_other(sharded, target_of):
+    target = target_of(sharded.grid)
+    (block,) = plan_blocks(sharded, target)
+    plan = plan_read(sharded, target, [block], [INDEX])
+
+    empty = plan.take(column(), plan.missing_row[:0])
+
+    assert empty.row.shape == empty.missing_row.shape == empty.chunk.shape == (0, 1)
+    assert (empty.n_chunks, empty.longest_nbytes, empty.cut(RULE).tolist()) == (0, 0, [0])

@@ -387,6 +387,7 @@ def test_float32_batches_are_rounded_once():
         ({"stack": "u"}, "a dimension or a variable of that name"),
         ({"stack": "sample"}, "a dimension or a variable of that name"),
         ({"stack": "channel", "change": {"w": ("y", np.zeros(5))}}, "dimensions \\('y',\\) of 'w'"),
+        ({"stack": "channel", "change": {"u": ((), 1.0)}}, "no dimension of the samples in 'u'"),
         ({"stack": "channel", "change": {"w": (("time", "y"), np.zeros((10, 5)))}}, "dimensions .* of 'w'"),
         (
             {"stack": "channel", "change": {"w": (("time", "y", "x"), np.zeros((10, 5, 9), "f4"))}},

@@ -37,8 +37,11 @@ def join_axis(
     Returns
     -------
     tuple or None
-        The selection along the axis of the array, in increasing order, and the index that brings what was read into the
-        order of the output; None in place of the index if the order is the same. None if the selectors are unusual.
+        ``(selection, index)``: the selection along the axis of the array, in increasing order, and the index that
+        brings the elements that were read into the order of the output. `index` is None if both orders are equal.
+
+        The whole result is None if the selectors cannot be joined: they are of other types, lie outside of their
+        shards, repeat elements, or do not fill the output; or they are slices that do not continue each other.
     """
     are_slices = True
     for inside, out in selectors.values():

@@ -33,6 +33,8 @@ _DELTA = {
 }
 _DELTA_TILE = 4096
 """Number of elements in a tile of a delta."""
+_WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
+"""Steps of ``delta.cu``, numbered as in its ``Step``: `_WHOLE` for chunks of one segment, else the other three."""
 _LEAST_TILES = 4
 """Smallest number of tiles in a segment, which is what one block of threads decodes."""
 _ENOUGH_BLOCKS = 1056
@@ -111,14 +113,14 @@ class ElementCodec:
     rule: Rule
     rounding: Rounding = "nearest-even"
     scale: float = 1
-    """Scale of the rules that have one; exactly a number of dtype `inner`."""
+    """Scale of the rules that have one; representable in `arithmetic_dtype` without rounding."""
     offset: float = 0
-    """Offset of the same rules; likewise a number of dtype `inner`."""
+    """Offset of the same rules; likewise representable in `arithmetic_dtype`."""
     mapped: tuple[tuple[int, float], ...] = ()
     """Encoded integers, and the values that they decode to instead of by the rule."""
 
     @property
-    def inner(self) -> np.dtype[Any]:
+    def arithmetic_dtype(self) -> np.dtype[Any]:
         """Dtype in which elements are scaled."""
         if self.encoded.kind == "f" or self.rule == "scaled_integer":
             return self.encoded.newbyteorder("=")
@@ -130,8 +132,8 @@ class ElementCodec:
         rounding = get_args(Rounding).index(self.rounding)
         encoded, decoded = self.encoded.newbyteorder("="), self.decoded.newbyteorder("=")
         with np.errstate(all="ignore"):
-            scale = _word(np.array([self.scale]).astype(self.inner))
-            offset = _word(np.array([self.offset]).astype(self.inner))
+            scale = _word(np.array([self.scale]).astype(self.arithmetic_dtype))
+            offset = _word(np.array([self.offset]).astype(self.arithmetic_dtype))
             mapped = []
             for key, value in self.mapped:
                 mapped += [_word(np.array([key], encoded)), _word(np.array([value]).astype(decoded))]
@@ -155,7 +157,7 @@ class Delta:
     words: ClassVar[Words] = np.zeros(0, np.uint64)
 
     @property
-    def inner(self) -> np.dtype[Any]:
+    def arithmetic_dtype(self) -> np.dtype[Any]:
         """Dtype in which elements are summed."""
         return np.result_type(self.encoded, self.decoded)
 
@@ -168,17 +170,17 @@ class Delta:
         """
         dtypes = dtype_word(self.encoded), dtype_word(self.decoded)
         args = (chunks.table, chunks.n, chunks.n_elements, *dtypes)
-        if self.inner.kind == "f":
-            kernel = _FLOAT_DELTA[f"f{self.inner.itemsize}"]
+        if self.arithmetic_dtype.kind == "f":
+            kernel = _FLOAT_DELTA[f"f{self.arithmetic_dtype.itemsize}"]
             _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _LANES)
             return
         blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = n_tiles * _DELTA_TILE
         n_segments = chunks.n_elements // segment_length
-        steps = [(1, chunks.n * n_segments), (2, chunks.n), (3, chunks.n * n_segments)]
+        steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
         if n_segments <= 1 or blocks_per_chunk == 1:
-            steps = [(0, chunks.n)]
+            steps = [(_WHOLE, chunks.n)]
             n_segments = 1
             segment_length = chunks.n_elements
         kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]

@@ -10,7 +10,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 WHOLE_SHARD_REQUESTS = 4
-"""A shard that takes at most so many requests is requested as a whole, which saves a round trip and requests."""
+"""Most requests of full length that one request for a whole shard replaces. It saves them and a round trip."""
 
 
 def longest_shard(spec: ArraySpec, index: ShardIndexSpec) -> int:

@@ -53,7 +53,7 @@ def plan_read(
     (block,) = blocks
     row = block.row
     n = len(row)
-    keys = tuple(spec.keys.key(tuple(coordinates)) for coordinates in target.chunk(row).tolist())
+    keys = tuple(spec.keys.key(tuple(coordinates)) for coordinates in target.chunk_coordinates(row).tolist())
     objects, offset, nbytes = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
     return ReadPlan.from_columns(spec, target, keys, (objects, offset, nbytes), row)
 
@@ -73,10 +73,10 @@ def _by_loops(
     if spec.index is None:
         chunks = map(chunks_of_span, spans, blocks[0].ranges)
         keys = tuple(map(spec.keys.key, product(*chunks)))
-        most_nbytes = WHOLE_OBJECT
+        longest_nbytes = WHOLE_OBJECT
     else:
         keys = tuple([str(block.key) for block in blocks])
-        most_nbytes = 0
+        longest_nbytes = 0
         for index in indexes:
             index_addresses += (0, 0) if index is None else index.addresses
     ranges: list[int] = []
@@ -94,7 +94,7 @@ def _by_loops(
         ranges=ranges_address,
         index=ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0,
         table=addresses["object"],
-        most_nbytes=most_nbytes,
+        most_nbytes=longest_nbytes,
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
@@ -107,7 +107,8 @@ def _by_loops(
         n_stored=n_stored,
         memory=memory,
         addresses=addresses,
-        most_nbytes=struct.most_nbytes,
+        longest_nbytes=struct.most_nbytes,
+        width=ndim,
     )
 
 
@@ -116,7 +117,7 @@ def _by_numpy(
 ) -> ReadPlan:
     """Return the plan of chunks of any target, looked up by NumPy."""
     row = np.concatenate([block.row for block in blocks])
-    entry = entries(spec, target.chunk(row))
+    entry = entries(spec, target.chunk_coordinates(row))
     offset = np.zeros(len(row), np.int64)
     nbytes = np.full(len(row), MISSING)
     object_number = np.arange(len(blocks)).repeat([block.n_rows for block in blocks])

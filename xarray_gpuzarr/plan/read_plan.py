@@ -48,7 +48,7 @@ class Block:
 
     @property
     def row(self) -> Column:
-        """Piece numbers in C order, shape (n_rows, ndim), or group numbers, shape (n_rows, 1)."""
+        """Piece numbers of each chunk, chunks in C order, shape (n_rows, ndim); or group numbers, shape (n_rows, 1)."""
         if self.groups is not None:
             (positions,) = self.ranges
             return self.groups[positions.start : positions.stop, None]
@@ -77,8 +77,11 @@ class ReadPlan:
     """The columns one after another, as the compiled loops take them; see `empty_plan`."""
     addresses: Mapping[str, int]
     """Address of each column, by name."""
-    most_nbytes: int
-    """Encoded length of the longest chunk in bytes; 0 if none is stored, `WHOLE_OBJECT` if lengths are unknown."""
+    longest_nbytes: int
+    """Encoded length of the longest chunk in bytes. 0 if no chunk of a shard is stored; `WHOLE_OBJECT` for unsharded
+    chunks, whose lengths are unknown."""
+    width: int
+    """Numbers in a row of `all_row`: the number of dimensions for a box target, 1 for others."""
 
     @classmethod
     def from_columns(
@@ -92,14 +95,15 @@ class ReadPlan:
         """Return a plan of copied columns.
 
         `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,). `all_row` has the
-        piece or group numbers of all chunks, stored ones first.
+        piece or group numbers of all chunks, stored ones first; int64, shape (n_chunks, width).
         """
-        n, n_stored = len(all_row), len(columns[0])
-        memory, addresses = empty_plan(n, all_row.shape[1])
+        n, width = all_row.shape
+        n_stored = len(columns[0])
+        memory, addresses = empty_plan(n, width)
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
         memory[2 * n + n_stored : 3 * n] = MISSING
         memory[3 * n :] = all_row.reshape(-1)
-        most_nbytes = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
+        longest_nbytes = WHOLE_OBJECT if spec.index is None else int(columns[2].max(initial=0))
         return cls(
             spec=spec,
             target=target,
@@ -108,7 +112,8 @@ class ReadPlan:
             n_stored=n_stored,
             memory=memory,
             addresses=addresses,
-            most_nbytes=most_nbytes,
+            longest_nbytes=longest_nbytes,
+            width=width,
         )
 
     @property
@@ -128,32 +133,40 @@ class ReadPlan:
 
     @property
     def all_nbytes(self) -> Column:
-        """`nbytes` of all chunks, `MISSING` for missing ones; shape (n_chunks,)."""
+        """`nbytes` of all chunks, `MISSING` for missing ones; shape (n_chunks,).
+
+        `MISSING` equals `WHOLE_OBJECT`: among unsharded chunks, only `n_stored` tells which rows are missing.
+        """
         return self.memory[2 * self.n_chunks : 3 * self.n_chunks]
 
     @property
     def all_row(self) -> Column:
-        """Piece numbers, shape (n_chunks, ndim), for a box target; group numbers, shape (n_chunks, 1), for others."""
-        n = self.n_chunks
-        return self.memory[3 * n :].reshape(n, len(self.memory) // max(1, n) - 3)
+        """Which part of the output each chunk fills, shape (n_chunks, width).
+
+        For a box target, the chunk's piece numbers along the axes; for others, the number of its group.
+        """
+        return self.memory[3 * self.n_chunks :].reshape(self.n_chunks, self.width)
 
     @property
     def row(self) -> Column:
-        """Rows of `all_row` of stored chunks."""
+        """`all_row` of the stored chunks only, shape (n_stored, width)."""
         return self.all_row[: self.n_stored]
 
     @property
     def missing_row(self) -> Column:
-        """Rows of `all_row` of missing chunks."""
+        """`all_row` of the missing chunks only, shape (n_chunks - n_stored, width)."""
         return self.all_row[self.n_stored :]
 
     @property
     def chunk(self) -> Column:
         """Coordinates of the stored chunks in the grid of inner chunks, shape (n_stored, ndim)."""
-        return self.target.chunk(self.row)
+        return self.target.chunk_coordinates(self.row)
 
     def take(self, rows: Column, missing_row: Column) -> Self:
-        """Return a plan of some stored chunks, given the numbers of their rows in order, and of some missing ones."""
+        """Return a plan of the stored chunks in the table rows `rows`, and of the missing chunks `missing_row`.
+
+        `rows` ascend, int64, shape (n,); `missing_row` are rows of `self.missing_row`.
+        """
         columns = self.object.take(rows), self.offset.take(rows), self.nbytes.take(rows)
         all_row = np.concatenate([self.row.take(rows, axis=0), missing_row])
         return self.from_columns(self.spec, self.target, self.keys, columns, all_row)
@@ -168,6 +181,7 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
+            # Share of the read's chunks in this plan: `coalesce` allots it that share of the concurrent requests.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))

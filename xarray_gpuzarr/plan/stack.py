@@ -80,9 +80,9 @@ class StackTarget:
         """Number of inner chunks that the target touches, whether they are stored or not."""
         return len(self.groups.chunk)
 
-    def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows as in `ReadPlan.all_row`."""
-        return self.groups.chunk.take(row[:, 0], axis=0)
+    def chunk_coordinates(self, rows: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
+        return self.groups.chunk.take(rows[:, 0], axis=0)
 
     def n_boxes(self, row: Column) -> Column:
         """Return the number of boxes in each of some chunks, shape (n,)."""

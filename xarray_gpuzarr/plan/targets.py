@@ -66,9 +66,10 @@ class BoxTarget:
             numbers: list[int] = []
             for axis_span, count in zip(nonempty, per_shard, strict=True):
                 numbers += (*axis_span, count)
-            self._numbers = array("q", numbers)
-            self.spans_address = self._numbers.buffer_info()[0]
-            """Address of the ``span_of_axis_t`` of each axis, for the compiled loops."""
+            self._span_structs = array("q", numbers)
+            """One ``span_of_axis_t`` for each axis. Keeps the memory at `spans_address` alive."""
+            self.spans_address = self._span_structs.buffer_info()[0]
+            """Address of `_span_structs`, for the compiled loops. Both exist only if `spans` is set."""
         self.shape = tuple(lengths)
         """Shape of the output."""
         self.n_pieces = n_pieces
@@ -124,12 +125,12 @@ class BoxTarget:
             ]
         )
 
-    def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows as in `ReadPlan.all_row`."""
-        chunk = np.empty_like(row)
+    def chunk_coordinates(self, rows: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
+        coordinates = np.empty_like(rows)
         for axis, pieces in enumerate(self.pieces):
-            chunk[:, axis] = pieces.chunk.take(row[:, axis])
-        return chunk
+            coordinates[:, axis] = pieces.chunk.take(rows[:, axis])
+        return coordinates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +150,9 @@ class PointTarget:
         """Number of inner chunks that the target touches, whether they are stored or not."""
         return len(self.groups.chunk)
 
-    def chunk(self, row: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows as in `ReadPlan.all_row`."""
-        return self.groups.chunk.take(row[:, 0], axis=0)
+    def chunk_coordinates(self, rows: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
+        return self.groups.chunk.take(rows[:, 0], axis=0)
 
 
 Target = BoxTarget | PointTarget | StackTarget

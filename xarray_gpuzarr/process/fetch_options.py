@@ -28,10 +28,18 @@ class FetchOptions:
     """Largest gap in bytes between two chunks of a shard that is read rather than skipped. None: 64 KiB in local files.
     In other stores 32 KiB, or up to 1 MiB if there would be many requests."""
     max_request_nbytes: int | None = None
-    """Longest request in bytes that covers several chunks. A shard whose decoded size is at most four times as much is
-    requested whole, together with its index, unless it is a local file. None: 1 MiB, but 4 MiB for long raw chunks, for
-    bytes that go to a GPU, and for the decision about whole shards. In local files 2 MiB, but 8 MiB for raw bytes that
-    are read directly into the result and for bytes that go to a GPU."""
+    """Longest request in bytes that covers several chunks.
+
+    Outside of local files, a shard is requested whole, together with its index, if a read takes at least half of its
+    chunks, and its decoded size and its index together are at most four times this length.
+
+    None stands for these lengths:
+
+    - local files: 2 MiB; 8 MiB for raw bytes that are read directly into the result, and up to 8 MiB for
+      bytes that go to a GPU;
+    - other stores: 1 MiB; 4 MiB for long raw chunks and in the rule for whole shards, and up to 4 MiB for
+      bytes that go to a GPU.
+    """
     max_requests: int = 64
     """Number of concurrent requests of this process to a server, or to a store whose server is unknown. Does not apply
     to local files."""
@@ -76,4 +84,5 @@ in_force: ActiveSettings[FetchOptions] = ActiveSettings(FetchOptions)
 
 def fetch_options() -> FetchOptions:
     """Return the options in force."""
+    # The record is known after the first read, and then the call of `get` is saved.
     return in_force.options or in_force.get()

@@ -19,7 +19,7 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
 
-_MOST_NBYTES = 2**56
+_MAX_CHUNK_NBYTES = 2**56
 """Most bytes of a decoded chunk or a shard index. No machine has as much memory, and sums with the bytes that codecs
 add fit int64."""
 
@@ -72,9 +72,9 @@ class ArraySpec:
     """The array's metadata as JSON text, for zarr-python's own codecs."""
 
     def __post_init__(self) -> None:
-        if self.chunk_nbytes > _MOST_NBYTES:
+        if self.chunk_nbytes > _MAX_CHUNK_NBYTES:
             raise TooLargeError(f"a chunk of {self.chunk_nbytes} bytes")
-        if self.index is not None and self.index.nbytes > _MOST_NBYTES:
+        if self.index is not None and self.index.nbytes > _MAX_CHUNK_NBYTES:
             raise TooLargeError(f"a shard index of {self.index.nbytes} bytes")
 
     def __hash__(self) -> int:
@@ -109,7 +109,10 @@ class ArraySpec:
 
     @cached_property
     def most_nbytes(self) -> int:
-        """Most bytes of a stored inner chunk. A longer one is damaged; see `PipelineSpec.most_nbytes`."""
+        """Longest encoded length in bytes that an inner chunk of this array can have; a longer one is damaged.
+
+        See `PipelineSpec.most_nbytes`. The longest chunk that a read takes has `ReadPlan.longest_nbytes` bytes.
+        """
         return self.codecs.most_nbytes(self.chunk_nbytes)
 
     @property

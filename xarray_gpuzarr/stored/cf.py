@@ -57,8 +57,8 @@ class Cast:
         return bool(self.mask) or self.scale is not None or self.offset is not None
 
     @property
-    def is_copy(self) -> bool:
-        """Whether values stay the same, apart from their dtype."""
+    def only_converts(self) -> bool:
+        """Whether elements are converted to another dtype at most: not reinterpreted, masked or scaled."""
         return self.view is None and not self.has_arithmetic
 
     def seen_as(self, stored: np.dtype[Any]) -> np.dtype[Any]:
@@ -112,10 +112,10 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     scale = _scalar(attrs.get("scale_factor"))
     offset = _scalar(attrs.get("add_offset"))
     is_boolean = attrs.get("dtype") == "bool"
-    is_packed = bool(mask) or scale is not None or offset is not None
-    if is_packed and decoded.kind not in "fc":
+    has_arithmetic = bool(mask) or scale is not None or offset is not None
+    if has_arithmetic and decoded.kind not in "fc":
         return None
-    if is_boolean and (view or is_packed):
+    if is_boolean and (view or has_arithmetic):
         return None
     if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):
         return None
@@ -177,7 +177,7 @@ def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
     numpy.ndarray
         Shape of `src`, dtype `cast.dtype`.
     """
-    if cast.is_copy and src.dtype == np.dtype(cast.dtype):
+    if cast.only_converts and src.dtype == np.dtype(cast.dtype):
         return src
     values = np.empty(src.shape, cast.arithmetic_dtype)
     np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")

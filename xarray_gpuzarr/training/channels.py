@@ -46,7 +46,8 @@ class Channels:
         Raises
         ------
         OptionError
-            The data variables differ in dimensions or dtype, or the dataset has a dimension or variable named `dim`.
+            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or the dataset has a
+            dimension or variable named `dim`.
         """
         is_taken = dim in ds.dims or dim in ds.variables or dim == SAMPLE
         if is_taken:
@@ -59,8 +60,10 @@ class Channels:
         names = tuple(ds.data_vars)
         dims = ds.variables[names[0]].dims
         for name in names:
-            if ds.variables[name].dims != dims or name not in dtypes:
+            if ds.variables[name].dims != dims:
                 raise _mismatch(dim, f"dimensions {ds.variables[name].dims} of {name!r}, {dims} of {names[0]!r}")
+            if name not in dtypes:
+                raise _mismatch(dim, f"no dimension of the samples in {name!r}")
             if dtypes[name] != dtypes[names[0]]:
                 raise _mismatch(dim, f"dtype {dtypes[name]} of {name!r}, {dtypes[names[0]]} of {names[0]!r}")
         return cls(dim=dim, names=names, dims=dims, dtype=dtypes[names[0]])

@@ -68,7 +68,7 @@ class StoredSource:
         return tuple(map(self._shard_numbers_along, range(len(self.parts.bounds))))
 
     def _shard_numbers_along(self, axis: int) -> Column:
-        # Along an axis, all rows of the grid have the same stores, so the first one will do.
+        # Parts at the same place along `axis` have the same shard borders, so one of them is enough.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
         numbers = []
         n_shards = 0
@@ -82,7 +82,7 @@ class StoredSource:
         return np.concatenate(numbers)
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:
-        """Read boxes to the device that the dataset was opened for; into `out` if possible and that is the host."""
+        """Read boxes to the device that the dataset was opened for; into `out` if possible, and only on the host."""
         parts = self.parts
 
         def read(decoder: Decoder) -> Any:
@@ -225,8 +225,9 @@ def read_sources[Name](
     if blocks_of_dask:
         (computed,) = dask.base.compute(blocks_of_dask)  # together, so that variables share tasks
         for name, blocks in computed.items():
-            # A variable has the dtype that xarray would give to a computed array, which differs for units of time.
-            arrays[name] = _stack(blocks, Variable(range(blocks[0].ndim), blocks[0]).dtype)
+            # `Variable` converts as xarray does, datetime64[D] to datetime64[s] for example. Any dimensions will do.
+            dtype = Variable(range(blocks[0].ndim), blocks[0]).dtype
+            arrays[name] = _stack(blocks, dtype)
     for name, array in arrays.items():
         if name not in outs:
             arrays[name] = in_c_order(array)

@@ -53,6 +53,7 @@ def _configuration(spec: ArraySpec, compressor: CompressorSpec) -> tuple[Mapping
     """Return the configuration of a compressor as the metadata have it, and whether they are in Zarr format 2."""
     metadata = json.loads(spec.metadata)
     if metadata["zarr_format"] == 2:
+        # `write.encoder` refuses arrays with other filters than bytes-to-bytes codecs, so the positions agree.
         entries = [*(metadata.get("filters") or ()), metadata["compressor"]]
         return entries[spec.codecs.bytes_to_bytes.index(compressor)], True
     codecs = metadata["codecs"]
@@ -85,7 +86,9 @@ def _zlib_settings(configuration: Mapping[str, Any], _: int) -> dict[str, Any] |
 
 def _lz4_settings(configuration: Mapping[str, Any], _: int) -> dict[str, Any] | None:
     settings = _integers(configuration, acceleration=1)
-    return None if settings is None else {"level": settings["acceleration"]}
+    if settings is None:
+        return None
+    return {"level": settings["acceleration"]}  # LZ4 has no levels; `EncoderStruct.level` holds its acceleration
 
 
 def _zstd_settings(configuration: Mapping[str, Any], _: int) -> dict[str, Any] | None:

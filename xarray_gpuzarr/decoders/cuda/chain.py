@@ -162,8 +162,8 @@ def _scaled(codec: FixedScaleOffsetSpec | ScaleOffsetSpec, encoded: DType, decod
 
 def _delta(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
     delta = Delta(encoded=encoded, decoded=decoded)
-    kinds = "f" if delta.inner.kind == "f" else "iu"
-    return delta if decoded.kind in kinds else f"NumPy adds up elements of {delta.inner}"
+    kinds = "f" if delta.arithmetic_dtype.kind == "f" else "iu"
+    return delta if decoded.kind in kinds else f"NumPy adds up elements of {delta.arithmetic_dtype}"
 
 
 def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter | str:

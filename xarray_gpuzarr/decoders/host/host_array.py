@@ -49,7 +49,7 @@ class HostArray:
         """Decoder of chunks in Python; None if only zarr-python knows a codec."""
         self.is_raw = self.codec is not None and self.codec.is_raw
         """Whether chunks are stored without any codec."""
-        self.is_same = cast.is_copy and self.stored_dtype == self.dtype
+        self.is_same = cast.only_converts and self.stored_dtype == self.dtype
         """Whether the elements of the result are the stored ones, unchanged."""
         in_order = spec.axes == tuple(range(spec.grid.ndim))
         self.may_be_direct = self.is_same and in_order and self.codec is not None

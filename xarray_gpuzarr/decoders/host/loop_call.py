@@ -113,7 +113,7 @@ class LoopCall:
         first, column_nbytes = address(self._numbers), self._numbers.itemsize * self._n
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
-        boxes = output.fill_boxes(plan, struct)
+        boxes = output.set_boxes(plan, struct)
         decoded = None if chunks is None else self._fill_chunks(chunks, struct)
         self._referenced = struct, boxes, plan, decoded
         self._address = ctypes.addressof(struct)
@@ -251,7 +251,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object
     if plan.spec.index is not None:
         rule = source.rule
         max_gap_nbytes = rule.max_gap_nbytes
-        buffer_nbytes = max(plan.most_nbytes, min(READ_BUFFER_NBYTES, rule.max_nbytes))
+        buffer_nbytes = max(plan.longest_nbytes, min(READ_BUFFER_NBYTES, rule.max_nbytes))
         offset_address = plan.addresses["offset"]
     else:
         max_gap_nbytes = 0

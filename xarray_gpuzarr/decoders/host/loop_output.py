@@ -52,7 +52,8 @@ def _tables_of_pieces(pieces: Sequence[AxisPieces]) -> _PieceTables:
             firsts.append(axis_pieces.in_start)
             indexes.append(0)
             continue
-        # Where the index lists elements, the first number of a piece is its position in the index.
+        # For an index array, the firsts are positions in the array. They are the positions in the output, unless the
+        # samples of a stack share one index array.
         starts = axis_pieces.out_start if axis_pieces.index_start is None else axis_pieces.index_start
         firsts.append(starts)
         indexes.append(address(axis_pieces.index))
@@ -89,7 +90,7 @@ def _job_struct(
         Keeps the memory that the struct points to alive.
     """
     assert array.program is not None
-    ndim = len(n_pieces)
+    ndim = len(n_pieces)  # 0 for points, which have no pieces: then no column below has an entry for an axis
     numbers, addresses = int64_columns(
         first_piece=[*accumulate(n_pieces, initial=0)],
         chunk_shape=((1,) * n_sample_axes + array.chunk_shape)[:ndim],
@@ -106,7 +107,7 @@ def _job_struct(
     struct.first_piece = addresses["first_piece"]
     struct.chunk_shape = addresses["chunk_shape"]
     struct.in_strides = addresses["in_strides"]
-    struct.every = addresses["steps"]
+    struct.every = addresses["steps"]  # the C name of `steps`
     struct.out_strides = addresses["out_strides"]
     struct.index = addresses["index"]
     return struct, (numbers, fill)
@@ -141,8 +142,8 @@ class LoopOutput:
         if isinstance(target, BoxTarget) and target.spans is not None:
             spans = target.spans
             n_pieces = tuple([span.n_pieces for span in spans])
-            n_rows = sum(n_pieces)
-            memory = np.empty(3 * n_rows, np.int64)
+            n_pieces_in_all = sum(n_pieces)
+            memory = np.empty(3 * n_pieces_in_all, np.int64)
             tables = _PieceTables(
                 n_pieces=n_pieces,
                 steps=tuple([span.step for span in spans]),
@@ -150,7 +151,7 @@ class LoopOutput:
                 table_address=address(memory),
                 memory=memory,
             )
-            array.loops.cut_axes(target.spans_address, len(spans), n_rows, tables.table_address)
+            array.loops.cut_axes(target.spans_address, len(spans), n_pieces_in_all, tables.table_address)
         else:
             tables = _tables_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
         n_sample_axes = int(isinstance(target, StackTarget))
@@ -165,24 +166,27 @@ class LoopOutput:
         self.address = ctypes.addressof(struct)
         """Address of the `JobStruct`."""
 
-    def place_rows(self, *arguments: int) -> int:
-        """Decode and place rows that are in memory; return the number of rows that were left.
+    def place_rows(self, rows_address: int, start: int, stop: int, scratch_address: int, n_threads: int) -> int:
+        """Decode and place the rows ``[start, stop)``, which are in memory; return the number of rows that were left.
 
-        The arguments are those of ``gpuzarr_place_rows`` behind the job: the address of a `RowsStruct`, the first row
-        and the one behind the last, the address of scratch, and the number of threads.
+        `rows_address` is the address of a `RowsStruct`; `scratch_address` that of `scratch_nbytes` for each thread.
         """
-        return int(self._loops.place_rows(self.address, *arguments))
+        return int(self._loops.place_rows(self.address, rows_address, start, stop, scratch_address, n_threads))
 
-    def read_rows(self, *arguments: int) -> int:
-        """Read, decode and place rows of local files; return the number of rows that were left.
+    def read_rows(
+        self, rows_address: int, files_address: int, start: int, stop: int, scratch_address: int, n_threads: int
+    ) -> int:
+        """Read, decode and place the rows ``[start, stop)`` of local files; return the number of rows that were left.
 
-        The arguments are those of ``gpuzarr_read_rows`` behind the job: the addresses of a `RowsStruct` and a
-        `FilesStruct`, the first row and the one behind the last, the address of scratch, and the number of threads.
+        `rows_address` and `files_address` are those of a `RowsStruct` and a `FilesStruct`; `scratch_address` is that of
+        `scratch_nbytes` for each thread.
         """
-        return int(self._loops.read_rows(self.address, *arguments))
+        return int(
+            self._loops.read_rows(self.address, rows_address, files_address, start, stop, scratch_address, n_threads)
+        )
 
-    def fill_boxes(self, plan: ReadPlan, struct: RowsStruct) -> object:
-        """Fill in the boxes or points of the output that each chunk of a plan decodes to.
+    def set_boxes(self, plan: ReadPlan, struct: RowsStruct) -> object:
+        """Set the addresses of the boxes or points of the output that each chunk of a plan decodes to.
 
         Returns
         -------
@@ -200,10 +204,10 @@ class LoopOutput:
             struct.boxes = address(boxes)
             struct.first_box = address(first_box)
             return boxes, first_box
-        return self._fill_points(target, plan, struct)
+        return self._set_points(target, plan, struct)
 
-    def _fill_points(self, target: PointTarget, plan: ReadPlan, struct: RowsStruct) -> object:
-        """Fill in the offsets in bytes of each chunk's points, in the chunk and in the output."""
+    def _set_points(self, target: PointTarget, plan: ReadPlan, struct: RowsStruct) -> object:
+        """Set the addresses of the offsets in bytes of each chunk's points, in the chunk and in the output."""
         groups = target.groups
         group = plan.all_row[:, 0]
         start = groups.bounds.take(group)
@@ -216,5 +220,5 @@ class LoopOutput:
         out_offset = np.ascontiguousarray(groups.position.take(points) * self._out_stride)
         struct.in_at = address(in_offset)
         struct.out_at = address(out_offset)
-        struct.first_box = address(first_point)
+        struct.first_box = address(first_point)  # for points, the loops take the first point of each row from here
         return in_offset, out_offset, first_point

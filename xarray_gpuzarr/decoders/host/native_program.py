@@ -107,7 +107,7 @@ def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any
 def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram:
     """Return the program for `stages`, in the order of decoding; the list is consumed. Raises `NotKnownError`."""
     out_dtype = np.dtype(cast.dtype)
-    steps = [] if cast.is_copy and stored == out_dtype else steps_of_cast(stored, cast)
+    steps = [] if cast.only_converts and stored == out_dtype else steps_of_cast(stored, cast)
     placed_dtype, chunk_nbytes, steps = _fuse_filters(stages, stored, chunk_nbytes, steps)
     is_copy = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
     n_checksums = _take_checksums(stages)

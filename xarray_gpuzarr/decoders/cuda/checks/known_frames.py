@@ -20,7 +20,8 @@ Content = Literal["waves", "noise", "zeros"]
 """Formula of decoded bytes; see `content`."""
 
 _PERIOD = 211
-"""Number of words after which ``waves`` begin again. Long ones compress well, with references across many blocks."""
+"""Number of words after which ``waves`` begin again. Long chunks of them compress well, with references across
+many blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ class KnownFrame:
 def content(kind: Content, nbytes: int) -> bytes:
     """Return `nbytes` bytes by a formula.
 
-    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are int32 that rise and begin again.
+    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are int32 that rise as squares and begin again;
+    the first word of each wave is its number, so that waves differ.
     """
     if kind == "zeros":
         return bytes(nbytes)
