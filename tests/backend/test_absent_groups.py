@@ -11,7 +11,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import LocalStore, ZipStore
 
 from xarray_gpuzarr import NoGroupError
-from xarray_gpuzarr.backend.open_errors import ALONE
+from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -82,7 +82,7 @@ def test_a_single_array(store, opens):
         opens(store / "t", engine="gpuzarr")
 
     assert caught.value.found == "an array, not a group"
-    assert ALONE in caught.value.do
+    assert IMAGE_RECIPES_HINT in caught.value.do
 
 
 def test_arrays_that_do_not_fit_the_others_are_named(tmp_path):

@@ -8,7 +8,7 @@ import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.data.pyramids import write_pyramid
 
-from xarray_gpuzarr.backend.open_errors import ALONE
+from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -63,7 +63,7 @@ def test_info_prints_why_levels_are_no_dataset(image, version, capsys):
 
     assert out.startswith(f"{image}, group /, Zarr format ")
     assert WHY[version] in out
-    assert ALONE in out
+    assert IMAGE_RECIPES_HINT in out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import zarr
 from helpers.data.pyramids import write_pyramid
 from zarr.codecs import BytesCodec
 
-from xarray_gpuzarr.backend.open_errors import ALONE
+from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli import failures, main
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.errors import StoreReadError
@@ -51,7 +51,7 @@ def test_a_demo_of_an_image(version, below, tmp_path, capsys):
     found, do = told(capsys, "demo", "--dir", f"{tmp_path}/demo", "--source", f"{tmp_path}/image.zarr{below}")
 
     assert found.startswith("The dimensions of '0' have no names" if version == "0.4" else "'y' is 256 long in '0'")
-    assert do == f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}"
+    assert do == f"gpuzarr info and gpuzarr bench take single arrays; {IMAGE_RECIPES_HINT}"
 
 
 @pytest.mark.parametrize("command", ["info", "bench"])

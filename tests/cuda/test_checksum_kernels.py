@@ -15,7 +15,7 @@ from helpers.kernels.runs import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.cuda.checksum import TILE_NBYTES, Kind, checksum, finish
+from xarray_gpuzarr.cuda.checksum import TILE_NBYTES, Kind, checksum, final_checksums
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -63,7 +63,7 @@ def test_longest_message(kind: Kind, value: int) -> None:
     table = np.array([tile.ctypes.data + TILE_NBYTES - nbytes, nbytes, 0], np.uint64)
     places = {"table": table.ctypes.data, "result": table[2:].ctypes.data}
     checksum(HostLaunches(), None, kind, n=1, max_nbytes=1, **places)
-    assert finish(kind, table[2:]).tolist() == [value]
+    assert final_checksums(kind, table[2:]).tolist() == [value]
 
 
 @pytest.mark.sanitized

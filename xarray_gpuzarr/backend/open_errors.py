@@ -31,7 +31,7 @@ _GROUP_FILES = ("zarr.json", ".zgroup")
 _DOCUMENTS = (*_GROUP_FILES, ".zarray", ".zattrs", ".zmetadata")
 _MOST_NODES = 200
 """Groups and arrays that are searched for damaged metadata."""
-ALONE = 'recipes for images are in the documentation, "Stores", below "OME-Zarr and single arrays"'
+IMAGE_RECIPES_HINT = 'recipes for images are in the documentation, "Stores", below "OME-Zarr and single arrays"'
 _PIP_NAMES = {
     "imagecodecs_": "imagecodecs",
     "zfpy": "'numcodecs[zfpy]'",
@@ -111,7 +111,7 @@ def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
             f"the arrays in '{group.zarr_group.store_path}' are no dataset",
             tried=f"to open as one dataset: {listed(sorted(group.array_keys()))}",
             found=str(err.args[0]),
-            do=f"{without}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {ALONE}",
+            do=f"{without}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {IMAGE_RECIPES_HINT}",
         ) from err
 
 
@@ -119,7 +119,10 @@ def _why_absent(where: Any, path: str, how: dict[str, Any]) -> tuple[str, str] |
     """Return what is at a path instead of a group, and what to do; None if there is another cause."""
     node = node_at(where, path, how)
     if isinstance(node, zarr.Array):
-        do = "read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); or open the group that holds it; " + ALONE
+        do = (
+            "read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); or open the group that holds it; "
+            + IMAGE_RECIPES_HINT
+        )
         return f"an array, not a group, at '{path}'" if path else "an array, not a group", do
     of_any_format = node_at(where, path, how | {"zarr_format": None}) if how["zarr_format"] else None
     if node is None and isinstance(of_any_format, zarr.Group):
@@ -143,7 +146,7 @@ def _no_store(where: str, how: dict[str, Any]) -> tuple[str, str] | None:
     """Return what is at a path or URL that is no store, and what to do; None if that is unknown."""
     place, above = Path(where), where.rstrip("/").rpartition("/")[0]
     if place.is_dir():
-        return in_folder(place)
+        return explain_folder(place)
     file = where.removeprefix("zip::")
     stores = _in_zip(file) if is_zipfile(file) else []
     if stores:
@@ -161,7 +164,7 @@ def _no_store(where: str, how: dict[str, Any]) -> tuple[str, str] | None:
     return ("nothing is there", f"name what is in the group '{above}': {listed(names)}") if names else None
 
 
-def in_folder(folder: Path) -> tuple[str, str] | None:
+def explain_folder(folder: Path) -> tuple[str, str] | None:
     """Return what is in a folder that is no store, and what to do; None if it is a group."""
     if _is_group(folder):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import zarr
 
-from xarray_gpuzarr.backend.open_errors import ALONE, in_folder, node_at
+from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT, explain_folder, node_at
 from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
 
 _NO_CREDENTIALS = {
@@ -52,7 +52,10 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """Part of the address before ``://``. Empty for a local path."""
+        """Scheme of the first link of an fsspec chain that has one, without wrappers such as ``simplecache::``.
+
+        Empty for a plain path or a ``file://`` URL.
+        """
         before, separator, _ = self.store.partition("://")
         if not separator or before == "file":
             return ""
@@ -61,8 +64,8 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether the store is on this machine: a folder, or a file such as a zip file."""
-        outermost = self.store.rpartition("::")[2]
-        return "://" not in outermost or outermost.startswith("file://")
+        last_link = self.store.rpartition("::")[2]
+        return "://" not in last_link or last_link.startswith("file://")
 
     def open(self, path: str) -> Any:
         """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
@@ -143,7 +146,7 @@ def _examine_place(address: Address) -> tuple[str, str]:
         return explanation
     path = Path(address.store)
     if node is None and not address.group and not address.scheme and path.is_dir():
-        return in_folder(path) or ("", _USUAL_ADVICE)
+        return explain_folder(path) or ("", _USUAL_ADVICE)
     if "::" in address.store or "://" in address.store or path.exists():
         return "", _USUAL_ADVICE
     return _NOTHING, _advise_on_path(path.absolute())
@@ -153,7 +156,9 @@ def _advise_on_path(path: Path) -> str:
     """Return what to do about a local path that does not exist."""
     if not path.parent.is_dir():
         return f"check the path: there is no folder '{path.parent}'"
-    return f"check the path{perhaps(path.name, sorted(entry.name for entry in path.parent.iterdir()))}"
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    similar_name_hint = perhaps(path.name, names)
+    return f"check the path{similar_name_hint}"
 
 
 def _explain_no_dataset(node: Any) -> tuple[str, str] | None:
@@ -163,7 +168,7 @@ def _explain_no_dataset(node: Any) -> tuple[str, str] | None:
     why = why_no_dataset(dict(sorted(node.arrays())))
     if not why:
         return None
-    return why, f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}"
+    return why, f"gpuzarr info and gpuzarr bench take single arrays; {IMAGE_RECIPES_HINT}"
 
 
 def why_no_dataset(arrays: Mapping[str, zarr.Array[Any]]) -> str:

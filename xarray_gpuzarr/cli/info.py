@@ -25,7 +25,7 @@ from xarray_gpuzarr.backend.accessor.base import device_of, explanation
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.backend.open_errors import ALONE
+from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli.contents import Contents, GroupBelow, groups_below, open_contents
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
@@ -41,7 +41,7 @@ _MOST_DETAILED = 12
 """Largest number of variables with axes that are shown in tables. If there are more, each gets one line."""
 _MOST_GROUPS = 30
 """Number of groups that are listed unless ``--all`` is given."""
-_AS_STORED = f"Dtypes are as stored; {ALONE}."
+_AS_STORED = f"Dtypes are as stored; {IMAGE_RECIPES_HINT}."
 
 
 def run(options: argparse.Namespace) -> int:

@@ -230,7 +230,7 @@ class DeviceApi(Protocol):
         """Free unused device memory in the pools of array libraries."""
 
     def why_no_files(self) -> str | None:
-        """Return why files cannot be read straight into device memory; None if they can."""
+        """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file; only if `why_no_files` returns None.

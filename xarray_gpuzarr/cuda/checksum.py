@@ -35,7 +35,7 @@ def checksum_kernels() -> list[Kernel]:
 def checksum(  # noqa: PLR0913
     api: DeviceApi, stream: Stream, kind: Kind, *, table: Address, n: int, max_nbytes: int, result: Address
 ) -> None:
-    """Add the checksums of messages to a column of zeros, from which `finish` makes the final values.
+    """Add the checksums of messages to a column of zeros, from which `final_checksums` makes the final values.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def checksum(  # noqa: PLR0913
         api.launch(_KERNELS[kind], n_blocks, N_THREADS, (table, n, n_tiles, result), stream)
 
 
-def finish(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+def final_checksums(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
     """Return the checksums, uint32 of shape (n,), from a column of results of `checksum`, in host memory.
 
     A result has a CRC in its lower half, or the two sums of an Adler-32 in its halves, not yet reduced.

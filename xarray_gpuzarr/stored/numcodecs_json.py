@@ -1,8 +1,8 @@
 """Parsing of the configurations of numcodecs' codecs.
 
 Format 2 names a codec by its id, format 3 by ``numcodecs.`` and the id. This module parses each codec by itself, and
-`codec_json` the chain of codecs. Settings that only an encoder needs are not checked, since a frame tells how to decode
-it. A configuration that numcodecs refuses is left to zarr-python, which raises the error when it decodes.
+`codec_json` the chain of codecs. Settings that only an encoder needs are not interpreted: a frame says by itself how it
+is decoded. A configuration that numcodecs refuses is left to zarr-python, which raises the error when it decodes.
 
 References
 ----------
@@ -37,8 +37,10 @@ Json = Any
 Conf = Mapping[str, Json]
 """Configuration of a codec."""
 DType = np.dtype[Any] | None
-"""Dtype of the elements that a codec encodes, which a configuration in format 3 may leave out; None in format 2."""
+"""Dtype of the array in format 3, which completes a configuration that omits it. In format 2 it is None, and every
+parser takes None to mean format 2."""
 
+# `str()` of a specification is its id in numcodecs. One without fields needs no configuration.
 COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {
     str(kind()): kind for kind in get_args(CompressorSpec) if not fields(kind)
 }
@@ -59,7 +61,7 @@ def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | Ident
     conf : mapping
         Configuration without the id.
     dtype : numpy.dtype or None
-        Dtype of the elements that the codec encodes; None in format 2.
+        Dtype of the array in format 3; None means format 2.
 
     Returns
     -------
@@ -151,7 +153,8 @@ def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpe
     decoded, encoded = dtypes
     if decoded == encoded:
         return IdentitySpec(name=codec_id)
-    if is_quantize and dtype is not None:  # in format 3, zarr-python ignores that the stored dtype is another one
+    if is_quantize and dtype is not None:
+        # In format 3, zarr-python goes on with the array's dtype although `quantize` stores another.
         return None
     return AsTypeSpec(name="quantize" if is_quantize else "astype", decoded=decoded, encoded=encoded)
 
@@ -178,23 +181,25 @@ def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | Non
     """Return the decoded and the encoded dtype of a codec; None if the codec is left to zarr-python.
 
     A missing `decoded` is `dtype`, and a missing `encoded` is the decoded dtype. In format 3, the decoded dtype must
-    equal `dtype`.
+    equal `dtype`, and the encoded one must be in native byte order.
     """
     decoded_dtype = dtype_text(dtype if decoded is None else decoded)
     encoded_dtype = decoded_dtype if encoded is None else dtype_text(encoded)
     if decoded_dtype is None or encoded_dtype is None:
         return None
     loses_imaginary_part = np.dtype(encoded_dtype).kind == "c" and np.dtype(decoded_dtype).kind != "c"
-    is_unexpected = dtype is not None and (decoded_dtype != dtype.str or not np.dtype(encoded_dtype).isnative)
-    return None if loses_imaginary_part or is_unexpected else (decoded_dtype, encoded_dtype)
+    is_refused_in_v3 = dtype is not None and (decoded_dtype != dtype.str or not np.dtype(encoded_dtype).isnative)
+    return None if loses_imaginary_part or is_refused_in_v3 else (decoded_dtype, encoded_dtype)
 
 
-def dtype_text(text: Json) -> str | None:
+def dtype_text(dtype: Json | DType) -> str | None:
     """Return a dtype as NumPy writes it, with byte order; None if codecs of elements do not support it.
 
-    Raises `TypeError` if `text` is None or names no dtype.
+    `dtype` is a NumPy dtype, or its name in a configuration.
+
+    Raises `TypeError` if `dtype` is None or names no dtype.
     """
-    if text is None:
+    if dtype is None:
         raise TypeError("a codec of elements without their dtype")
-    dtype = np.dtype(text)
-    return dtype.str if dtype.str[1:] in _DTYPES else None
+    text = np.dtype(dtype).str
+    return text if text[1:] in _DTYPES else None

@@ -16,7 +16,7 @@ from helpers.kernels import memory as memories
 from helpers.kernels.memory import columns
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.cast import ElementCast
-from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
+from xarray_gpuzarr.cuda.checksum import Kind, checksum, final_checksums
 from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
 from xarray_gpuzarr.cuda.launch import SPARE_FRAME, check_zstd, move
 from xarray_gpuzarr.cuda.placers import Points, Scatter
@@ -150,7 +150,7 @@ def checksums(kind: Kind, *messages: bytes | tuple[bytes, int]) -> list[int]:
     table = memory.place(columns([(memory.place(*pair), len(pair[0])) for pair in pairs], 2))
     result, longest = memory.reserve(8 * n, byte=0), max((len(content) for content, _ in pairs), default=0)
     memory.run(lambda api, stream: checksum(api, stream, kind, table=table, n=n, max_nbytes=longest, result=result))
-    found = finish(kind, memory.content(result, 8 * n).view(np.uint64))
+    found = final_checksums(kind, memory.content(result, 8 * n).view(np.uint64))
     assert found.dtype == np.uint32
     return found.tolist()
 

@@ -1,4 +1,4 @@
-"""`slices_of`: a NumPy array as a dask array, without a copy."""
+"""`dask_view`: a NumPy array as a dask array, without a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class _Sliced:
-    """Wraps a NumPy array. dask would copy the array itself, so that later changes of it have no effect."""
+    """Wraps a NumPy array to keep dask from copying it, as `from_array` does with a bare `numpy.ndarray`."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -24,18 +24,18 @@ class _Sliced:
         return block
 
 
-def slices_of(array: npt.NDArray[Any], lengths: Sequence[Sequence[int]]) -> da.Array:
+def dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) -> da.Array:
     """Return a dask array, with a random name, whose blocks are views of a NumPy array.
 
     Parameters
     ----------
     array : numpy.ndarray
         An array in host memory. It must not change until the blocks are computed.
-    lengths : sequence of sequence of int
+    block_lengths : sequence of sequence of int
         Lengths of the blocks along each axis.
     """
     meta = np.empty((0,) * array.ndim, array.dtype)
     sliced: da.Array = da.from_array(
-        _Sliced(array), chunks=tuple(map(tuple, lengths)), name=False, asarray=False, meta=meta
+        _Sliced(array), chunks=tuple(map(tuple, block_lengths)), name=False, asarray=False, meta=meta
     )
     return sliced

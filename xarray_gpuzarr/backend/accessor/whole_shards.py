@@ -21,7 +21,7 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     outside_error,
     unaligned_error,
 )
-from xarray_gpuzarr.backend.accessor.slices import slices_of
+from xarray_gpuzarr.backend.accessor.slices import dask_view
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     check_encodable,
@@ -273,7 +273,7 @@ def _to_dask(variable: Variable, lengths: Sequence[tuple[int, ...]]) -> Variable
     """Return a variable as a dask array with blocks of these lengths, without a copy if it is in memory."""
     array = array_in_memory(variable)
     if isinstance(array, np.ndarray):
-        return Variable(variable.dims, slices_of(array, lengths), variable.attrs, variable.encoding)
+        return Variable(variable.dims, dask_view(array, lengths), variable.attrs, variable.encoding)
     # name=False makes a random name, which saves dask from hashing the values.
     return variable.chunk(dict(zip(variable.dims, lengths, strict=True)), name=False)  # type: ignore[arg-type]
 

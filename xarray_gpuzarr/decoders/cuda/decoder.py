@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, shadow_choice
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choose_shadows
 from xarray_gpuzarr.decoders.cuda.devices import Devices
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_host_is_faster, why_not_device
@@ -57,8 +57,8 @@ class CudaDecoder:
     def __init__(self, find_device: Callable[..., DeviceApi] = native_device) -> None:
         self._trust = Trust()
         self._devices = Devices(find_device, self._trust)
-        self._index: tuple[int, ...] = ()
-        """Number of the device that all threads read to. Without one, each thread reads to its current device."""
+        self._device_args: tuple[int, ...] = ()
+        """Arguments that choose the device: its number, or none for the calling thread's current device."""
         self._host = HostDecoder(keeps_chunks=False)
         self._start_failure = ""
         """Why CUDA, or a library that it needs, could not be started at the last try; empty if it could."""
@@ -66,7 +66,7 @@ class CudaDecoder:
     def for_device(self, index: int) -> Self:
         """Return a decoder that reads to device `index` on every thread, and shares all resources with this one."""
         decoder = copy(self)
-        decoder._index = (index,)  # noqa: SLF001  # an attribute of this class
+        decoder._device_args = (index,)  # noqa: SLF001  # an attribute of this class
         return decoder
 
     @property
@@ -86,7 +86,7 @@ class CudaDecoder:
         why = None
         if options.checks != "off":
             why = self._trust.known_failure(device, spec, _native(cast))
-        if why is None and options.little == "auto":
+        if why is None and options.little == "auto":  # reads of a few chunks may go to the host
             why = why_host_is_faster(spec, math.prod(spec.grid.chunks_per_shard))
         if why is not None:
             return Route(where=f"host, {ONE_COPY}", why=why)
@@ -100,13 +100,13 @@ class CudaDecoder:
         if why_not is not None:
             return why_not
         if storage != "gds":
-            return "GPUDirect Storage is used where it is asked for"
+            return 'GPUDirect Storage was not asked for (storage="gds")'
         return self.why_no_files()
 
     def why_no_files(self) -> str | None:
-        """Return why no file can be read straight into device memory; None if files can. Imports no CuPy."""
+        """Return why GPUDirect Storage cannot read files into device memory; None if it can. Imports no CuPy."""
         if self._devices.find_device is not native_device:
-            return self._devices.find_device(*self._index).why_no_files()
+            return self._devices.find_device(*self._device_args).why_no_files()
         from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
 
         return why_no_files()
@@ -122,7 +122,7 @@ class CudaDecoder:
             return api.empty(shape, dtype, api.consumer_stream())
 
     def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
-        """Return None: every read to a device is planned."""
+        """Return None, because every read to a device needs a plan; see `Decoder.read_at_once`."""
         return None
 
     def decode(
@@ -148,10 +148,10 @@ class CudaDecoder:
             out = None
         resources = self._current_resources()
         has_identity = resources.api.identity is not None
-        choice = shadow_choice(spec, resources.options.verify, has_identity=has_identity)
+        shadow_choice = choose_shadows(spec, resources.options.verify, has_identity=has_identity)
 
         def read(workspace: Workspace) -> Any:
-            reading = Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out)
+            reading = Read(workspace, source, spec, target=target, cast=cast, shadow_choice=shadow_choice, out=out)
             result = reading.run(plans)
             counters.add(n_by_host=reading.stager.n_by_host)
             return result
@@ -190,7 +190,10 @@ class CudaDecoder:
         return self._current_resources().run_read(send)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
-        """Return a context manager that lets other threads read for this one; see `Decoder.as_caller`."""
+        """Return a function that makes context managers, in which other threads read for this one.
+
+        See `Decoder.as_caller`.
+        """
         api = self._device()
         with api.activate():
             handle = None if stream_of is None else stream_of(api.index)
@@ -245,7 +248,7 @@ class CudaDecoder:
         """Check nvCOMP, share the caller's pool with CuPy, and build kernels; see `PreparedDecoder.prepare`."""
         api = self._current_resources().api
         with api.activate():
-            assert api.nvcomp  # finding it checks its version
+            _ = api.nvcomp  # raises an error if its version is unsuitable
             undo = api.share_pool()
             try:
                 api.build(usual_kernels())
@@ -283,10 +286,10 @@ class CudaDecoder:
         return self._trust.checked_device(device).why_unusable()
 
     def _device(self) -> DeviceApi:
-        return self._devices.device(*self._index)
+        return self._devices.device(*self._device_args)
 
     def _current_resources(self) -> WorkerResources:
-        return self._devices.current_resources(*self._index)
+        return self._devices.current_resources(*self._device_args)
 
 
 def _native(cast: Cast) -> Cast:

@@ -76,7 +76,7 @@ class Read:
         Selection, and shape of the result.
     cast : Cast
         Its dtype is that of the result, in the machine's byte order.
-    choice : ShadowChoice, optional
+    shadow_choice : ShadowChoice, optional
         Chooses the chunks that the host decodes as well.
     out : device array in C order, optional
         Array of the target's shape and the cast's dtype that is filled. A new one is made without it, or if it is not
@@ -91,7 +91,7 @@ class Read:
         *,
         target: Target,
         cast: Cast,
-        choice: ShadowChoice | None = None,
+        shadow_choice: ShadowChoice | None = None,
         out: Any = None,
     ) -> None:
         self._workspace = workspace
@@ -100,8 +100,8 @@ class Read:
         self._chain = require_chain(spec)
         self._chunk_device_nbytes = chunk_device_nbytes(spec)
         self._limits = self._initial_limits()
-        self._choice = choice
-        self.stager = _new_stager(workspace, source, spec, chain=self._chain, choice=choice)
+        self._shadow_choice = shadow_choice
+        self.stager = _new_stager(workspace, source, spec, chain=self._chain, shadow_choice=shadow_choice)
         dtype = np.dtype(cast.dtype)
         if out is None or self._api.address(out) % dtype.itemsize:
             out = workspace.result(target.shape, dtype, workspace.works)
@@ -288,14 +288,14 @@ class Read:
             # The host decodes the failed ones anyway.
             different = np.setdiff1d(receipt.different_chunks(), failed)
             counters.add(n_verified=len(receipt.shadows), n_different=len(different))
-            if self._choice is not None:
-                self._choice.mark_compared()
+            if self._shadow_choice is not None:
+                self._shadow_choice.mark_compared()
             if len(different):
                 raise different_values(*row_of(oldest.pieces, int(different[0])))
 
 
 def _new_stager(
-    workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: ShadowChoice | None
+    workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, shadow_choice: ShadowChoice | None
 ) -> Stager:
     """Return a stager that reads files into device memory if that is requested and possible, or a `Stager`.
 
@@ -305,11 +305,11 @@ def _new_stager(
         If GPUDirect Storage is requested, the chain allows it, and this machine does not have it.
     """
     if source.storage != "gds" or why_not_direct(chain) is not None:
-        return Stager(workspace, source, spec, chain=chain, choice=choice)
+        return Stager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
     from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only if storage="gds"
     from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only if storage="gds"
 
     why_not = workspace.api.why_no_files()
     if why_not is not None:
         raise no_direct_files(why_not)
-    return DirectStager(workspace, source, spec, chain=chain, choice=choice)
+    return DirectStager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)

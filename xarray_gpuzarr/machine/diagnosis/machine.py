@@ -86,7 +86,10 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["driver"]:
         yield "driver", facts["driver"]
     if gpu:
-        yield "libraries", ", ".join(f"{name} {version}" for name, version in gpu["versions"].items()) or "not said"
+        yield (
+            "libraries",
+            ", ".join(f"{name} {version}" for name, version in gpu["versions"].items()) or "versions unknown",
+        )
         yield (
             "files to GPU",
             f"through host memory: {gpu['why_no_files']}" if gpu["why_no_files"] else "GDS can be used",
@@ -134,14 +137,14 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
     with api.activate():
         free, total = api.memory_nbytes()
     return {
-        "name": identity.name if identity else "a GPU that does not say",
+        "name": identity.name if identity else "GPU of unknown name",
         "compute_capability": identity.compute_capability if identity else None,
         "driver": identity.driver if identity else None,
         "versions": dict(identity.versions) if identity else {},
         "free_nbytes": free,
         "memory_nbytes": total,
-        "why_no_files": api.why_no_files(),
-        "n_reads": options.n_reads,
+        "why_no_files": api.why_no_files(),  # read straight into device memory, by GPUDirect Storage
+        "n_reads": options.n_reads,  # that may run at once
         "pinned_nbytes": pinned_nbytes(options),
         "scratch_nbytes": scratch_nbytes(options, total),
     }

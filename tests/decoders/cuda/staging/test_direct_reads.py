@@ -339,7 +339,7 @@ def test_dataset_and_its_explanation(path, found_device):
     loaded = ds[["u10", "t2m"]].load().gpuzarr.to_host()
 
     rows = {row.variable: row for row in explained.rows}
-    assert rows["u10"].storage == ("gds" if reads else "posix: GPUDirect Storage is used where it is asked for")
+    assert rows["u10"].storage == ("gds" if reads else 'posix: GPUDirect Storage was not asked for (storage="gds")')
     assert rows["time"].storage == ""
     assert bool(found_device.calls["read_file"]) == reads
     for name in ("u10", "t2m"):

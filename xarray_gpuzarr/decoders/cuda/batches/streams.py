@@ -58,10 +58,10 @@ class Streams(Columns):
         return Streams(self.table.take(order, axis=1))
 
 
-class Filters(Columns):
+class ShuffledBlocks(Columns):
     """One row per block of decompressed bytes for `cuda.blosc.unshuffle`.
 
-    The blocks of a chunk that has any cover the whole chunk; those that are not shuffled have filter 0.
+    If a chunk has blocks here, they cover all of it. Blocks that are not shuffled have 0 in the column `shuffle`.
     """
 
     n_columns = 5
@@ -71,18 +71,18 @@ class Filters(Columns):
     """Length of the block in bytes."""
     typesize = TableColumn(3)
     """Bytes of an element."""
-    filter = TableColumn(4)
+    shuffle = TableColumn(4)
     """0 for none, 1 for shuffle, 2 for bitshuffle."""
 
 
-def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> Filters:
+def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> ShuffledBlocks:
     """Return a row for each of the chunks numbered `chunk`, which are shuffled as a whole and have `nbytes` bytes."""
-    return Filters.from_columns(len(chunk), chunk=chunk, nbytes=nbytes, typesize=spec.elementsize, filter=1)
+    return ShuffledBlocks.from_columns(len(chunk), chunk=chunk, nbytes=nbytes, typesize=spec.elementsize, shuffle=1)
 
 
 def find_streams(
     stage: CompressorSpec, data: Bytes, start: Rows, nbytes: Rows, decoded_nbytes: int
-) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
+) -> tuple[npt.NDArray[np.bool_], Streams, ShuffledBlocks]:
     """Find the streams of the chunks whose frames may be given to the device.
 
     Parameters
@@ -102,22 +102,23 @@ def find_streams(
         Whether the device may be given a chunk. The host codec decodes the others.
     streams : Streams
         Streams of the ready chunks, whose numbers are positions in `start`.
-    filters : Filters
+    shuffled_blocks : ShuffledBlocks
         Blocks of the ready chunks that are to be unshuffled.
     """
     if isinstance(stage, BloscSpec):
         return _find_in_blosc(stage.cname, data, start, nbytes, decoded_nbytes)
     if isinstance(stage, ZstdSpec) and len(start):
+        # The first frame stands for all. A kernel checks each frame later, see `zstd_streams`.
         first_frame = memoryview(data)[int(start[0]) : int(start[0] + nbytes[0])]
         if is_plain_zstd(first_frame, decoded_nbytes):
             ready, streams = zstd_streams(stage, nbytes, decoded_nbytes)
-            return ready, streams, Filters.empty()
+            return ready, streams, ShuffledBlocks.empty()
     ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, decoded_nbytes)
     streams = _whole_chunks(ready, nbytes, decoded_nbytes)
     envelope = ENVELOPES[type(stage)]
     assert envelope is not None
     _strip_envelope(envelope, streams, data, start)
-    return ready, streams, Filters.empty()
+    return ready, streams, ShuffledBlocks.empty()
 
 
 def zstd_streams(stage: CompressorSpec, nbytes: Rows, decoded_nbytes: int) -> tuple[npt.NDArray[np.bool_], Streams]:
@@ -136,7 +137,7 @@ def _whole_chunks(ready: npt.NDArray[np.bool_], nbytes: Rows, decoded_nbytes: in
     """Return one stream for each ready chunk: all of its bytes."""
     chunk = ready.nonzero()[0]
     table = np.zeros((Streams.n_columns, len(chunk)), np.int64)
-    # Setting columns by name would be slower.
+    # The columns chunk, source_nbytes and target_nbytes. Setting them by name would be slower.
     table[0] = chunk
     table[3] = nbytes.take(chunk)
     table[5] = decoded_nbytes
@@ -145,7 +146,7 @@ def _whole_chunks(ready: npt.NDArray[np.bool_], nbytes: Rows, decoded_nbytes: in
 
 def _find_in_blosc(
     cname: str, data: Bytes, start: Rows, nbytes: Rows, decoded_nbytes: int
-) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
+) -> tuple[npt.NDArray[np.bool_], Streams, ShuffledBlocks]:
     walk = blosc_frames.walk_blosc(data, start, nbytes, decoded_nbytes, cname=cname)
     parts = []
     for codec, envelope in BLOSC_ENVELOPES.items():
@@ -161,20 +162,21 @@ def _find_in_blosc(
             )
             _strip_envelope(envelope, part, data, start)
             parts.append(part)
-    streams = join(parts, [0] * len(parts)) if parts else Streams.empty()
-    filters = Filters.from_columns(
+    keep_numbers = [0] * len(parts)  # all parts number the same chunks
+    streams = join(parts, keep_numbers) if parts else Streams.empty()
+    shuffled_blocks = ShuffledBlocks.from_columns(
         len(walk.block_chunk),
         chunk=walk.block_chunk,
         start=walk.block_start,
         nbytes=walk.block_nbytes,
         typesize=walk.block_typesize,
-        filter=walk.block_filter,
+        shuffle=walk.block_filter,
     )
-    return walk.ready, streams, filters
+    return walk.ready, streams, shuffled_blocks
 
 
 def _strip_envelope(envelope: Envelope, streams: Streams, data: Bytes, start: Rows) -> None:
-    """Read the stored checksums, and narrow rows that span an envelope down to the stream inside it."""
+    """Set the format, read the stored checksums, and narrow rows that span an envelope down to the stream inside it."""
     if envelope.checksum_from_end:
         end = start[streams.chunk] + streams.source + streams.source_nbytes
         checksum_bytes = (end - envelope.checksum_from_end)[:, None] + np.arange(4)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
-from xarray_gpuzarr.cuda.checksum import checksum, finish
+from xarray_gpuzarr.cuda.checksum import checksum, final_checksums
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import content
@@ -61,7 +61,7 @@ def _check_sums(workspace: Workspace) -> int:
     table = upload(workspace, columns.tobytes())
     result = Address(table.address + columns[:2].nbytes)
     checksum(api, workspace.copy, "crc32", table=table.address, n=n, max_nbytes=longest, result=result)
-    sums = finish("crc32", download(workspace, result, starts.shape, np.dtype("u8")))
+    sums = final_checksums("crc32", download(workspace, result, starts.shape, np.dtype("u8")))
     expected = [zlib.crc32(data[start : start + length]) for start, length in zip(starts, nbytes, strict=True)]
     compare(sums, np.array(expected, "u4"))
     return int(nbytes.sum())

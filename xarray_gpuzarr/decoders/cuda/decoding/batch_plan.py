@@ -15,7 +15,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFormat
-from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams
+from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
@@ -42,7 +42,7 @@ class Staged:
     """shape (n,): length in bytes, without checksums that the host has checked."""
     streams: Streams
     """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
-    filters: Filters
+    shuffled_blocks: ShuffledBlocks
     """Blocks of the same chunks that are to be unshuffled."""
     encoded: Flags
     """shape (n,): whether the chunk was copied encoded, rather than decoded by the host."""
@@ -57,7 +57,7 @@ class Staged:
             address=address,
             nbytes=nbytes,
             streams=Streams.empty(),
-            filters=Filters.empty(),
+            shuffled_blocks=ShuffledBlocks.empty(),
             encoded=np.zeros(len(address), np.bool_),
             shadows=Shadows.empty(),
         )
@@ -75,7 +75,7 @@ def join_segments(segments: Sequence[Staged]) -> Staged:
         address=np.concatenate([segment.address for segment in segments]),
         nbytes=np.concatenate([segment.nbytes for segment in segments]),
         streams=join([segment.streams for segment in segments], counts),
-        filters=join([segment.filters for segment in segments], counts),
+        shuffled_blocks=join([segment.shuffled_blocks for segment in segments], counts),
         encoded=np.concatenate([segment.encoded for segment in segments]),
         shadows=join([segment.shadows for segment in segments], counts),
     )
@@ -109,8 +109,8 @@ class BatchPlan:
 
     streams: Streams
     groups: list[Group]
-    n_coded: int
-    """Number of streams that are decompressed, which are those of all groups."""
+    n_compressed: int
+    """Number of streams that nvCOMP or a kernel decompresses: those of all groups. Raw streams follow them."""
     stream_address: Addresses
     """shape (n_streams,): device address of each staged stream."""
     realigned_streams: Rows
@@ -153,7 +153,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     n_chunks = len(staged.address)
     streams = staged.streams.by_format()
     groups = _find_groups(streams, nvcomp)
-    n_coded = sum([group.n for group in groups])
+    n_compressed = sum([group.n for group in groups])
     stream_address = streams.per_row(staged.address) + streams.source.view(np.uint64)
     realigned_streams = [NO_ROWS]
     for group in groups:
@@ -163,20 +163,20 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     is_compressed = np.zeros(n_chunks, np.bool_)
     is_compressed[streams.chunk] = True
     # Decompressing or unshuffling writes a chunk to another, aligned address.
-    is_rewritten = replace_rows(is_compressed, staged.filters.chunk, np.True_)
+    is_rewritten = replace_rows(is_compressed, staged.shuffled_blocks.chunk, np.True_)
     element_chunks = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
     is_decoded = replace_rows(is_rewritten, element_chunks, np.True_)
     is_direct = fits_direct & is_decoded
     unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
     unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_ELEMENT_NBYTES))
-    is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.filters.chunk, np.True_)
+    is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.shuffled_blocks.chunk, np.True_)
     return BatchPlan(
         streams=streams,
         groups=groups,
-        n_coded=n_coded,
+        n_compressed=n_compressed,
         stream_address=stream_address,
         realigned_streams=np.concatenate(realigned_streams),
-        raw_streams=np.arange(n_coded, len(streams)),
+        raw_streams=np.arange(n_compressed, len(streams)),
         is_direct=is_direct,
         result_address=result_address,
         realigned_chunks=(~is_rewritten & (staged.address % unit_nbytes != 0)).nonzero()[0],

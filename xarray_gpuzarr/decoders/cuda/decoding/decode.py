@@ -88,8 +88,8 @@ class BatchDecoder:
             n, fmt = group.n, group.nvcomp_format
             sources, source_nbytes, outputs, capacity = [Address(table + columns + 8 * n * i) for i in range(4)]
             actual = Address(report + 8 * group.first)
-            sums = Address(actual + 8 * plan.n_coded)
-            statuses = Address(report + 16 * plan.n_coded + 4 * group.first)
+            sums = Address(actual + 8 * plan.n_compressed)
+            statuses = Address(report + 16 * plan.n_compressed + 4 * group.first)
             if fmt is None:
                 blosclz(api, stream, table=sources, n=n, actual=actual, status=statuses)
                 continue
@@ -114,11 +114,11 @@ class BatchDecoder:
     ) -> None:
         """Enqueue what follows decompression: unshuffling, codecs of elements, CRC-32s of shadowed chunks."""
         chain, api = self._chain, self._api
-        flags = Address(table + offsets.receipt + streams_nbytes(plan.n_coded))
-        if len(staged.filters):
-            longest = int(staged.filters.nbytes.max())
-            blocks = Address(table + offsets.filters)
-            unshuffle(api, stream, table=blocks, n=len(staged.filters), max_nbytes=longest)
+        flags = Address(table + offsets.receipt + streams_nbytes(plan.n_compressed))
+        if len(staged.shuffled_blocks):
+            longest = int(staged.shuffled_blocks.nbytes.max())
+            blocks = Address(table + offsets.shuffled_blocks)
+            unshuffle(api, stream, table=blocks, n=len(staged.shuffled_blocks), max_nbytes=longest)
         # There are no offsets if no chunk of the batch was copied encoded.
         for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
             chunks = FilterChunks(

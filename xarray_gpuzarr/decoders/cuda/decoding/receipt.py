@@ -16,7 +16,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Stream
-from xarray_gpuzarr.cuda.checksum import finish
+from xarray_gpuzarr.cuda.checksum import final_checksums
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.workspace_memory import Slot
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
@@ -51,8 +51,9 @@ class Receipt:
 
     def failed_chunks(self) -> Rows:
         """Return the numbers of the chunks that the device has not decoded correctly; only after the download."""
-        plan, report = self.plan, self.slot.array
-        n = plan.n_coded
+        plan = self.plan
+        report = self.slot.array
+        n = plan.n_compressed
         lengths = report[: 8 * n].view(np.int64)
         sums = report[8 * n : 16 * n].view(np.uint64)
         statuses = report[16 * n : 20 * n].view(np.int32)
@@ -61,7 +62,7 @@ class Receipt:
             rows = slice(group.first, group.first + group.n)
             kind = group.stream_format.checksum
             if kind is not None:
-                is_wrong[rows] |= finish(kind, sums[rows]) != plan.streams.checksum[rows]
+                is_wrong[rows] |= final_checksums(kind, sums[rows]) != plan.streams.checksum[rows]
             else:
                 is_wrong[rows] |= sums[rows] != 0  # refused before it was decoded
         flags = report[streams_nbytes(n) :][: 8 * len(plan.element_chunks)].view(np.uint64)
@@ -71,15 +72,15 @@ class Receipt:
 
     def different_chunks(self) -> Rows:
         """Return the numbers of the chunks that the host has decoded to other bytes; only after the download."""
-        first = streams_nbytes(self.plan.n_coded) + 8 * len(self.plan.element_chunks)
+        first = streams_nbytes(self.plan.n_compressed) + 8 * len(self.plan.element_chunks)
         sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
-        different: Rows = self.shadows.chunk[finish("crc32", sums) != self.shadows.crc]
+        different: Rows = self.shadows.chunk[final_checksums("crc32", sums) != self.shadows.crc]
         return different
 
 
 def receipt_nbytes(plan: BatchPlan, shadows: Shadows) -> int:
     """Return the length of a receipt in bytes."""
-    return streams_nbytes(plan.n_coded) + 8 * (len(plan.element_chunks) + len(shadows))
+    return streams_nbytes(plan.n_compressed) + 8 * (len(plan.element_chunks) + len(shadows))
 
 
 def streams_nbytes(n: int) -> int:

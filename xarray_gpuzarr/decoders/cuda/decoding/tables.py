@@ -50,7 +50,7 @@ class TableOffsets:
     """Not an offset: lengths of the moves in bytes, in ascending order."""
     groups: list[int]
     """For each group, four columns: addresses and lengths of the streams, addresses and lengths of their results."""
-    filters: int
+    shuffled_blocks: int
     """Five columns, as `cuda.blosc.unshuffle` wants them."""
     elements: list[tuple[int, int]]
     """For each codec of elements, the offset of two columns, addresses of encoded and of decoded chunks, and the offset
@@ -103,7 +103,7 @@ def fill_table(
     """
     table = BatchTable()
     n_staged = len(staged.address)
-    filtered_chunks = staged.filters.chunk
+    block_chunks = staged.shuffled_blocks.chunk
     # Follow the chunks backwards, from where they are decoded to where they were staged.
     start = replace_rows(staged.address, plan.realigned_chunks, scratch.realigned_chunks)
     decoded = np.where(plan.is_direct, plan.result_address, start)
@@ -112,19 +112,19 @@ def fill_table(
     if len(plan.element_chunks):
         before_elements = start[plan.element_chunks] if chain.reads_staged else scratch.elements[0]
         unshuffled = replace_rows(decoded, plan.element_chunks, before_elements)
-    decompressed = replace_rows(unshuffled, filtered_chunks, start[filtered_chunks])
+    decompressed = replace_rows(unshuffled, block_chunks, start[block_chunks])
     decompressed = replace_rows(decompressed, plan.shuffled_chunks, scratch.shuffled_chunks)
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)
     moves, moved_nbytes = _add_moves(table, staged, plan, scratch, stream_targets)
     shadow_chunks = staged.shadows.chunk
     missing_rows = np.concatenate([rows[:n_staged][staged.address == 0], rows[n_staged:]])
-    filters = _add_filters(table, staged, decompressed, unshuffled)
+    shuffled_blocks = _add_shuffled_blocks(table, staged, decompressed, unshuffled)
     elements = _add_elements(table, chain, plan, scratch, unshuffled, decoded)
     offsets = TableOffsets(
         moves=moves,
         moved_nbytes=moved_nbytes,
         groups=_add_groups(table, plan, scratch, stream_targets),
-        filters=filters,
+        shuffled_blocks=shuffled_blocks,
         elements=elements,
         receipt=table.add(np.zeros(receipt_nbytes(plan, staged.shadows) // 8, np.uint64)),
         shadows=table.add(decoded[shadow_chunks], np.full(len(shadow_chunks), chain.chunk_nbytes)),
@@ -168,15 +168,15 @@ def _add_groups(table: BatchTable, plan: BatchPlan, scratch: Scratch, stream_tar
     return [table.add(*[column[group.first : group.first + group.n] for column in columns]) for group in plan.groups]
 
 
-def _add_filters(table: BatchTable, staged: Staged, decompressed: Addresses, unshuffled: Addresses) -> int:
+def _add_shuffled_blocks(table: BatchTable, staged: Staged, decompressed: Addresses, unshuffled: Addresses) -> int:
     """Add the columns of `unshuffle`; return their offset."""
-    blocks = staged.filters
+    blocks = staged.shuffled_blocks
     if not len(blocks):
         return 0
     start = blocks.start.view(np.uint64)
     sources = decompressed[blocks.chunk] + start
     targets = unshuffled[blocks.chunk] + start
-    return table.add(sources, targets, blocks.nbytes, blocks.typesize, blocks.filter)
+    return table.add(sources, targets, blocks.nbytes, blocks.typesize, blocks.shuffle)
 
 
 def _add_elements(

@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams, shuffled, zstd_streams
+from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, shuffled, zstd_streams
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice
@@ -64,9 +64,9 @@ class DirectStager(Stager):
         spec: ArraySpec,
         *,
         chain: Chain,
-        choice: ShadowChoice | None = None,
+        shadow_choice: ShadowChoice | None = None,
     ) -> None:
-        super().__init__(workspace, source, spec, chain=chain, choice=choice)
+        super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
         self.requests = None
         self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)
         self.slot_nbytes = ENDLESS
@@ -87,13 +87,13 @@ class DirectStager(Stager):
                 counters.add(read_nbytes=sum(read_nbytes))
         present = position >= 0
         address = np.where(present, position, 0).astype(np.uint64) + np.uint64(memory.address) * present
-        chain, filters = self._chain, Filters.empty()
+        chain, shuffled_blocks = self._chain, ShuffledBlocks.empty()
         if chain.compressor is None:
             ready, streams = present & (nbytes == chain.inner_nbytes), Streams.empty()
         else:
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
         if chain.shuffle is not None:
-            filters = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
+            shuffled_blocks = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
 
         def download(row: int) -> memoryview:  # not from the file, which may have been replaced since
             return memoryview(download_pageable(workspace, int(address[row]), int(nbytes[row])))
@@ -103,7 +103,7 @@ class DirectStager(Stager):
             address=address,
             nbytes=nbytes,
             streams=streams,
-            filters=filters,
+            shuffled_blocks=shuffled_blocks,
             encoded=ready,
             shadows=self._shadows(pieces, ready, download),
         )

@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned, cut_range, row_of
-from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams, find_streams, shuffled
+from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, shuffled
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice, Shadows
@@ -50,7 +50,7 @@ class Stager:
         Array that is read.
     chain : Chain
         What the device does to its chunks.
-    choice : ShadowChoice, optional
+    shadow_choice : ShadowChoice, optional
         Chooses the chunks that the host decodes as well.
     """
 
@@ -61,13 +61,13 @@ class Stager:
         spec: ArraySpec,
         *,
         chain: Chain,
-        choice: ShadowChoice | None = None,
+        shadow_choice: ShadowChoice | None = None,
     ) -> None:
         self._workspace = workspace
         self._source = source
         self._spec = spec
         self._chain = chain
-        self._choice = choice
+        self._shadow_choice = shadow_choice
         # As many as there are cores, however few threads dask has: a worker of a GPU has one thread but many cores, and
         # these threads copy without holding Python's lock.
         self._n_threads = threads.thread_setting() or threads.n_cores()
@@ -103,7 +103,7 @@ class Stager:
         ready, start, nbytes = present, first, length
         if self._chain.checksums:
             ready, start, nbytes = self._check_checksums(upload, present, first, length)
-        ready, streams, filters = self._find_streams(upload, ready, start, nbytes)
+        ready, streams, shuffled_blocks = self._find_streams(upload, ready, start, nbytes)
         # If each chunk is one stream, all are ready and present.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
@@ -119,7 +119,7 @@ class Stager:
             address=address,
             nbytes=nbytes,
             streams=streams,
-            filters=filters,
+            shuffled_blocks=shuffled_blocks,
             encoded=ready,
             shadows=shadows,
         )
@@ -160,7 +160,7 @@ class Stager:
 
         `encoded_chunk` returns the encoded bytes of a row. Errors are those of `_decode`.
         """
-        rows = NO_ROWS if self._choice is None else self._choice.choose(ready.nonzero()[0])
+        rows = NO_ROWS if self._shadow_choice is None else self._shadow_choice.choose(ready.nonzero()[0])
         if not len(rows):
             return Shadows.empty()
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
@@ -242,32 +242,34 @@ class Stager:
                 nbytes[row] = len(payload)
         return ready, start, nbytes
 
-    def _find_streams(self, upload: Upload, ready: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Streams, Filters]:
-        """Return which of the chunks `ready` the device may decode, and their streams and filters."""
+    def _find_streams(
+        self, upload: Upload, ready: Flags, start: Rows, nbytes: Rows
+    ) -> tuple[Flags, Streams, ShuffledBlocks]:
+        """Return which of the chunks `ready` the device may decode, and their streams and shuffled blocks."""
         chain, inner_nbytes = self._chain, self._chain.inner_nbytes
         arrays = list(upload.arrays())
         if chain.compressor is None:
-            ready, streams, filters = ready & (nbytes == inner_nbytes), Streams.empty(), Filters.empty()
+            ready, streams, shuffled_blocks = ready & (nbytes == inner_nbytes), Streams.empty(), ShuffledBlocks.empty()
         elif len(arrays) == 1 and ready.all():
-            ready, streams, filters = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
+            ready, streams, shuffled_blocks = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
         else:
             is_sound = np.zeros(len(start), np.bool_)
             stream_parts: list[Streams] = []
-            filter_parts: list[Filters] = []
+            block_parts: list[ShuffledBlocks] = []
             for data, first in arrays:
                 rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
-                is_sound[rows], streams, filters = find_streams(
+                is_sound[rows], streams, shuffled_blocks = find_streams(
                     chain.compressor, data, start[rows] - first, nbytes[rows], inner_nbytes
                 )
                 stream_parts.append(streams.renumbered(rows))
-                filter_parts.append(filters.renumbered(rows))
-            keep_numbers = [0] * len(arrays)
+                block_parts.append(shuffled_blocks.renumbered(rows))
+            keep_numbers = [0] * len(arrays)  # the parts have been renumbered already
             ready = is_sound
             streams = join(stream_parts, keep_numbers)
-            filters = join(filter_parts, keep_numbers)
+            shuffled_blocks = join(block_parts, keep_numbers)
         if chain.shuffle is not None:
-            filters = shuffled(ready.nonzero()[0], inner_nbytes, chain.shuffle)
-        return ready, streams, filters
+            shuffled_blocks = shuffled(ready.nonzero()[0], inner_nbytes, chain.shuffle)
+        return ready, streams, shuffled_blocks
 
 
 def _decode_all(pieces: Sequence[Piece], rows: Rows, decode: Callable[[int], None]) -> None:
