@@ -113,7 +113,7 @@ def _decode(
     """Decode a group by xarray, then replace lazy arrays that this engine can decode."""
     as_stored = {name: dict(variable.attrs) for name, variable in stored.items()}  # xarray may take some away
     variables, attrs, coord_names = conventions.decode_cf_variables(
-        stored, attrs, drop_variables=dropped, **options.of_xarray
+        stored, attrs, drop_variables=dropped, **options.xarray_keywords
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
