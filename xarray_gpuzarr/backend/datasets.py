@@ -24,7 +24,7 @@ from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.checked_array import CheckedArray
-from xarray_gpuzarr.backend.groups import close_of
+from xarray_gpuzarr.backend.groups import closing_function
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
@@ -132,7 +132,7 @@ def _decode(
         (coords if is_coord else data_vars)[name] = variable
     with naming_arrays_apart(store):
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
-    dataset.set_close(close_of(store))
+    dataset.set_close(closing_function(store))
     dataset.encoding = store.get_encoding()
     return dataset
 
