@@ -26,7 +26,7 @@ from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.checked_array import CheckedArray
 from xarray_gpuzarr.backend.groups import closing_function
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_wrapped
-from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
+from xarray_gpuzarr.backend.open_errors import explaining_misfits
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
 from xarray_gpuzarr.backend.shard_variable import ShardVariable
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
@@ -82,7 +82,7 @@ def build_datasets[Path](
         failure = None
         for path, store in stores.items():
             try:
-                with naming_arrays_apart(store):
+                with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
                     ahead.begin(is_tree=len(stores) > 1)
@@ -172,7 +172,7 @@ def _decode(
             coords[name] = variable
         else:
             data_vars[name] = variable
-    with naming_arrays_apart(store):
+    with explaining_misfits(store):
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(closing_function(store))
     dataset.encoding = store.get_encoding()
