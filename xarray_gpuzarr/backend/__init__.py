@@ -1,7 +1,8 @@
-"""The entry point of ``engine="gpuzarr"``, and its keywords.
+"""`GpuZarrBackendEntrypoint`, the class behind ``engine="gpuzarr"``, with the keywords of the engine.
 
-xarray imports this module, as that of every installed engine, whenever something is opened without ``engine=``. So it
-imports nothing that `import xarray` does not, until a store is opened.
+xarray imports this module, like that of every installed engine, whenever something is opened without ``engine=``.
+Therefore it imports only what `import xarray` imports too. The other modules of this folder are imported when a store
+is opened.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from xarray import Dataset, DataTree
 from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 
-from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, also where arrays are unpickled  # noqa: F401
+# This registers `.gpuzarr`, also in a process that only unpickles arrays.
+from xarray_gpuzarr.backend import registration as _registration  # noqa: F401
 
 
-def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the parameters of a function that have names, without `self`."""
-    parameters = signature(function).parameters
-    return tuple(name for name, each in parameters.items() if name != "self" and each.kind is not each.VAR_KEYWORD)
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters, without `self` and ``**kwargs``."""
+    parameters = signature(function).parameters.values()
+    return tuple([param.name for param in parameters if param.name != "self" and param.kind is not param.VAR_KEYWORD])
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
@@ -30,7 +32,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:  # noqa: ARG002
-        """Return False: ``.zarr`` stays with xarray's own engine unless this one is named."""
+        """Return False, so that xarray opens ``.zarr`` with its own engine unless this one is named."""
         return False
 
     def open_dataset(  # noqa: PLR0913
@@ -129,16 +131,21 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             float_dtype=float_dtype,
         )
         dataset = datasets.build_datasets({"/": store}, options, drop_variables, place)["/"]
-        here = currentframe()
-        advise_of_unknown_chunks(here and here.f_back, dataset)
+        frame = currentframe()
+        caller = None if frame is None else frame.f_back
+        advise_of_unknown_chunks(caller, dataset)
         return dataset
 
-    open_dataset_parameters = keywords_of(open_dataset)
+    open_dataset_parameters = parameter_names(open_dataset)
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
-        """Open all groups below a group, or those that match a pattern, as a tree.
+        """Open a group and all groups below it, or the groups that match a pattern, as a tree.
 
-        Keywords as for `open_groups_as_dict`.
+        Parameters
+        ----------
+        filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+        **kwargs
+            Keywords of `open_groups_as_dict`.
         """
         return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
@@ -157,17 +164,36 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         storage: str = "auto",
         **decoding: Any,
     ) -> dict[str, Dataset]:
-        """Open all groups below a group, by path.
+        """Open a group and all groups below it, or the groups that match a pattern.
 
-        Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
-        ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
+        Parameters
+        ----------
+        filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+        group : str, optional
+            Path of the first group, or a pattern such as ``"/*/sweep_0"``, as in ``xarray.DataTree.match``. With a
+            pattern, the matching groups and their parents are opened.
+        drop_variables, mode, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, device, storage
+            As for `open_dataset`.
+        **decoding
+            The keywords of `open_dataset` that say how values are decoded, such as `mask_and_scale`.
+
+        Returns
+        -------
+        dict of str to Dataset
+            The datasets by their paths from the first group. With a pattern, by their paths from the root.
+
+        Raises
+        ------
+        OptionError, DeviceUnavailableError, KeywordError, NoGroupError, MetadataError
+            As for `open_dataset`. An `OptionError` is also raised if no group matches the pattern.
         """
         from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
-        known = keywords_of(self.open_groups_as_dict)
-        require_known(decoding, {*known, *keywords_of(DecodeOptions)})
-        place, options = Place.of(device, storage), DecodeOptions(**decoding)
+        known = parameter_names(self.open_groups_as_dict)
+        require_known(decoding, {*known, *parameter_names(DecodeOptions)})
+        place = Place.of(device, storage)
+        options = DecodeOptions(**decoding)
         groups.require_reading(mode)
         stores = groups.open_groups(
             filename_or_obj,

@@ -1,7 +1,8 @@
 """`CachingStore`: wraps a slow store while something is opened, and requests each object and listing once.
 
-Requests that are made ahead answer those of xarray's own opening. A failed one has used up the retries of its client:
-it is not made again, and whoever asks for the same gets its error.
+This package requests many objects concurrently. xarray, which then reads one after another through the same
+`CachingStore`, gets their answers. A failed request is not repeated, since the store's client has already retried it:
+later requests for the same object raise the same error.
 """
 
 from __future__ import annotations
@@ -25,109 +26,126 @@ _DOCUMENTS = {
     3: ("zarr.json",),
     None: ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"),
 }
-"""Requested format -> documents of the first group."""
+"""The argument `zarr_format` -> names of the metadata documents that a group of this format may have."""
 
 
 class CachingStore(WrapperStore[Store]):
-    """A store that remembers answers and errors, and makes a bounded number of requests at a time."""
+    """A store that remembers answers and errors, and makes a bounded number of requests at a time.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+        The store to read from.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.itself = store
-        self._answers: dict[str, asyncio.Task[Any]] = {}
-        """Key of an object, or path of a group and a slash -> task of the request."""
-        self._at_once = requests_at_once()
-        self._n_under_way = 0
-        self._slots = asyncio.Semaphore(self._at_once)
+        self.wrapped_store = store
+        self._requests: dict[str, asyncio.Task[Any]] = {}
+        """Key of an object, or path of a listing with a slash at its end -> task of the request."""
+        self._max_requests = requests_at_once()
+        self._n_requests = 0
+        """Number of requests that are under way or wait for a slot."""
+        self._slots = asyncio.Semaphore(self._max_requests)
         self._is_given_up = False
         self._errors: list[Exception] = []
-        """Errors in which requests have ended."""
+        """Errors of failed requests."""
 
     def __str__(self) -> str:
-        return str(self.itself)
+        return str(self.wrapped_store)
 
     def __repr__(self) -> str:
-        return repr(self.itself)
+        return repr(self.wrapped_store)
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Whether the store has consolidated metadata as zarr-python writes them."""
-        return self.itself.supports_consolidated_metadata
+        """Whether the store can hold consolidated metadata as zarr-python writes them."""
+        return self.wrapped_store.supports_consolidated_metadata
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object or bytes of it. Bytes of an object that was not requested as a whole are not remembered."""
-        if byte_range is not None and self._answer(key) is None:
-            return await self._in_turn(lambda: self.itself.get(key, prototype, byte_range))
-        # Who is cancelled, since another request has failed, leaves this one to those that ask for the same next.
-        whole = await asyncio.shield(self.whole(key))
-        return None if whole is None else await MemoryStore({key: whole}).get(key, prototype, byte_range)
+        """Return an object or a byte range of it; None if there is no such object.
+
+        A byte range is remembered only if the whole object was requested before.
+        """
+        if byte_range is not None and self._earlier_request(key) is None:
+            return await self._request_in_slot(lambda: self.wrapped_store.get(key, prototype, byte_range))
+        # A caller may be cancelled because another request has failed. The request then goes on for later callers.
+        content = await asyncio.shield(self.request_object(key))
+        if content is None:
+            return None
+        return await MemoryStore({key: content}).get(key, prototype, byte_range)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Return the names below a path."""
-        for name in await asyncio.shield(self.names(prefix)):
+        """Yield the names directly below a path."""
+        for name in await asyncio.shield(self.request_listing(prefix)):
             yield name
 
-    def whole(self, key: str) -> asyncio.Task[Buffer | None]:
-        """Request an object, and return a task for it."""
-        return self._once(key, lambda: self.itself.get(key, cpu.buffer_prototype))
+    def request_object(self, key: str) -> asyncio.Task[Buffer | None]:
+        """Request an object unless that was done before, and return the task of the request."""
+        return self._request_once(key, lambda: self.wrapped_store.get(key, cpu.buffer_prototype))
 
-    def names(self, path: str) -> asyncio.Task[list[str]]:
-        """Request the names below a path, and return a task for the list."""
+    def request_listing(self, path: str) -> asyncio.Task[list[str]]:
+        """Request the names directly below a path unless that was done before, and return the task of the request."""
 
-        async def all_names() -> list[str]:
-            return [name async for name in self.itself.list_dir(path)]
+        async def list_names() -> list[str]:
+            return [name async for name in self.wrapped_store.list_dir(path)]
 
-        return self._once(f"{path.strip('/')}/", all_names)
+        return self._request_once(f"{path.strip('/')}/", list_names)
 
-    def documents(self, path: str, names: Iterable[str]) -> list[asyncio.Task[Buffer | None]]:
-        """Request objects of a group by their names, and return tasks for them."""
-        return [self.whole(f"{path}/{name}".strip("/")) for name in names]
+    def request_documents(self, path: str, names: Iterable[str]) -> list[asyncio.Task[Buffer | None]]:
+        """Request the objects of these names in a group, and return the tasks of the requests."""
+        return [self.request_object(f"{path}/{name}".strip("/")) for name in names]
 
     def has_room(self, n_requests: int) -> bool:
-        """Return whether requests would be sent now, without waiting for others."""
-        return self._n_under_way + n_requests <= self._at_once
+        """Return whether this number of requests would be sent at once, without waiting for others."""
+        return self._n_requests + n_requests <= self._max_requests
 
     def give_up(self) -> None:
         """Cancel unanswered requests, and refuse new ones."""
         self._is_given_up = True
-        for task in [each for each in list(self._answers.values()) if not each.done()]:
-            task.get_loop().call_soon_threadsafe(task.cancel)
+        for task in list(self._requests.values()):
+            if not task.done():
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     def detach(self, opened: ZarrStore) -> None:
-        """Let what was opened through this store read from the store itself."""
+        """Make a group that was opened through this store, and its members, read from the wrapped store."""
         for node in (opened.zarr_group, *opened.members.values()):
             if node.store_path.store is self:
-                node.store_path.store = self.itself
+                node.store_path.store = self.wrapped_store
 
     def has_raised(self, err: BaseException) -> bool:
-        """Whether an error, or one of its causes, is that of a request."""
-        if any(each is err for each in self._errors):
+        """Return whether an error, or one of its causes, is that of a failed request."""
+        if any(request_error is err for request_error in self._errors):
             return True
         return err.__cause__ is not None and self.has_raised(err.__cause__)
 
-    def error_within(self, err: BaseException) -> BaseException | None:
-        """Return the first error of a request in a group of errors, or the error itself; None if no request failed."""
+    def find_request_error(self, err: BaseException) -> BaseException | None:
+        """Return an error if a failed request has raised it, else None. In a group of errors, the first such error."""
         if isinstance(err, BaseExceptionGroup):
-            return next(filter(None, map(self.error_within, err.exceptions)), None)
+            return next(filter(None, map(self.find_request_error, err.exceptions)), None)
         return err if self.has_raised(err) else None
 
-    def _answer(self, what: str) -> asyncio.Task[Any] | None:
-        """Return the task of an earlier request, unless it was cancelled."""
-        task = self._answers.get(what)
+    def _earlier_request(self, key: str) -> asyncio.Task[Any] | None:
+        """Return the task of an earlier request. None if there is none, or if it was cancelled."""
+        task = self._requests.get(key)
         return None if task is not None and task.cancelled() else task
 
-    def _once[Answer](self, what: str, request: Callable[[], Coroutine[Any, Any, Answer]]) -> asyncio.Task[Answer]:
-        task = self._answer(what)
+    def _request_once[Answer](
+        self, key: str, request: Callable[[], Coroutine[Any, Any, Answer]]
+    ) -> asyncio.Task[Answer]:
+        """Return the task of the earlier request that has the same key in `_requests`, or that of a new request."""
+        task = self._earlier_request(key)
         if task is None:
-            task = self._answers[what] = asyncio.ensure_future(self._in_turn(request))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio is not to log it
+            task = self._requests[key] = asyncio.ensure_future(self._request_in_slot(request))
+            # Retrieving the exception keeps asyncio from logging that it was never retrieved.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
-    async def _in_turn[Answer](self, request: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+    async def _request_in_slot[Answer](self, request: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Make a request as soon as there is a slot for it."""
         if self._is_given_up:
             raise asyncio.CancelledError
-        self._n_under_way += 1
+        self._n_requests += 1
         try:
             async with self._slots:
                 return await request()
@@ -135,35 +153,55 @@ class CachingStore(WrapperStore[Store]):
             self._errors.append(err)
             raise
         finally:
-            self._n_under_way -= 1
+            self._n_requests -= 1
 
 
-async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, str]:
-    """Return a store that has requested the documents of the group that xarray opens first, and the path in that store.
+async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple[CachingStore, str]:
+    """Wrap a store, and request the metadata documents that xarray needs to open a group in it.
 
-    `options` are those of `ZarrStore.open_group`.
+    Parameters
+    ----------
+    location : path, URL or zarr store
+    options : mapping
+        Keywords of xarray's `ZarrStore.open_group`.
+
+    Returns
+    -------
+    store : CachingStore
+        The store, which has the answers of the requests.
+    path : str
+        Path of `location` in the store.
     """
-    at = await make_store_path(where, mode="r", storage_options=options.get("storage_options"))
-    cache, names = CachingStore(at.store), _DOCUMENTS[options.get("zarr_format")]
-    top = f"{at.path}/{(options.get('group') or '').strip('/')}".strip("/")
-    if options.get("consolidated") is not False and getattr(at.store, "supports_consolidated_metadata", True):
-        documents = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
-        known = {name: each.to_bytes() for name, each in zip(names, documents, strict=True) if isinstance(each, Buffer)}
-        if top == at.path or not known or any(b"consolidated" in document for document in known.values()):
-            return cache, at.path
-        names = _DOCUMENTS[3] if "zarr.json" in known else (".zarray", ".zgroup", ".zattrs")
-    await asyncio.gather(*cache.documents(top, names), cache.names(top), return_exceptions=True)
-    return cache, at.path
+    root = await make_store_path(location, mode="r", storage_options=options.get("storage_options"))
+    cache = CachingStore(root.store)
+    names = _DOCUMENTS[options.get("zarr_format")]
+    group = (options.get("group") or "").strip("/")
+    group_path = f"{root.path}/{group}".strip("/")
+    if options.get("consolidated") is not False and getattr(root.store, "supports_consolidated_metadata", True):
+        answers = await asyncio.gather(*cache.request_documents(root.path, names), return_exceptions=True)
+        documents = {
+            name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
+        }
+        is_consolidated = any(b"consolidated" in document for document in documents.values())
+        if group_path == root.path or not documents or is_consolidated:
+            return cache, root.path
+        names = _DOCUMENTS[3] if "zarr.json" in documents else (".zarray", ".zgroup", ".zattrs")
+    requests = [*cache.request_documents(group_path, names), cache.request_listing(group_path)]
+    await asyncio.gather(*requests, return_exceptions=True)
+    return cache, root.path
 
 
-async def store_path_of(where: str, storage_options: dict[str, Any] | None) -> StorePath:
-    """Return the store at an address, which may be written to."""
-    return await make_store_path(where, mode="a", storage_options=storage_options)
+async def store_path_of(address: str, storage_options: dict[str, Any] | None) -> StorePath:
+    """Return the store at a path or URL, opened for writing, and the path in it."""
+    return await make_store_path(address, mode="a", storage_options=storage_options)
 
 
-def takes_long(where: object) -> bool:
-    """Return whether a store is slow, so that requests should be concurrent."""
-    store = where.store if isinstance(where, StorePath) else where
+def takes_long(location: object) -> bool:
+    """Return whether a path, URL or store is slow to answer, so that requests should be concurrent.
+
+    Local folders, zip files and memory are fast. All other stores count as slow.
+    """
+    store = location.store if isinstance(location, StorePath) else location
     if isinstance(store, str):
         return "://" in store
     return not isinstance(store, os.PathLike | dict | LocalStore | MemoryStore | ZipStore)

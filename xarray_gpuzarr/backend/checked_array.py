@@ -1,4 +1,7 @@
-"""`CheckedArray`: text and other arrays that stay with xarray, whose frames are checked before they are decoded."""
+"""`CheckedArray`: an array that xarray reads through zarr-python, with frames that are checked before they are decoded.
+
+Text and other arrays that this package does not decode are of this class.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,24 @@ from xarray_gpuzarr.read import checked_array, refused_frame
 
 
 class CheckedArray(ZarrArrayWrapper):
-    """xarray's lazy array of a zarr array; a read raises `CorruptChunkError` for a frame with a wrong header.
+    """A lazy array of xarray whose reads raise `CorruptChunkError` for a frame with a wrong header.
 
-    It holds and pickles the zarr array as it was opened. What is read is another one, made for the read.
+    The zarr array that it holds, and that is pickled, is the one that was opened. Each read makes another zarr array,
+    with codecs that check frames.
     """
 
     __slots__ = ()
 
     def __getitem__(self, key: Any) -> Any:
-        array = self.get_array()  # type: ignore[no-untyped-call]  # xarray's
+        array = self.get_array()  # type: ignore[no-untyped-call]  # xarray has not annotated it
         try:
             return ZarrArrayWrapper(checked_array(array))[key]
         except FrameError as err:
             raise refused_frame(array, err) from err
 
     async def async_getitem(self, key: Any) -> Any:
-        """Read a selection, as xarray's ``load_async`` does."""
-        array = self.get_array()  # type: ignore[no-untyped-call]  # xarray's
+        """Return a selection, for xarray's ``load_async``."""
+        array = self.get_array()  # type: ignore[no-untyped-call]  # xarray has not annotated it
         try:
             return await ZarrArrayWrapper(checked_array(array)).async_getitem(key)
         except FrameError as err:

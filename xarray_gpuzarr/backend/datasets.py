@@ -1,8 +1,8 @@
-"""Build Datasets from open groups: xarray's variables, with this package's arrays in the numeric ones.
+"""Builds Datasets from open groups. Their variables are xarray's, and numeric ones hold arrays of this package.
 
-xarray's own `ZarrStore` reads metadata, attributes and encodings, and xarray decodes them, lazily. Each numeric
-variable whose CF decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass. Index
-coordinates, times, strings and everything else stay with xarray on the host.
+xarray's own `ZarrStore` reads metadata, attributes and encodings, and xarray decodes the variables lazily. Each numeric
+variable whose CF decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass. All
+others, such as index coordinates, times and strings, are decoded by xarray on the host.
 
 References
 ----------
@@ -24,9 +24,9 @@ from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.checked_array import CheckedArray
-from xarray_gpuzarr.backend.groups import close_of
-from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
-from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
+from xarray_gpuzarr.backend.groups import closing_function
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_wrapped
+from xarray_gpuzarr.backend.open_errors import explaining_misfits
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, applies_to
 from xarray_gpuzarr.backend.shard_variable import ShardVariable
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
@@ -38,34 +38,61 @@ from xarray_gpuzarr.stored.cf import parse_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
 _LARGE_NBYTES = 64 * 1024 * 1024
-"""Decoded bytes from which it matters where a variable is decoded."""
-_AS_TEXT_OR_TIME = {"_Encoding", "units"}
-"""Encoding that xarray sets on variables that it decodes to text or times, though their dtype may be bool."""
+"""Smallest size, in decoded bytes, of a variable for which the user is told that the GPU does not decode it."""
+_TEXT_OR_TIME_KEYS = {"_Encoding", "units"}
+"""Keys of the encoding of variables that xarray decodes to text or times. Such variables may have the dtype bool."""
 
 
 def build_datasets[Path](
     stores: Mapping[Path, ZarrStore], options: DecodeOptions, drop_variables: str | Iterable[str] | None, place: Place
 ) -> dict[Path, Dataset]:
-    """Turn open groups into Datasets of lazy variables; malformed metadata of an array raise a `MetadataError`."""
-    with ExitStack() as closing:
+    """Turn open groups into Datasets of lazy variables.
+
+    Parameters
+    ----------
+    stores : mapping of path to ZarrStore
+        The groups, all of one store. They are closed if an error is raised.
+    options : DecodeOptions
+        How values are decoded.
+    drop_variables : str or iterable of str, optional
+        Names of variables that are left out of every group.
+    place : Place
+        Device on which values are decoded, and how their bytes get there.
+
+    Returns
+    -------
+    dict of path to Dataset
+
+    Raises
+    ------
+    MetadataError
+        The stored metadata of an array is malformed.
+    NoGroupError
+        The arrays of a group form no dataset.
+    """
+    with ExitStack() as exit_stack:
         for store in stores.values():
-            closing.enter_context(close_on_error(store))
+            exit_stack.enter_context(close_on_error(store))
         if isinstance(drop_variables, str):
             drop_variables = [drop_variables]
-        dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
-        where = next(iter(stores.values())).zarr_group.store
-        ahead = closing.enter_context(ValuesAhead(where)) if takes_long(where) else None
-        prepared, failure = {}, None
+        dropped = set() if drop_variables is None else set(drop_variables)
+        zarr_store = next(iter(stores.values())).zarr_group.store
+        ahead = exit_stack.enter_context(ValuesAhead(zarr_store)) if takes_long(zarr_store) else None
+        prepared: dict[Path, tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]] = {}
+        failure = None
         for path, store in stores.items():
             try:
-                with naming_arrays_apart(store):
+                with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
                     ahead.begin(is_tree=len(stores) > 1)
-            except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
+            except Exception as err:  # noqa: BLE001
+                # As in xarray, an error in decoding an earlier group is raised before this one.
                 failure = err
                 break
-        datasets = {path: _decode(stores[path], *parts, options, dropped, place) for path, parts in prepared.items()}
+        datasets = {}
+        for path, (variables, attrs) in prepared.items():
+            datasets[path] = _decode(stores[path], variables, attrs, options, dropped, place)
         if failure is not None:
             raise failure
         return datasets
@@ -74,31 +101,41 @@ def build_datasets[Path](
 def _prepare(
     store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead | None, place: Place
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
-    """Return the undecoded variables of a group and its attributes; numeric variables hold a `LazyArray`."""
+    """Return the undecoded variables of a group, and its attributes.
+
+    Numeric variables hold a `LazyArray` on the host. If the store is slow, `ahead` learns which values xarray will read
+    when it decodes the variables; otherwise `ahead` is None.
+    """
     try:
         stored, attrs = store.load()
-    except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
+    except OverflowError:
+        # An array is too long for xarray. `parse_array` raises an error that names the array.
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    # The bounds of time coordinates have the units of the coordinate.
-    named = (v.attrs.get("bounds") for v in stored.values() if _has_time_units(v))
-    bounds = {name for name in named if isinstance(name, str)}
+    # xarray gives the bounds of time coordinates the units of the coordinate, so they are times as well.
+    bounds_names = [variable.attrs.get("bounds") for variable in stored.values() if _has_time_units(variable)]
+    time_bounds = {name for name in bounds_names if isinstance(name, str)}
     for name, variable in stored.items():
-        if variable.encoding.get("shards") is not None:
-            variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
-        if name not in dropped:
-            lazily: Any = variable._data  # noqa: SLF001
-            array = lazily.array.get_array()
-            if array.dtype.kind in NUMERIC_KINDS:
-                lazily.array = LazyArray(stored_array(array, storage=place.storage), "host")
-            elif checked_metadata(array.metadata) is not array.metadata:
-                lazily.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # as xarray's is
-            if ahead is None or not variable.size or not (variable.dims or array.dtype.kind in NUMERIC_KINDS):
-                continue
-            is_index = variable.dims == (name,) and is_short(array)
-            if is_index or ((name in bounds or _has_time_units(variable)) and applies_to(name, options.decode_times)):
-                lazily.array = ahead.add(lazily.array, array, is_index=is_index)
+        shards = variable.encoding.get("shards")
+        if shards is not None:
+            variable.encoding["preferred_chunks"] = dict(zip(variable.dims, shards, strict=True))
+        if name in dropped:
+            continue
+        data: Any = variable._data  # noqa: SLF001
+        array = data.array.get_array()
+        is_numeric = array.dtype.kind in NUMERIC_KINDS
+        if is_numeric:
+            data.array = LazyArray(stored_array(array, storage=place.storage), "host")
+        elif checked_metadata(array.metadata) is not array.metadata:
+            data.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # xarray has not annotated it
+        is_text_scalar = not variable.dims and not is_numeric
+        if ahead is None or not variable.size or is_text_scalar:
+            continue
+        is_index = variable.dims == (name,) and is_short(array)
+        has_times = name in time_bounds or _has_time_units(variable)
+        if is_index or (has_times and applies_to(name, options.decode_times)):
+            data.array = ahead.add(data.array, array, is_index=is_index)
     return dict(stored), attrs
 
 
@@ -110,58 +147,83 @@ def _decode(
     dropped: set[str],
     place: Place,
 ) -> Dataset:
-    """Decode a group by xarray, then replace lazy arrays that this engine can decode."""
-    as_stored = {name: dict(variable.attrs) for name, variable in stored.items()}  # xarray may take some away
+    """Return the Dataset of a group, from what `_prepare` has returned for it.
+
+    xarray decodes all variables. The data of those that this package can decode are then replaced.
+    """
+    # The attributes are copied because xarray may remove some from the variables that it is given.
+    stored_attrs = {name: dict(variable.attrs) for name, variable in stored.items()}
     variables, attrs, coord_names = conventions.decode_cf_variables(
-        stored, attrs, drop_variables=dropped, **options.of_xarray
+        stored, attrs, drop_variables=dropped, **options.xarray_keywords
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
     for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
-        lazy = _engine_array(name, stored[name], as_stored[name], variable, options, place)
+        lazy = _find_engine_array(name, stored[name], stored_attrs[name], variable, options, place)
         if lazy is not None:
-            if options.wants_float32(name) and not is_coord:
+            if not is_coord and options.wants_float32(name):
                 lazy = lazy.in_float32()
-            # xarray's arithmetic of groups gives coordinates of one value to NumPy.
-            lazy = LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy
-            data, has_twins = indexing.LazilyIndexedArray(lazy), len({*variable.dims}) < variable.ndim
-            # Of dimensions that occur twice, xarray has warned already.
-            with warnings.catch_warnings(action="ignore", category=UserWarning) if has_twins else nullcontext():
-                variable = ShardVariable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)  # noqa: PLW2901
-        (coords if is_coord else data_vars)[name] = variable
-    with naming_arrays_apart(store):
+            if is_coord and not variable.dims:
+                # xarray passes scalar coordinates to NumPy, for example in arithmetic of groups.
+                lazy = LazyArray(lazy.stored, "host")
+            variable = _replace_data(variable, lazy)  # noqa: PLW2901
+        if is_coord:
+            coords[name] = variable
+        else:
+            data_vars[name] = variable
+    with explaining_misfits(store):
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
-    dataset.set_close(close_of(store))
+    dataset.set_close(closing_function(store))
     dataset.encoding = store.get_encoding()
     return dataset
 
 
-def _engine_array(
+def _replace_data(variable: Variable, lazy: LazyArray) -> ShardVariable:
+    """Return a `ShardVariable` that reads a lazy array, with the dimensions, attributes and encoding of a variable."""
+    data = indexing.LazilyIndexedArray(lazy)
+    # xarray warns of each variable in which a dimension occurs twice. It has warned of this one already.
+    repeats_dims = len({*variable.dims}) < variable.ndim
+    with warnings.catch_warnings(action="ignore", category=UserWarning) if repeats_dims else nullcontext():
+        return ShardVariable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)
+
+
+def _find_engine_array(
     name: Hashable,
-    variable: Variable,
+    stored: Variable,
     attrs: Mapping[Any, Any],
     decoded: Variable,
     options: DecodeOptions,
     place: Place,
 ) -> LazyArray | None:
-    """Return the array that replaces a decoded variable's data; None if xarray has to decode it.
+    """Return the array that replaces the data of a decoded variable. None if xarray has to decode it.
 
-    `variable` is as `ZarrStore` opened it, `attrs` are its attributes as they are stored, and `decoded` is what xarray
-    makes of it.
+    Parameters
+    ----------
+    name : hashable
+        Name of the variable.
+    stored : Variable
+        The variable that `_prepare` has returned.
+    attrs : mapping
+        Its stored attributes.
+    decoded : Variable
+        The variable that xarray has decoded.
+    options : DecodeOptions
+    place : Place
     """
-    lazy = find_below(variable._data, LazyArray)  # noqa: SLF001
-    if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
+    lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001
+    if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or stored.dims == (name,):
         return None
-    if _AS_TEXT_OR_TIME & decoded.encoding.keys():
+    if _TEXT_OR_TIME_KEYS & decoded.encoding.keys():
         return None
     if not applies_to(name, options.mask_and_scale):
         attrs = {"dtype": attrs.get("dtype")}
     cast = parse_cast(attrs, stored=lazy.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
-    here = "host" if place.device == "workers" and not lazy.ndim else place.device  # xarray makes no task of a scalar
-    lazy = LazyArray(replace(lazy.stored, cast=cast), here, or_host=place.or_host)
+    # xarray makes no task of a scalar, so no worker can read it.
+    device = "host" if place.device == "workers" and not lazy.ndim else place.device
+    lazy = LazyArray(replace(lazy.stored, cast=cast), device, or_host=place.or_host)
     is_large = lazy.size * lazy.dtype.itemsize >= _LARGE_NBYTES
     if lazy.device not in ("host", "workers") and is_large and lazy.route.where != "cuda":
         advise(
@@ -175,4 +237,5 @@ def _engine_array(
 
 
 def _has_time_units(variable: Variable) -> bool:
+    """Return whether a variable has units such as "days since 2000-01-01"."""
     return "since" in str(variable.attrs.get("units", ""))

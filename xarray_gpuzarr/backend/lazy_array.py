@@ -1,6 +1,7 @@
 """`LazyArray`: a stored array that xarray can index before it is read.
 
-Pickles to little more than its metadata and holds no file, stream or pool, so it may stand in a dask graph.
+It can be part of a dask graph, since it holds no file, stream or pool, and its pickle contains little more than its
+metadata. The functions find lazy arrays below xarray's wrappers, and read several of them concurrently.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _INDEXED = (
     indexing.CopyOnWriteArray,
     BackendArray,
 )
+"""Classes of xarray that select from an array or cache it, but do not decode its values."""
 
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
@@ -45,7 +47,16 @@ LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedAr
 class LazyArray(BackendArray):
     """A stored array and the device on which selections of it are decoded.
 
-    With `or_host`, the host decodes if the device turns out to be unusable.
+    Indexing reads the selection. The result is an array of the decoder's library: NumPy on the host, CuPy on a GPU.
+
+    Parameters
+    ----------
+    stored : StoredArray
+        The array, with the conversion of its values.
+    device : Device
+        Where selections are decoded: "host", "cuda", "cuda:1" (any number) or "workers".
+    or_host : bool
+        Whether the host decodes if the device turns out to be unusable.
     """
 
     __slots__ = ("device", "dtype", "or_host", "shape", "stored")
@@ -70,12 +81,12 @@ class LazyArray(BackendArray):
 
     @property
     def route(self) -> Route:
-        """Where this array is decoded and why."""
+        """Where this array is decoded, and why."""
         return self.stored.route(decoder_for(self.device))
 
     @property
     def storage(self) -> str:
-        """How stored bytes reach a GPU and why; empty where there is nothing to choose."""
+        """How stored bytes reach a GPU, and why. Empty if there is only one way."""
         return self.stored.how_read(decoder_for(self.device))
 
     @property
@@ -85,27 +96,38 @@ class LazyArray(BackendArray):
 
     @property
     def _slow_store(self) -> Store | None:
-        source, array = self.stored.store_source, self.stored.zarr_array
-        store = array.store if array is not None else source.store if isinstance(source, StoreSource) else None
-        return store if store is not None and takes_long(store) else None
+        """The store of the array; None if it is not a slow one."""
+        array = self.stored.zarr_array
+        source = self.stored.store_source
+        if array is not None:
+            store = array.store
+        elif isinstance(source, StoreSource):
+            store = source.store
+        else:
+            return None
+        return store if takes_long(store) else None
 
     def meta(self) -> Any:
-        """Return a zero-length array of the kind that reads give. No I/O."""
+        """Return an array without elements, with the class, dtype and number of axes of a read's result. No I/O."""
         return self.by_decoder(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
 
     def by_decoder(self, read: Callable[[Decoder], Any]) -> Any:
-        """Return what `read` returns for the decoder of the device, or for the host's if `or_host` allows it."""
+        """Call a function with the decoder of the device, and return its result.
+
+        If that decoder is unusable and `or_host` is set, the function is called with the host's decoder.
+        """
         return by_usable(decoder_for(self.device), read, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
+        # This does without xarray's explicit_indexing_adapter, which fails on empty slices with a negative step.
         read_selection = read_points if isinstance(key, indexing.VectorizedIndexer) else read
         return read_selection(self.stored, key.tuple, decoder_for(self.device), or_host=self.or_host)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read on another thread, for the device that this thread would use."""
-        store, as_caller = self._slow_store, as_caller_of([self])
-        # asyncio's own are only four more than there are cores
+        """Return a selection that another thread reads, for the device that this thread would use."""
+        store = self._slow_store
+        as_caller = as_caller_of([self])
+        # Slow stores have threads of their own: asyncio's are only four more than there are cores.
         threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
 
         def call() -> Any:
@@ -116,26 +138,32 @@ class LazyArray(BackendArray):
 
 
 def data_of(variable: Variable) -> Any:
-    """Return the data of a variable without reading them, as `xarray.NamedArray.data` does."""
+    """Return the data of a variable without reading them.
+
+    ``variable.data`` would read them. The property of the base class, `xarray.NamedArray`, does not.
+    """
     return super(Variable, variable).data
 
 
-def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:
-    """Return the array of a class below xarray's wrappers, or None."""
-    while data is not None and not isinstance(data, kind):
+def find_wrapped[Wrapped](data: object, wrapped_class: type[Wrapped]) -> Wrapped | None:
+    """Return the object of a class below xarray's wrappers, or None.
+
+    Unlike `find_lazy_array`, this also looks below wrappers that decode.
+    """
+    while data is not None and not isinstance(data, wrapped_class):
         data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
     return data
 
 
 def find_lazy_array(data: object) -> LazyArray | None:
-    """Return the `LazyArray` that data are selected from; None also if xarray decodes what is read."""
+    """Return the `LazyArray` that data are selected from. None if there is none, or if xarray decodes its values."""
     while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, LazyArray) else None
 
 
 def find_unread(data: object) -> LazilyIndexed | None:
-    """Return the selection of a `LazyArray` below xarray's caching and copy-on-write layers; None for other data."""
+    """Return the selection of a `LazyArray` below xarray's caching and copy-on-write layers. None for other data."""
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
@@ -146,33 +174,53 @@ def find_unread(data: object) -> LazilyIndexed | None:
 def as_caller_of(
     lazies: Iterable[LazyArray], stream_of: StreamOf | None = None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return a context manager in which another thread reads arrays for the GPU and stream of the calling thread.
+    """Return a function that makes context managers for reads on other threads.
 
-    For `stream_of` see `Decoder.as_caller`.
+    Inside one, another thread reads the arrays for the GPU and stream that the thread calling this function uses.
+
+    Parameters
+    ----------
+    lazies : iterable of LazyArray
+        The arrays that are to be read.
+    stream_of : callable, optional
+        As for `Decoder.as_caller`.
     """
-    of_device = {lazy.device: lazy for lazy in lazies}
-    in_order = sorted(of_device, key=lambda device: ":" not in device)  # the one entered last stays the current GPU
-    reading: list[Callable[[], AbstractContextManager[object]]] = [
-        of_device[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in in_order
+    array_of_device = {lazy.device: lazy for lazy in lazies}
+    # The device entered last stays the current GPU. It is "cuda", if that is among them, and not "cuda:1".
+    devices = sorted(array_of_device, key=lambda device: ":" not in device)
+    contexts: list[Callable[[], AbstractContextManager[object]]] = [
+        array_of_device[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in devices
     ]
 
     @contextmanager
     def as_caller() -> Iterator[None]:
         with ExitStack() as stack:
-            for enter in reading:
-                stack.enter_context(enter())
+            for make_context in contexts:
+                stack.enter_context(make_context())
             yield
 
     return as_caller
 
 
 def load_together(variables: Iterable[Variable]) -> None:
-    """Load lazy variables of slow stores, in place and concurrently; after an error, the rest stays lazy."""
-    loads, lazies = [], []
+    """Load lazy variables of slow stores in place, concurrently.
+
+    Other variables stay as they are, and so does a single one of a slow store: xarray loads them afterwards. After an
+    error, the variables that were not loaded stay lazy.
+    """
+    loads = []
+    lazies = []
     for variable in variables:
-        lazy, stock = find_below(data_of(variable), LazyArray), find_below(data_of(variable), ZarrArrayWrapper)
-        if takes_long(stock.get_array().store) if stock is not None else lazy is not None and lazy.takes_long:
+        data = data_of(variable)
+        lazy = find_wrapped(data, LazyArray)
+        xarray_array = find_wrapped(data, ZarrArrayWrapper)
+        if xarray_array is not None:
+            is_slow = takes_long(xarray_array.get_array().store)
+        else:
+            is_slow = lazy is not None and lazy.takes_long
+        if is_slow:
             loads.append(variable.load)
-            lazies += [] if lazy is None else [lazy]
-    if len(loads) > 1:  # one is loaded by xarray
+            if lazy is not None:
+                lazies.append(lazy)
+    if len(loads) > 1:
         side_by_side(loads, as_caller_of(lazies))

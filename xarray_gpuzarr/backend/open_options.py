@@ -1,4 +1,8 @@
-"""Keywords of `open_dataset`, checked: how variables are decoded, where, and how bytes get there."""
+"""Checks of the keywords of `open_dataset`.
+
+`DecodeOptions` holds the keywords that say how values are decoded. `Place` holds those that say where they are decoded,
+and how bytes get there. The functions raise an error, or advise the user, for keywords that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,19 @@ from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise
 
 _FLOAT32: tuple[Any, ...] = ("float32", np.float32, np.dtype(np.float32))
+"""Values that mean float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """How values are decoded: xarray's keywords, and `float_dtype`.
+    """Keywords that say how values are decoded: those of xarray, and `float_dtype`.
 
-    Each is one value or a mapping from variable name to value. Raises `OptionError` for an unknown `float_dtype`.
+    Each is one value, or a mapping from variable name to value.
+
+    Raises
+    ------
+    OptionError
+        `float_dtype` is neither float32 nor None.
     """
 
     mask_and_scale: Any = True
@@ -33,26 +43,26 @@ class DecodeOptions:
     use_cftime: Any = None
     decode_timedelta: Any = None
     float_dtype: Any = None
-    """"float32": data variables that xarray gives as float64 are given as float32."""
+    """Dtype of data variables that xarray gives as float64: "float32", or None to leave them float64."""
 
     def __post_init__(self) -> None:
-        by_name = self.float_dtype if isinstance(self.float_dtype, Mapping) else {"": self.float_dtype}
-        for dtype in by_name.values():
+        dtypes = self.float_dtype.values() if isinstance(self.float_dtype, Mapping) else [self.float_dtype]
+        for dtype in dtypes:
             require_float32(dtype, "float_dtype")
 
     @property
-    def of_xarray(self) -> dict[str, Any]:
-        """Keywords that xarray takes."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "float_dtype"}
+    def xarray_keywords(self) -> dict[str, Any]:
+        """Keywords of `xarray.conventions.decode_cf_variables`: all but `float_dtype`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "float_dtype"}
 
     def wants_float32(self, name: Hashable) -> bool:
-        """Whether a data variable is to be float32 where xarray gives it as float64."""
+        """Return whether a data variable is to be float32 if xarray gives it as float64."""
         dtype = self.float_dtype.get(name) if isinstance(self.float_dtype, Mapping) else self.float_dtype
         return dtype is not None
 
 
 def require_float32(dtype: Any, keyword: str) -> None:
-    """Raise an `OptionError` unless a dtype is float32, or None."""
+    """Raise an `OptionError` that names the keyword unless a dtype is float32 or None."""
     if dtype is not None and dtype not in _FLOAT32:
         raise OptionError(
             f"unusable {keyword}=",
@@ -63,30 +73,40 @@ def require_float32(dtype: Any, keyword: str) -> None:
 
 
 def applies_to(name: Hashable, option: Any) -> bool:
-    """Return whether one of xarray's decoding keywords asks for something of a variable."""
+    """Return whether a decoding keyword of xarray, such as `decode_times`, is true for a variable.
+
+    It is true for variables that a mapping does not name.
+    """
     return bool(option.get(name, True) if isinstance(option, Mapping) else option)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where arrays are decoded, and how their bytes get there."""
+    """Device on which arrays are decoded, and how their bytes get there."""
 
     device: Device
     storage: Storage
+    """How local files reach a GPU."""
     or_host: bool = False
     """Whether the host decodes if the device turns out to be unusable."""
 
     @classmethod
     def of(cls, device: str, storage: str) -> Self:
-        """Check the keywords `device` and `storage`, as `resolve_device` and `resolve_storage` do."""
+        """Return the place that the keywords `device` and `storage` of `open_dataset` describe.
+
+        Raises
+        ------
+        OptionError, DeviceUnavailableError
+            A keyword is unknown, or cannot be used on this machine.
+        """
         resolved = resolve_device(device)
         or_host = device == "auto" and resolved == "cuda"
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a `KeywordError` for a keyword that does not exist."""
-    known = {*known, "chunks"}  # which xarray takes itself
+    """Raise a `KeywordError` for the first of `keywords` that is not in `known`."""
+    known = {*known, "chunks"}  # xarray itself handles chunks=
     for name in sorted({*keywords} - known):
         raise KeywordError(
             f"unknown keyword {name!r}",
@@ -99,12 +119,24 @@ def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
 def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> None:
     """Advise the user if ``chunks=`` of `xarray.open_dataset` names a dimension that a dataset lacks.
 
-    xarray ignores such a name, and does not pass the argument to its engines: it is read from the frame of the caller.
+    xarray ignores such a name. It does not pass the argument to its engines, so it is read from the frame of the
+    engine's caller.
+
+    Parameters
+    ----------
+    caller : frame or None
+        The frame that called the engine. Only that of `xarray.open_dataset` is examined.
+    dataset : Dataset
+        The opened dataset.
     """
-    chunks = caller.f_locals.get("chunks") if caller and caller.f_code is xr.open_dataset.__code__ else None
-    for dim in chunks if isinstance(chunks, Mapping) else ():
-        if dim not in dataset.dims:
-            dims = dataset.dims
+    if caller is None or caller.f_code is not xr.open_dataset.__code__:
+        return
+    chunks = caller.f_locals.get("chunks")
+    if not isinstance(chunks, Mapping):
+        return
+    dims = dataset.dims
+    for dim in chunks:
+        if dim not in dims:
             advise(
                 f"chunks of {dim!r}",
                 f"chunks= has no effect for {dim!r}, which is no dimension of the dataset",

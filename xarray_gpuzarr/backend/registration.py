@@ -1,8 +1,10 @@
-"""Registers ``.gpuzarr`` on datasets, arrays and trees. `accessor` is imported when it is first used.
+"""Registers the accessor ``.gpuzarr`` on datasets, arrays and trees.
 
-`xarray_gpuzarr` imports this module as soon as xarray is there, and `backend` as well. xarray's own
-``register_dataset_accessor`` would keep an accessor in the dataset, and so in its pickles, which could not be loaded
-without this package.
+`xarray_gpuzarr` imports this module as soon as xarray is imported, and `backend` imports it as well. The accessor
+classes, in `accessor`, are imported when ``.gpuzarr`` is first used.
+
+xarray's own ``register_dataset_accessor`` is not used. It would keep the accessor object in the dataset, and therefore
+in pickles of the dataset, which then could not be loaded without this package.
 """
 
 from __future__ import annotations
@@ -13,23 +15,27 @@ from xarray import DataArray, Dataset, DataTree
 
 
 class LazyAccessor:
-    """Stands for an accessor class of `xarray_gpuzarr.backend.accessor` until it is first used."""
+    """A descriptor that imports an accessor class of `xarray_gpuzarr.backend.accessor` when it is first used."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, class_name: str) -> None:
+        self._class_name = class_name
 
-    def __get__(self, described: Any, _: object = None) -> Any:
-        """Return the accessor of a dataset, an array or a tree; of their class, what stands for the accessor's."""
-        return self if described is None else self._body()(described)
+    def __get__(self, instance: Any, _owner: object = None) -> Any:
+        """Return the accessor of a dataset, an array or a tree. Accessed through their class, return this object."""
+        if instance is None:
+            return self
+        return self._accessor_class()(instance)
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._body(), attribute)
+        """Return an attribute of the accessor class, for code that inspects ``Dataset.gpuzarr``."""
+        return getattr(self._accessor_class(), attribute)
 
-    def _body(self) -> Any:
-        from xarray_gpuzarr.backend import accessor  # noqa: PLC0415  # which imports zarr and dask
+    def _accessor_class(self) -> Any:
+        from xarray_gpuzarr.backend import accessor  # noqa: PLC0415  # imports zarr and dask
 
-        return getattr(accessor, self._name)
+        return getattr(accessor, self._class_name)
 
 
-for described, name in ((Dataset, "DatasetAccessor"), (DataArray, "DataArrayAccessor"), (DataTree, "DataTreeAccessor")):
-    setattr(described, "gpuzarr", LazyAccessor(name))  # noqa: B010
+setattr(Dataset, "gpuzarr", LazyAccessor("DatasetAccessor"))  # noqa: B010
+setattr(DataArray, "gpuzarr", LazyAccessor("DataArrayAccessor"))  # noqa: B010
+setattr(DataTree, "gpuzarr", LazyAccessor("DataTreeAccessor"))  # noqa: B010

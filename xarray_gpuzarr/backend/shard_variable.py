@@ -1,7 +1,7 @@
 """`ShardVariable`: a variable that becomes one dask task per shard when it is chunked.
 
-It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named. `chunking` is imported when a
-variable is chunked, because dask takes four times as long to import as a store takes to open.
+The user need not name a chunk manager, as in ``xr.open_dataset(..., chunks={})``. `chunking` is imported only when a
+variable is chunked, because importing dask takes four times as long as opening a store.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ class ShardVariable(Variable):
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as xarray's own class once it is read or chunked, so that it is loaded without this package."""
+        """Pickle as a `xarray.Variable` once it is read or chunked, so that it can be loaded without this package."""
         reduced: Any = super().__reduce_ex__(protocol)
         if find_lazy_array(data_of(self)) is not None:
             return reduced
-        return object.__new__, (Variable,), *reduced[2:]  # the function in `reduced` accepts no other class
+        state = reduced[2:]
+        return object.__new__, (Variable,), *state  # the function in `reduced` makes objects of this class only
 
     def to_base_variable(self) -> Self:
-        """Return a copy of this class; xarray makes one of every coordinate."""
+        """Return a copy of this class. xarray replaces every coordinate by such a copy."""
         return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
 
     to_variable = to_base_variable
 
-    def chunk(  # type: ignore[override]  # as xarray itself has it
+    def chunk(  # type: ignore[override]  # the same signature as in `xarray.Variable`
         self,
         chunks: Any = {},  # noqa: B006
         name: str | None = None,
@@ -42,9 +43,9 @@ class ShardVariable(Variable):
         from_array_kwargs: Any = None,
         **chunks_kwargs: Any,
     ) -> Self:
-        """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
+        """Chunk as `xarray.Variable.chunk` does, but a lazy array with blocks of the decoder's array library."""
         if find_unread(data_of(self)) is not None:
-            from xarray_gpuzarr.backend.chunking import shard_manager_for  # noqa: PLC0415  # which imports dask
+            from xarray_gpuzarr.backend.chunking import shard_manager_for  # noqa: PLC0415  # imports dask
 
             chunked_array_type = shard_manager_for(chunked_array_type)
         chunked: Self = super().chunk(

@@ -1,8 +1,9 @@
-"""Request the chunks that xarray reads while it opens a slow store: of indexes, and the ends of other times.
+"""Requests the chunks that xarray reads while it opens a slow store.
 
-xarray reads one index after another, and the first and the last value of each time. `ValuesAhead` requests their chunks
-from a `CachingStore`, those of all groups together, and xarray reads through it. Later reads go to the store itself, as
-do those that failed after all bytes had come, so that errors are those of any other read.
+While it opens a dataset, xarray reads every index, one after another, and the first and the last value of every other
+time variable. `ValuesAhead` requests the chunks of all groups concurrently from a `CachingStore`, and `OpeningArray`
+makes xarray read through that store. Later reads go to the store itself. So do reads that could not decode what the
+store answered: they are repeated, so that their errors are those of any other read.
 """
 
 from __future__ import annotations
@@ -27,86 +28,113 @@ from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, begin_on_loo
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2
-"""Decoded bytes of an index that is requested ahead: longer ones are slow, and may not be needed."""
+"""Largest size of an index that is requested ahead, in decoded bytes. A longer one is slow, and may not be needed."""
 _MOST_CHUNKS = 256
-"""Chunks of an index that is requested ahead: more take several round trips anyway."""
+"""Largest number of objects of an index that is requested ahead. More take several round trips anyway."""
 _OPENERS = {opener.__code__ for opener in (xr.open_dataset, xr.open_datatree, xr.open_groups)}
+"""Code of the functions of xarray that open datasets, to recognise them among the calling frames."""
 
-type Below = LazyArray | ZarrArrayWrapper
+type BackendArrays = LazyArray | ZarrArrayWrapper
+"""Lazy arrays of this package and of xarray."""
 
 
 class ValuesAhead:
-    """The chunks that xarray will read during one opening."""
+    """The chunks that xarray will read during one opening.
+
+    As a context manager, it surrounds the decoding of all groups by xarray.
+    """
 
     def __init__(self, store: Store) -> None:
         self.cache = CachingStore(store)
         self._keys: list[str] = []
-        """Keys of objects that have not been requested."""
+        """Keys of objects that have not been requested yet."""
         self._times: list[OpeningArray] = []
+        """Arrays of times that are no indexes."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Stop caching all arrays but indexes, which xarray reads afterwards."""
+    def __exit__(self, error_type: object, *_: object) -> None:
+        """Detach all arrays from the cache but indexes, which xarray reads afterwards."""
         for array in self._times:
             array.detach()
-        if kind is not None:
+        if error_type is not None:
             self.cache.give_up()
 
-    def add(self, array: Below, stored: Array[Any], *, is_index: bool) -> OpeningArray:
-        """Return an array in place of `array`, whose chunks are requested: all of an index, the ends of other times."""
-        keys = _keys(stored, is_whole=is_index)
+    def add(self, array: BackendArrays, stored: Array[Any], *, is_index: bool) -> OpeningArray:
+        """Return an array that xarray can read in place of `array`, and note which of its chunks to request.
+
+        All chunks of an index are requested, and of other times those of the first and the last value.
+        """
+        keys = _chunk_keys(stored, is_index=is_index)
         self._keys += keys
-        opening = OpeningArray(array, stored, self, is_whole=is_index or (len(keys) == 1 and is_short(stored)))
+        is_one_object = len(keys) == 1 and is_short(stored)
+        opening = OpeningArray(array, stored, self, is_read_whole=is_index or is_one_object)
         if not is_index:
             self._times.append(opening)
         return opening
 
     def begin(self, *, is_tree: bool = True) -> None:
-        """Request the chunks so far, if there are times, or other groups are still to be prepared."""
-        if self._keys and (self._times or is_tree):
-            keys, self._keys = self._keys, []
-            with suppress(Exception):  # the read by xarray raises it again
-                begin_on_loop(str(self.cache), RequestsUnderWay(), [lambda: self._ask(keys)])
+        """Request the chunks of all arrays added so far.
 
-    async def _ask(self, keys: list[str]) -> None:
+        Nothing is requested if there are only indexes and `is_tree` is False, which means that no other groups are
+        still to be prepared.
+        """
+        if self._keys and (self._times or is_tree):
+            keys = self._keys
+            self._keys = []
+            with suppress(Exception):  # xarray's read raises the same error
+                begin_on_loop(str(self.cache), RequestsUnderWay(), [lambda: self._request(keys)])
+
+    async def _request(self, keys: list[str]) -> None:
         for key in keys:
-            self.cache.whole(key)
+            self.cache.request_object(key)
 
 
 class OpeningArray(BackendArray):
     """An array that is read through a cache while xarray opens its dataset, and by `array` afterwards.
 
-    With `is_whole`, all of it is read at the first request.
+    Parameters
+    ----------
+    array : LazyArray or ZarrArrayWrapper
+        The lazy array that reads from the store itself. This alone is pickled.
+    stored : zarr.Array
+        The stored array, from which `array` reads.
+    ahead : ValuesAhead
+        The opening, with its cache.
+    is_read_whole : bool
+        Whether the first read reads all values, which are then kept until the array is detached.
     """
 
-    __slots__ = ("_ahead", "_cached", "_is_whole", "array", "dtype", "shape", "stored")
+    __slots__ = ("_ahead", "_cached", "_is_read_whole", "array", "dtype", "shape", "stored")
 
-    def __init__(self, array: Below, stored: Array[Any], ahead: ValuesAhead, *, is_whole: bool) -> None:
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+    def __init__(self, array: BackendArrays, stored: Array[Any], ahead: ValuesAhead, *, is_read_whole: bool) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
         self.stored = stored
         self._ahead: ValuesAhead | None = ahead
-        self._is_whole = is_whole and self.ndim > 0
-        self._cached: Below | indexing.NumpyIndexingAdapter | None = None
+        """The opening; None once the array is detached."""
+        self._is_read_whole = is_read_whole and self.ndim > 0
+        self._cached: BackendArrays | indexing.NumpyIndexingAdapter | None = None
+        """The array that reads through the cache, or all values. None before the first read."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return copy, (self.array,)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        ahead, frame = self._ahead, currentframe()
-        while ahead is not None and frame is not None and frame.f_code not in _OPENERS:
-            frame = frame.f_back
-        if ahead is not None and frame is not None:  # xarray is opening something on this thread
+        ahead = self._ahead
+        if ahead is not None and _is_xarray_opening():
             try:
                 ahead.begin()
                 if self._cached is None:
-                    self._cached = self._through(ahead.cache)
+                    self._cached = self._array_in_cache(ahead.cache)
                 return self._cached[key]
-            except Exception as err:  # of any kind; unless the store has failed, the read below raises it again
+            except Exception as err:
                 if ahead.cache.has_raised(err):
                     ahead.cache.give_up()
                     raise
+                # The store has answered, so the read below raises the error again.
             except BaseException:
                 ahead.cache.give_up()
                 raise
@@ -114,35 +142,55 @@ class OpeningArray(BackendArray):
         return self.array[key]
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read from the store."""
+        """Return a selection, read from the store itself."""
         return await self.array.async_getitem(key)
 
     def detach(self) -> None:
         """Stop using the cache."""
-        self._ahead = self._cached = None
+        self._ahead = None
+        self._cached = None
 
-    def _through(self, cache: CachingStore) -> Below | indexing.NumpyIndexingAdapter:
-        array: Below
+    def _array_in_cache(self, cache: CachingStore) -> BackendArrays | indexing.NumpyIndexingAdapter:
+        """Return the array as read through the cache: a lazy array, or all of its values."""
+        array: BackendArrays
         if isinstance(self.array, LazyArray):
             array = LazyArray(self.array.stored.in_store(cache), "host")
         else:
-            array = type(self.array)(in_store(self.stored, cache))  # which may be a `CheckedArray`
-        whole = indexing.BasicIndexer((slice(None),) * self.ndim)
-        return indexing.NumpyIndexingAdapter(array[whole]) if self._is_whole else array
+            array = type(self.array)(in_store(self.stored, cache))  # the class may be `CheckedArray`
+        if not self._is_read_whole:
+            return array
+        everything = indexing.BasicIndexer((slice(None),) * self.ndim)
+        return indexing.NumpyIndexingAdapter(array[everything])
 
 
-def _keys(stored: Array[Any], *, is_whole: bool) -> list[str]:
-    """Return the keys of all objects of an array, or of its first and last value; none if there are too many."""
+def _is_xarray_opening() -> bool:
+    """Return whether a function of xarray that opens datasets is running on this thread."""
+    frame = currentframe()
+    while frame is not None and frame.f_code not in _OPENERS:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _chunk_keys(stored: Array[Any], *, is_index: bool) -> list[str]:
+    """Return the keys of the objects to request ahead; none if they are too many or too large.
+
+    These are all objects of an index, and those of the first and the last value of other arrays.
+    """
     try:
         lengths = stored.shards or stored.chunks
-    except NotImplementedError:  # they are not all of one shape
+    except NotImplementedError:  # the chunks are not all of one shape
         return []
-    n_objects = [-(-n // along) for n, along in zip(stored.shape, lengths, strict=True)]
-    is_long = stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES
-    if prod(n_objects) > _MOST_CHUNKS if is_whole else is_long:
-        return []
-    ends = {(0,) * len(n_objects), tuple(n - 1 for n in n_objects)}
-    coords = product(*map(range, n_objects)) if is_whole else ends
+    n_objects = [-(-size // length) for size, length in zip(stored.shape, lengths, strict=True)]
+    if is_index:
+        if prod(n_objects) > _MOST_CHUNKS:
+            return []
+        coords = list(product(*map(range, n_objects)))
+    else:
+        if stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES:
+            return []
+        first = (0,) * len(n_objects)
+        last = tuple([n - 1 for n in n_objects])
+        coords = list({first, last})
     return [f"{stored.path}/{stored.metadata.encode_chunk_key(coord)}".strip("/") for coord in coords]
 
 

@@ -1,0 +1,139 @@
+"""Opens the members of a group, and the groups below it with theirs, concurrently.
+
+`walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If that
+fails, and not because a request has failed, `open_as_xarray` opens them as xarray does, so that values, warnings and
+errors are those of xarray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from xarray.backends.zarr import _iter_zarr_groups
+from zarr import Array, AsyncGroup, Group
+
+from xarray_gpuzarr.backend.caching_store import CachingStore, takes_long
+from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
+
+type GroupFilter = Callable[[str], bool]
+"""Takes the path of a group, from the first group. Returns whether the group or groups below it are to be opened."""
+type Members = dict[str, Array[Any] | Group]
+type OpenedGroups = list[tuple[str, Group, Members]]
+"""Path from the first group, group, members. A group comes before the groups below it, as in xarray."""
+
+_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
+"""Format of a group -> names in a listing of the group that are no members. zarr-python warns of all other names that
+are no members."""
+
+
+def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | None:
+    """Return the result of `_walk`. None if xarray has to open the groups.
+
+    The error of a failed request is raised.
+    """
+    store = group.store
+    # A `CachingStore` bounds the number of requests; for other slow stores nothing would. zarr-python itself lists a
+    # single group of a local store.
+    if not isinstance(store, CachingStore) and (is_wanted is None or takes_long(store)):
+        return None
+    try:
+        return run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_wanted))  # noqa: SLF001
+    except Exception as err:  # noqa: BLE001  # xarray raises an error of its own for the same cause
+        request_error = store.find_request_error(err) if isinstance(store, CachingStore) else None
+        if request_error is not None:
+            raise request_error from None
+        return None
+
+
+def open_as_xarray(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups:
+    """Return a group and, unless `is_wanted` is None, all groups below it, requested one after another."""
+    store = group.store
+    if isinstance(store, CachingStore) and not store.supports_listing:
+        group.store_path.store = store.wrapped_store  # zarr-python's error names the class of the store
+    paths = ["/"] if is_wanted is None else list(_iter_zarr_groups(group))
+    groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
+    return [(path, opened_group, dict(opened_group.members())) for path, opened_group in groups.items()]
+
+
+async def _walk(group: AsyncGroup, is_wanted: GroupFilter | None, path: str = "/") -> OpenedGroups:
+    """Return a group and the groups below it that are wanted, with their members.
+
+    The store is a local one or a `CachingStore`. Without `is_wanted`, the group alone is returned. Any error is
+    possible: a name may be neither a group nor an array, a document may be damaged, or only some groups may have
+    consolidated metadata.
+    """
+    if group.metadata.consolidated_metadata is not None:
+        nodes = [await _walk_member(group, path, name, node, is_wanted) async for name, node in group.members()]
+    elif not group.store.supports_listing:
+        raise ValueError("xarray raises the error for this")
+    else:
+        documents = _DOCUMENTS[group.metadata.zarr_format]
+        names = [name async for name in group.store.list_dir(group.path) if name not in documents]
+        # Members are listed before it is known that they are groups, unless that would delay documents of arrays.
+        lists_early = isinstance(group.store, CachingStore) and group.store.has_room(2 * len(names))
+        async with asyncio.TaskGroup() as task_group:
+            tasks = [
+                task_group.create_task(_open_member(group, path, name, is_wanted, lists_early=lists_early))
+                for name in names
+            ]
+        nodes = [task.result() for task in tasks]
+    members: Members = {}
+    groups_below: OpenedGroups = []
+    for name, node, opened in nodes:
+        members[name] = Group(node) if isinstance(node, AsyncGroup) else Array(node)
+        groups_below += opened
+    return [(path, Group(group), members), *groups_below]
+
+
+async def _open_member(
+    parent: AsyncGroup, path: str, name: str, is_wanted: GroupFilter | None, *, lists_early: bool
+) -> tuple[str, Any, OpenedGroups]:
+    """Open a member of a group, and return it as `_walk_member` does.
+
+    Parameters
+    ----------
+    parent : AsyncGroup
+        The group.
+    path : str
+        Path of `parent` from the first group.
+    name : str
+        Name of the member in `parent`.
+    is_wanted : callable or None
+        As for `_walk`.
+    lists_early : bool
+        Whether the member, if it is wanted, is listed while its metadata are requested. It may be an array, and then
+        the listing is cancelled.
+    """
+    node = None
+    listing = None
+    may_list = lists_early and is_wanted is not None and is_wanted(join_path(path, name))
+    if may_list and isinstance(parent.store, CachingStore):
+        listing = parent.store.request_listing((parent.store_path / name).path)
+    try:
+        node = await parent.getitem(name)
+    finally:
+        if listing is not None and not isinstance(node, AsyncGroup):
+            listing.cancel()
+    return await _walk_member(parent, path, name, node, is_wanted)
+
+
+async def _walk_member(
+    parent: AsyncGroup, path: str, name: str, node: Any, is_wanted: GroupFilter | None
+) -> tuple[str, Any, OpenedGroups]:
+    """Return the name of a member, the member, and what `_walk` returns for it if it is a group that is wanted.
+
+    `path` is that of `parent` from the first group, and `node` is the member.
+    """
+    path = join_path(path, name)
+    if not isinstance(node, AsyncGroup) or is_wanted is None or not is_wanted(path):
+        return name, node, []
+    if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
+        raise ValueError("xarray reads the groups below this one from two places")
+    return name, node, await _walk(node, is_wanted, path)
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the path of a member from the path of its group."""
+    return f"{path.rstrip('/')}/{name}"
