@@ -183,6 +183,8 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
         is_consolidated = any(b"consolidated" in document for document in documents.values())
+        # Nothing more is requested if the group is the root, if there is no group at the root, or if the consolidated
+        # metadata of the root describe the group.
         if group_path == root.path or not documents or is_consolidated:
             return cache, root.path
         names = _DOCUMENTS[3] if "zarr.json" in documents else (".zarray", ".zgroup", ".zattrs")

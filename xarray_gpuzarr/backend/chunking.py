@@ -1,8 +1,10 @@
-"""One dask task per shard, with blocks of the decoder's own array library.
+"""Makes dask arrays of lazy arrays, with one task per shard and blocks of the decoder's own array library.
 
-xarray's own dask manager declares every lazily opened array to be NumPy, which silently turns device arrays into host
-arrays. `ShardManager`, which chunks each `ShardVariable`, gives them the meta of the decoder. This module imports dask:
-it is imported where something is chunked, or looked for in a graph.
+xarray's own dask manager declares the blocks of every lazily opened array to be NumPy arrays, and dask then silently
+converts device arrays to host arrays. `ShardManager`, which chunks each `ShardVariable`, declares them to be arrays of
+the decoder. The tasks read from a `BlockReader`.
+
+This module imports dask. It is imported only when a variable is chunked, or when a dask graph is searched.
 """
 
 from __future__ import annotations
@@ -39,49 +41,69 @@ from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch
 Chunks = tuple[tuple[int, ...], ...]
 """Lengths of blocks along every axis."""
 
-MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
-"""Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""
+MANY_TASKS = 50_000
+"""Smallest number of tasks of an array for which the user is advised to use larger chunks."""
+SMALL_TASK_NBYTES = 1_000_000
+"""Size of a task's result, in bytes, from which on the user is not advised to use larger chunks."""
 _SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
+"""Values of dask's setting ``scheduler`` that mean the synchronous scheduler."""
 
 
 def chunks_of_whole_shards(
     chunks: Any, *, shape: tuple[int, ...], dtype: np.dtype[Any], shard: tuple[int, ...] | None
 ) -> Chunks:
-    """Return `chunks` as dask normalizes them, but whole shards along axes that are ``"auto"``.
+    """Return `chunks` as dask normalizes them, but with whole shards along axes that are ``"auto"``.
 
     dask limits automatic chunks to its ``array.chunk-size`` and cuts larger shards along every axis, so that
     several tasks would decode the same chunks. `xarray.open_dataset` replaces ``"auto"`` by dask's lengths before
-    it chunks a variable: exactly these lengths count as ``"auto"``. `shard` is the shape of a shard; None if there is
-    none to keep whole.
+    it chunks a variable. Therefore exactly these lengths count as ``"auto"``, if they cut shards along several axes.
+
+    Parameters
+    ----------
+    chunks : int, str, tuple or dict
+        The argument `chunks` of `dask.array.from_array`.
+    shape, dtype
+        Shape and dtype of the array.
+    shard : tuple of int or None
+        Shape of a shard. None if there are no shards to keep whole.
     """
-    is_one_for_each = isinstance(chunks, Sequence) and not isinstance(chunks, str)
-    of_axes = chunks if is_one_for_each else [chunks] * len(shape)
-    auto = {axis for axis, lengths in enumerate(of_axes) if isinstance(lengths, str) and lengths == "auto"}
-    if auto and 0 in shape:
+    is_one_per_axis = isinstance(chunks, Sequence) and not isinstance(chunks, str)
+    chunks_of_axes = chunks if is_one_per_axis else [chunks] * len(shape)
+    auto_axes = {axis for axis, lengths in enumerate(chunks_of_axes) if isinstance(lengths, str) and lengths == "auto"}
+    if auto_axes and 0 in shape:
         chunks = shape
-    normal: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=shard if auto else None)
+    previous = shard if auto_axes else None
+    normalized: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=previous)
     if shard is None or 0 in shape:
-        return normal
-    # Along one axis a user may choose the length that is dask's, and few inner chunks are decoded twice.
-    n_cut = sum(_cuts(lengths, edge) for lengths, edge in zip(normal, shard, strict=True))
-    if chunks == normal and n_cut > 1:
-        of_dask = normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
-        auto = set(range(len(shape))) if normal == of_dask else auto
-    if not auto:
-        return normal
-    uncut = tuple(
-        max(1, lengths[0] // edge) * edge if axis in auto and _cuts(lengths, edge) else lengths
-        for axis, (lengths, edge) in enumerate(zip(normal, shard, strict=True))
-    )
-    return tuple(normalize_chunks(uncut, shape=shape))
+        return normalized
+    # Lengths that cut shards along a single axis may be a user's choice, and then few chunks are decoded twice.
+    cut_axes = {axis for axis, length in enumerate(shard) if _cuts_shards(normalized[axis], length)}
+    if chunks == normalized and len(cut_axes) > 1:
+        lengths_of_dask = normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
+        if normalized == lengths_of_dask:
+            auto_axes = set(range(len(shape)))
+    if not auto_axes:
+        return normalized
+    whole: list[Any] = list(normalized)
+    for axis in auto_axes & cut_axes:
+        n_shards = max(1, normalized[axis][0] // shard[axis])
+        whole[axis] = n_shards * shard[axis]
+    return tuple(normalize_chunks(tuple(whole), shape=shape))
 
 
-def _cuts(lengths: tuple[int, ...], shard: int) -> bool:
-    return any(length % shard for length in lengths[:-1])
+def _cuts_shards(lengths: tuple[int, ...], shard_length: int) -> bool:
+    """Return whether a border between blocks along an axis lies inside a shard."""
+    return any(length % shard_length for length in lengths[:-1])
 
 
 class BlockReader(AheadReader):
-    """The array in a dask graph: a lazy array and the selection made before it was chunked. Slicing it reads."""
+    """The array from which the tasks of a dask graph read. Slicing it reads.
+
+    Parameters
+    ----------
+    array : LazilyIndexed
+        A lazy array with the selection that was made before it was chunked.
+    """
 
     __slots__ = ("_bounds", "array", "dtype", "shape")
 
@@ -90,13 +112,13 @@ class BlockReader(AheadReader):
         self.shape = array.shape
         self.dtype = array.dtype
         self._bounds: tuple[list[int], ...] = ()
-        """Along each axis, where blocks begin, and the end of the last one; none in another process."""
+        """Borders of the blocks along each axis, with both ends. Empty before `set_blocks`, and after unpickling."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.array,)
 
-    def cut(self, chunks: Chunks) -> None:
-        """Hear into which blocks tasks cut the array."""
+    def set_blocks(self, chunks: Chunks) -> None:
+        """Set the lengths of the blocks that the tasks read, for `block_of` and `box_of`."""
         self._bounds = tuple([list(accumulate(lengths, initial=0)) for lengths in chunks])
 
     @property
@@ -111,35 +133,45 @@ class BlockReader(AheadReader):
 
     @property
     def shard_shape(self) -> tuple[int, ...] | None:
-        """Shape of a shard; None if a selection was made before, or if shards are irregular."""
+        """Shape of a shard. None if a selection was made before, or if the array is one that zarr-python reads."""
         spec = self.lazy.stored.spec
-        unselected = all(isinstance(k, slice) and k == slice(None) for k in self.array.key.tuple)
-        return spec.grid.shard_shape if unselected and not isinstance(spec, Unplanned) else None
+        if isinstance(spec, Unplanned):
+            return None
+        is_whole = all(isinstance(key, slice) and key == slice(None) for key in self.array.key.tuple)
+        return spec.grid.shard_shape if is_whole else None
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return (type(self).__qualname__, self.lazy.__dask_tokenize__(), normalize_token(self.array.key.tuple))
 
     def __getitem__(self, key: Any) -> Any:
-        full = indexing.expanded_indexer(key, self.ndim)
-        outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
-        picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        return read_ahead(self, outer, lambda: limit_threads(_dask_threads(), picked.get_duck_array))
+        expanded_key = indexing.expanded_indexer(key, self.ndim)
+        box = tuple(np.asarray(axis_key) if isinstance(axis_key, list) else axis_key for axis_key in expanded_key)
+        selected = self.array.oindex[indexing.OuterIndexer(box)]
+        return read_ahead(self, box, lambda: limit_threads(_dask_threads(), selected.get_duck_array))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into host memory of its shape and dtype, any strides; not for points."""
-        picked = self.array.oindex[indexing.OuterIndexer(box)]
-        stored, selection = self.lazy.stored, picked.key.tuple
+        """Read a box into an array in host memory.
 
-        # Into `out` if its elements come in order and without gaps.
+        Parameters
+        ----------
+        box : tuple of slice
+            The selection along each axis.
+        out : numpy.ndarray
+            Array of the shape of the box and the dtype of this array, with any strides.
+        """
+        selection = self.array.oindex[indexing.OuterIndexer(box)].key.tuple
+        stored = self.lazy.stored
+
         def read_block() -> Any:
             return limit_threads(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
 
         block = read_ahead(self, box, read_block)
+        # `read` may return another array than `out`, for example if `out` is not contiguous.
         if block is not out:
             out[...] = block
 
     def objects_ahead(self) -> ObjectsAhead | None:
-        """Return what asks for objects of this array ahead of reads; None where nothing may be asked for."""
+        """Return a new `ObjectsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
         if not isinstance(self.array, indexing.LazilyIndexedArray) or self.lazy.device == "workers":
             return None
@@ -152,10 +184,11 @@ class BlockReader(AheadReader):
         return ObjectsAhead(stored.source, stored.spec)
 
     def block_of(self, box: Box) -> Block | None:
-        """Return the number of the block that a box is; None if it is no whole block, or that is not known here."""
+        """Return the block that a box selects. None if it is not a whole block, or the blocks are unknown."""
         block = []
         for key, bounds in zip(box, self._bounds, strict=False):
-            if not isinstance(key, slice) or key.step not in (None, 1) or key.start is None:
+            is_range = isinstance(key, slice) and key.step in (None, 1) and key.start is not None
+            if not is_range:
                 return None
             number = bisect_left(bounds, key.start)
             if bounds[number : number + 2] != [key.start, key.stop]:
@@ -164,48 +197,70 @@ class BlockReader(AheadReader):
         return tuple(block) if len(block) == self.ndim else None
 
     def box_of(self, block: Block) -> Box | None:
-        """Return the box that a block is; None if there is no such block."""
-        if any(not 0 <= n < len(bounds) - 1 for n, bounds in zip(block, self._bounds, strict=True)):
+        """Return the box that selects a block. None if there is no such block."""
+        if any(not 0 <= number < len(bounds) - 1 for number, bounds in zip(block, self._bounds, strict=True)):
             return None
-        return tuple([slice(*bounds[n : n + 2]) for n, bounds in zip(block, self._bounds, strict=True)])
+        return tuple(
+            [slice(bounds[number], bounds[number + 1]) for number, bounds in zip(block, self._bounds, strict=True)]
+        )
 
     def first_requests(self, box: Box) -> list[ObjectRequest]:
-        """Return what a read of a box asks for first."""
+        """Return the requests with which a read of a box begins."""
         return first_requests(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
 
 
 class ShardManager(DaskManager):
-    """A chunk manager whose dask arrays have the meta of the decoder."""
+    """A chunk manager that makes dask arrays with the meta of the decoder."""
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
-        """Build a dask array whose tasks read `data`: xarray's adapter around one lazy array of a `ShardVariable`."""
+        """Return a dask array with tasks that read a lazy array.
+
+        Parameters
+        ----------
+        data : xarray.core.indexing.ImplicitToExplicitIndexingAdapter
+            The data of a `ShardVariable` that has not been read, as xarray passes them.
+        chunks, **kwargs
+            As for `dask.array.from_array`.
+        """
         unread = find_unread(data.array)
         assert unread is not None
         reader = BlockReader(unread)
-        whole = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
-        name, meta = kwargs.get("name"), reader.lazy.meta()
-        if name is not False:  # False: dask chooses a random name. True: no name was chosen
-            name = task_name(reader.lazy.stored, None if name is True else name, reader, str(whole))
-        reader.cut(whole)
+        chunks = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
+        meta = reader.lazy.meta()
+        name = kwargs.get("name")
+        # With False, dask chooses a random name. True and None mean that the user has chosen none.
+        if name is not False:
+            name = task_name(reader.lazy.stored, None if name is True else name, reader, str(chunks))
+        reader.set_blocks(chunks)
         if reader.objects_ahead() is not None:
             watch()
-        array = da.from_array(reader, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
-        if array.npartitions >= MANY_TASKS and (nbytes := array.nbytes // array.npartitions) < SMALL_TASK_NBYTES:
-            advise(
-                "tasks",
-                f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
-                found=f"{nbytes} bytes a task",
-                do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array '
-                "in shards",
-            )
-        # Where blocks are NumPy's: by the host decoder, with at least one element.
-        is_plain = isinstance(reader.array, indexing.LazilyIndexedArray) and 0 not in (reader.ndim, *reader.shape)
-        of_host = reader.lazy.device == "host" and type(meta) is np.ndarray
-        return compute_into_one_output(array, reader) if is_plain and of_host and not kwargs.get("lock") else array
+        array = da.from_array(reader, chunks, **{**kwargs, "meta": meta, "asarray": False, "name": name})
+        _advise_of_small_tasks(array)
+        selects_points = not isinstance(reader.array, indexing.LazilyIndexedArray)
+        is_empty = 0 in reader.shape
+        is_on_host = reader.lazy.device == "host" and type(meta) is np.ndarray
+        if selects_points or is_empty or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
+            return array
+        return compute_into_one_output(array, reader)
+
+
+def _advise_of_small_tasks(array: da.Array) -> None:
+    """Advise the user to use larger chunks if an array has many small tasks."""
+    if array.npartitions < MANY_TASKS:
+        return
+    nbytes = array.nbytes // array.npartitions
+    if nbytes < SMALL_TASK_NBYTES:
+        advise(
+            "tasks",
+            f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
+            found=f"{nbytes} bytes a task",
+            do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array '
+            "in shards",
+        )
 
 
 def shard_manager_for(chunk_manager: str | ChunkManagerEntrypoint[Any] | None) -> str | ChunkManagerEntrypoint[Any]:
-    """Return the `ShardManager` in place of dask's chunk manager, or of none; another one as it is."""
+    """Return a `ShardManager` if the user has named no chunk manager, or dask's. Return any other one unchanged."""
     if chunk_manager is None or chunk_manager == "dask" or isinstance(chunk_manager, DaskManager):
         return ShardManager()
     return chunk_manager
@@ -217,26 +272,27 @@ def find_block_reader(data: object) -> BlockReader | None:
 
 
 def find_block_readers(data: object) -> Iterator[BlockReader]:
-    """Yield the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
+    """Yield the `BlockReader` objects in the graph of a dask array: one for each chunked array that it reads."""
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
         mapping = getattr(layer, "mapping", None)
-        # Values that the layer holds as they are, without building its tasks.
+        # Only values that the layer holds already are examined. Its tasks are not built.
         values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
-        inner = (getattr(value, "value", value) for value in values)
-        reader = next((each for each in inner if isinstance(each, BlockReader)), None)
-        if reader is not None:
-            yield reader
+        for value in values:
+            candidate = getattr(value, "value", value)
+            if isinstance(candidate, BlockReader):
+                yield candidate
+                break
 
 
 def _dask_threads() -> int | None:
-    """Return the threads that dask's configuration gives to this process; None if it does not say.
+    """Return the number of threads that dask's configuration gives to this process. None if it gives none.
 
-    A process of dask's pool has one, and so has the synchronous scheduler. A number that is passed to ``compute`` alone
-    is not visible here. `process.threads` asks the workers of a cluster.
+    A process of dask's pool has one thread, and so has the synchronous scheduler. A number that is only passed to
+    ``compute`` is not visible here. On a cluster, `process.threads` asks the worker.
     """
     if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
         return 1
-    pool, n_workers = dask.config.get("pool", None), dask.config.get("num_workers", None)
-    n_threads = getattr(pool, "_max_workers", None) or n_workers
+    pool = dask.config.get("pool", None)
+    n_threads = getattr(pool, "_max_workers", None) or dask.config.get("num_workers", None)
     return int(n_threads) if n_threads else None

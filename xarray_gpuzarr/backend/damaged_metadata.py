@@ -1,4 +1,4 @@
-"""Finds the metadata document of a store that is damaged, after the store could not be opened."""
+"""Finds a damaged metadata document in a store that could not be opened."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def _prepare(
             data.array = LazyArray(stored_array(array, storage=place.storage), "host")
         elif checked_metadata(array.metadata) is not array.metadata:
             data.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # xarray has not annotated it
-        is_text_scalar = not variable.dims and not is_numeric
-        if ahead is None or not variable.size or is_text_scalar:
+        # A scalar that is no number is neither an index nor a time.
+        if ahead is None or not variable.size or not (variable.dims or is_numeric):
             continue
         is_index = variable.dims == (name,) and is_short(array)
         has_times = name in time_bounds or _has_time_units(variable)

@@ -71,22 +71,26 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
     """
     if isinstance(group, str) and any(wildcard in group for wildcard in "*?["):
         pattern = NodePath(group)
-        pattern_as_path = str(NodePath("/") / pattern)
-
-        def may_lead_to_matches(path: str) -> bool:
-            if not pattern.root or f"{pattern_as_path}/".startswith(f"{path}/"):
-                return True
-            parts = NodePath(path).parts
-            return len(parts) <= len(pattern.parts) and all(map(fnmatchcase, parts, pattern.parts))
-
-        stores = _open(filename_or_obj, may_lead_to_matches, group="/", **options)
+        stores = _open(filename_or_obj, partial(_may_lead_to_matches, pattern), group="/", **options)
         # There may be a group whose name is the pattern itself. It is opened below, like a group of any other name.
-        if pattern_as_path not in stores:
+        if str(NodePath("/") / pattern) not in stores:
             return _select_matches(stores, str(pattern))
     if not group:
         return _open(filename_or_obj, _every_group, group="/", **options)
     stores = _open(filename_or_obj, _every_group, group=str(NodePath("/") / NodePath(group)), **options)
     return {path.lstrip("/") or ".": store for path, store in stores.items()}
+
+
+def _may_lead_to_matches(pattern: NodePath, path: str) -> bool:
+    """Return whether a group or a group below it may match a pattern, by the path of the group from the root."""
+    # A pattern that does not begin with a slash is compared with the end of a path.
+    if not pattern.root:
+        return True
+    # The name of a group may be the pattern itself.
+    if f"{pattern}/".startswith(f"{path}/"):
+        return True
+    parts = NodePath(path).parts
+    return len(parts) <= len(pattern.parts) and all(map(fnmatchcase, parts, pattern.parts))
 
 
 def _every_group(path: str) -> bool:  # noqa: ARG001
@@ -165,7 +169,7 @@ def _add_groups_below(first: ZarrStore, is_wanted: GroupFilter | None) -> dict[s
 
 
 def closing_function(group: ZarrStore) -> Callable[[], None] | None:
-    """Return the function that closes the store of a group. None if the caller has opened the store.
+    """Return the function that closes the store of a group. None if the caller has to close it.
 
     The function does not refer to the group's arrays. Otherwise they would be pickled with a dataset that no longer
     needs them.

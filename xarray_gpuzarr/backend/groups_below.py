@@ -29,9 +29,24 @@ are no members."""
 
 
 def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | None:
-    """Return the result of `_walk`. None if xarray has to open the groups.
+    """Open the groups below a group that are wanted, and the members of all of them, concurrently.
 
-    The error of a failed request is raised.
+    Parameters
+    ----------
+    group : zarr.Group
+        The first group.
+    is_wanted : callable or None
+        Selects groups by their paths. With None, the members of `group` alone are opened.
+
+    Returns
+    -------
+    list of (str, zarr.Group, dict), or None
+        The groups, with `group` first. None if they have to be opened by `open_as_xarray`.
+
+    Raises
+    ------
+    Exception
+        A request has failed in a `CachingStore`, with this error.
     """
     store = group.store
     # A `CachingStore` bounds the number of requests; for other slow stores nothing would. zarr-python itself lists a
@@ -48,7 +63,10 @@ def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | 
 
 
 def open_as_xarray(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups:
-    """Return a group and, unless `is_wanted` is None, all groups below it, requested one after another."""
+    """Return a group and, unless `is_wanted` is None, all groups below it, with their members.
+
+    They are requested one after another, as in xarray.
+    """
     store = group.store
     if isinstance(store, CachingStore) and not store.supports_listing:
         group.store_path.store = store.wrapped_store  # zarr-python's error names the class of the store
@@ -65,6 +83,7 @@ async def _walk(group: AsyncGroup, is_wanted: GroupFilter | None, path: str = "/
     consolidated metadata.
     """
     if group.metadata.consolidated_metadata is not None:
+        # The metadata of all members are in memory, so nothing is requested.
         nodes = [await _walk_member(group, path, name, node, is_wanted) async for name, node in group.members()]
     elif not group.store.supports_listing:
         raise ValueError("xarray raises the error for this")

@@ -39,7 +39,6 @@ _INDEXED = (
 )
 """Classes of xarray that select from an array or cache it, but do not decode its values."""
 
-
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 """A selection of an array that has not been read."""
 
@@ -176,7 +175,7 @@ def as_caller_of(
 ) -> Callable[[], AbstractContextManager[object]]:
     """Return a function that makes context managers for reads on other threads.
 
-    Inside one, another thread reads the arrays for the GPU and stream that the thread calling this function uses.
+    Inside such a context, a thread reads the arrays for the GPU and stream of the thread that called this function.
 
     Parameters
     ----------
@@ -186,7 +185,8 @@ def as_caller_of(
         As for `Decoder.as_caller`.
     """
     array_of_device = {lazy.device: lazy for lazy in lazies}
-    # The device entered last stays the current GPU. It is "cuda", if that is among them, and not "cuda:1".
+    # The device that is entered last stays the current GPU of the thread. It has to be "cuda", which means the current
+    # GPU, rather than one with a number.
     devices = sorted(array_of_device, key=lambda device: ":" not in device)
     contexts: list[Callable[[], AbstractContextManager[object]]] = [
         array_of_device[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in devices

@@ -231,6 +231,7 @@ def explain_folder(folder: Path) -> Cause | None:
 
 
 def _is_group(folder: Path) -> bool:
+    """Return whether a folder has the metadata document of a group."""
     return any((folder / name).exists() for name in _GROUP_FILES)
 
 
