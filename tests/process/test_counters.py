@@ -201,7 +201,7 @@ def test_helping_threads_are_in_the_stage_of_their_caller(monkeypatch):
         together.wait()
 
     with counters.stage("transfer"):
-        Crew().run(work, most=3)
+        Crew().run(work, max_threads=3)
 
     assert stages == ["transfer"] * 3
 

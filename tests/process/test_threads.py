@@ -89,7 +89,7 @@ def test_one_caller_gets_all_threads_of_the_budget(budget, n):
     together = threading.Barrier(n, timeout=30)
     work = Work(n, together.wait)
 
-    Crew().run(work, most=100)
+    Crew().run(work, max_threads=100)
 
     assert work.most_inside == len(work.threads) == n
 
@@ -182,7 +182,7 @@ def test_cores_of_a_run_that_has_ended_help_one_with_threads_of_its_own(budget):
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(crew.run, first, 2)
         begun.wait()
-        crew.run(second, 2, own=c_int64(0))
+        crew.run(second, 2, n_own_threads=c_int64(0))
         other.result()
 
     assert crew.n_active == 0
@@ -210,7 +210,7 @@ def test_helper_leaves_when_callers_fill_the_budget(budget):
         answers.append(go_on())
         answered.set()
 
-    crew.run(lambda go_on: as_caller() if threading.current_thread() is caller else as_helper(go_on), most=2)
+    crew.run(lambda go_on: as_caller() if threading.current_thread() is caller else as_helper(go_on), max_threads=2)
 
     assert answers == [True, False]
 
@@ -218,10 +218,10 @@ def test_helper_leaves_when_callers_fill_the_budget(budget):
 def test_helper_that_never_started_is_not_waited_for(budget):
     budget(3)
     crew = Crew()
-    crew.run(Work(3), most=3)
+    crew.run(Work(3), max_threads=3)
 
     for _ in range(50):
-        crew.run(Work(1), most=3)
+        crew.run(Work(1), max_threads=3)
 
     assert crew.n_active == 0
 
@@ -237,9 +237,9 @@ def test_exception_of_any_thread_arrives(budget, where):
             raise RuntimeError(f"in the {where}")
 
     with pytest.raises(RuntimeError, match=f"in the {where}"):
-        crew.run(Work(2, fail_in_one), most=2)
+        crew.run(Work(2, fail_in_one), max_threads=2)
     assert crew.n_active == 0
-    crew.run(work := Work(10), most=2)
+    crew.run(work := Work(10), max_threads=2)
 
     assert work.done == 10
 
@@ -249,7 +249,7 @@ def test_read_inside_a_read_does_not_wait_for_itself(budget):
     crew = Crew()
     inner = Work(10)
 
-    crew.run(Work(4, lambda: crew.run(inner, most=2)), most=2)
+    crew.run(Work(4, lambda: crew.run(inner, max_threads=2)), max_threads=2)
 
     assert inner.done == 10
 

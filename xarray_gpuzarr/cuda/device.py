@@ -240,7 +240,7 @@ class NativeDevice:
             raise cuda_error(call, error) from error
 
     def why_no_files(self) -> str | None:
-        """Return why files cannot be read straight into device memory; None if they can."""
+        """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
         from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
 
         return why_no_files()

@@ -174,7 +174,7 @@ class FileReader(Protocol):
     """A decoder whose device may read local files itself."""
 
     def why_no_files(self) -> str | None:
-        """Return why the device cannot read files on this machine; None if it can."""
+        """Return why GPUDirect Storage cannot read files into the device on this machine; None if it can."""
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Return why the chunks of an array go through host memory; None if the device reads them itself.

@@ -2,7 +2,7 @@
 
 All reads and writes share one pool of helpers. However many dask threads call, the number of threads that decode at
 once stays within a budget: a helper leaves a read as soon as the callers alone use up the budget. When a read or write
-ends, helpers that it had join writes that are still under way.
+ends, its helpers go to writes that are still under way.
 
 Callers that read short chunks take turns, as many at a time as there are cores, because more threads would keep taking
 the GIL from each other. On two cores, 32 threads needed 276 ms for 64 shards that two threads read in 154 ms (32^3
@@ -34,19 +34,19 @@ returns whether this thread should continue."""
 class _Run:
     """One call of `Crew.run`, and the threads that work on it."""
 
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "most", "n_wanted", "own", "stage", "work")
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "max_threads", "n_own_threads", "n_wanted", "stage", "work")
 
-    def __init__(self, work: Work, most: int, budget: int, own: c_int64 | None) -> None:
+    def __init__(self, work: Work, max_threads: int, budget: int, n_own_threads: c_int64 | None) -> None:
         self._lock = Lock()
         self._at_work: dict[object, Lock] = {}
         """Helper that has begun -> lock that it releases when it leaves."""
         self.work: Work | None = work
         """None once no helper may begin or continue."""
-        self.most = most
+        self.max_threads = max_threads
         """Largest number of threads that have something to do at once."""
         self.budget = budget
         """Largest number of threads of this process that decode at once."""
-        self.own = own
+        self.n_own_threads = n_own_threads
         """Number of threads that `work` itself starts; None if it starts none."""
         self.n_wanted = 0
         """Number of helpers that were asked for and have not begun."""
@@ -58,7 +58,8 @@ class _Run:
     @property
     def n_threads(self) -> int:
         """Number of threads that work on it or soon will, including the caller's."""
-        return 1 + self.n_helpers + (0 if self.own is None else self.own.value)
+        n_own_threads = 0 if self.n_own_threads is None else self.n_own_threads.value
+        return 1 + self.n_helpers + n_own_threads
 
     @property
     def n_helpers(self) -> int:
@@ -66,14 +67,14 @@ class _Run:
         return self.n_wanted + len(self._at_work)
 
     def reserve_helpers(self, n_active: int) -> int:
-        """Count as many helpers as wanted as cores are free for, and return their number.
+        """Reserve one helper for each free core, up to what the run can use, and return their number.
 
         `n_active` is the number of threads of this process that decode.
         """
         with self._lock:
             if self.work is None:
                 return 0
-            n = max(0, min(self.most - self.n_threads, self.budget - n_active))
+            n = max(0, min(self.max_threads - self.n_threads, self.budget - n_active))
             self.n_wanted += n
         return n
 
@@ -122,7 +123,8 @@ class Crew:
         self._runs: set[_Run] = set()
         """Calls of `run` that may have helpers."""
         self.lone_threads: set[object] = set()
-        """An object for each other thread that decodes, which no helper joins."""
+        """A token for each decoding thread that no run in `_runs` counts: callers that use one thread, and threads that
+        C code starts."""
         self._requests: SimpleQueue[_Run] = SimpleQueue()
         """A run for each helper that is wanted."""
         self._starting = Lock()
@@ -130,7 +132,7 @@ class Crew:
         self.threads: list[threading.Thread] = []
         """Threads of the pool."""
         self.turns: dict[int, Callable[[], int]] = {}
-        """Id of a thread that has its turn -> function that returns how many threads may have theirs at once."""
+        """Id of a thread that has its turn -> its `max_turns`, see `begin_turn`."""
         self.turn_ended = Bell()
         """Rings when a turn has ended."""
 
@@ -139,38 +141,39 @@ class Crew:
         """Number of threads that decode or soon will."""
         return sum([run.n_threads for run in list(self._runs)]) + len(self.lone_threads)
 
-    def begin_turn(self, most: Callable[[], int]) -> None:
-        """Let the calling thread have its turn. Wait until fewer than ``most()`` threads have theirs.
+    def begin_turn(self, max_turns: Callable[[], int]) -> None:
+        """Let the calling thread have its turn. Wait until fewer than ``max_turns()`` threads have theirs.
 
         Call this in a ``try`` whose ``finally`` removes the thread from `turns` and rings `turn_ended`. One thread may
-        always have its turn, whatever ``most()`` returns.
+        always have its turn, whatever ``max_turns()`` returns.
         """
         thread = get_ident()
-        if not self._take_turn(thread, most):
-            self.turn_ended.wait_until(lambda: self._take_turn(thread, most))
+        if not self._take_turn(thread, max_turns):
+            self.turn_ended.wait_until(lambda: self._take_turn(thread, max_turns))
 
     def run_without_turn[Result](self, wait: Callable[[], Result]) -> Result:
         """Return the result of `wait`. If the calling thread has its turn, another thread may have it meanwhile.
 
-        If a signal interrupts the wait for the next turn, the thread is left without one, which its ``finally`` allows.
+        If a signal interrupts the wait for the next turn, the thread is left without one; the ``finally`` that
+        `begin_turn` describes copes with that.
         """
         thread = get_ident()
-        most = self.turns.get(thread)
-        if most is None:
+        max_turns = self.turns.get(thread)
+        if max_turns is None:
             return wait()
         try:
             self.turns.pop(thread, None)
             self.turn_ended.ring()
             return wait()
         finally:
-            self.turn_ended.wait_until(lambda: self._take_turn(thread, most))
+            self.turn_ended.wait_until(lambda: self._take_turn(thread, max_turns))
 
-    def _take_turn(self, thread: int, most: Callable[[], int]) -> bool:
-        """Let a thread have its turn, unless as many as may already have theirs; return whether it has."""
+    def _take_turn(self, thread: int, max_turns: Callable[[], int]) -> bool:
+        """Return whether a thread now has its turn. It does not if ``max_turns()`` threads already have theirs."""
         with self._lock:
-            if self.turns and len(self.turns) >= most():
+            if self.turns and len(self.turns) >= max_turns():
                 return False
-            self.turns[thread] = most
+            self.turns[thread] = max_turns
             return True
 
     def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
@@ -199,18 +202,20 @@ class Crew:
         finally:
             self.lone_threads.difference_update(additional)
 
-    def run(self, work: Work, most: int, budget: int | None = None, own: c_int64 | None = None) -> None:
+    def run(
+        self, work: Work, max_threads: int, budget: int | None = None, n_own_threads: c_int64 | None = None
+    ) -> None:
         """Run `work` on this thread and, while cores are free, on helpers. All of them have ended when this returns.
 
         Parameters
         ----------
         work : callable
             Called once on each thread; see `Work`.
-        most : int
+        max_threads : int
             Largest number of threads that have something to do at once, including this one.
         budget : int, optional
             A recent result of `thread_budget`, which is called if this is left out.
-        own : ctypes.c_int64, optional
+        n_own_threads : ctypes.c_int64, optional
             Set to the number of threads that `work` may start by itself, for which cores are free. `work` decreases it
             as these threads end. Helpers then come only when other runs end.
 
@@ -219,7 +224,7 @@ class Crew:
         BaseException
             The first error that `work` raised on any thread.
         """
-        if most == 1:
+        if max_threads == 1:
             if budget is None:
                 thread_setting()  # raises if the setting is unusable, as longer reads do
             lone_thread = object()
@@ -229,14 +234,14 @@ class Crew:
             finally:
                 self.lone_threads.discard(lone_thread)
             return
-        run = _Run(work, most, budget or thread_budget(), own)
+        run = _Run(work, max_threads, budget or thread_budget(), n_own_threads)
         try:
             self._runs.add(run)
-            if own is None:
+            if n_own_threads is None:
                 self._ask_for_help(run)
             else:
                 with self._lock:
-                    own.value = max(0, min(most - 1, run.budget - self.n_active))
+                    n_own_threads.value = max(0, min(max_threads - 1, run.budget - self.n_active))
             work(lambda: True)
             run.end()
         except BaseException:
@@ -245,7 +250,8 @@ class Crew:
             raise
         finally:
             self._runs.discard(run)
-        for other in [other for other in list(self._runs) if other.own is not None]:
+        # Writes began with threads of their own instead of helpers, so they get the helpers of runs that end.
+        for other in [other for other in list(self._runs) if other.n_own_threads is not None]:
             self._ask_for_help(other)
         if run.errors:
             try:

@@ -32,12 +32,16 @@ class Stop:
         for give_up in self._give_up:
             give_up()
 
-    def check(self, give_up: Callable[[], None] | None = None) -> None:
-        """Raise `CancelledError` if the read is to stop; else have `set` call `give_up`."""
-        if give_up is not None:
-            self._give_up.append(give_up)
+    def check(self) -> None:
+        """Raise `CancelledError` if the read is to stop."""
         if self._is_set:
             raise asyncio.CancelledError  # no `except Exception` catches it
+
+    def check_from_now_on(self, give_up: Callable[[], None]) -> None:
+        """Register `give_up`, which ends a wait for answers, for `set` to call; then `check`."""
+        # In this order: a `set` between the two steps is noticed by the check.
+        self._give_up.append(give_up)
+        self.check()
 
 
 class StoppableDecoder:
@@ -52,7 +56,7 @@ class StoppableDecoder:
 
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        self._stop.check(source.give_up)
+        self._stop.check_from_now_on(source.give_up)
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
 
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
@@ -67,14 +71,19 @@ class _StoppableSource:
     def __init__(self, source: ByteSource, stop: Stop) -> None:
         self._stop = stop
         self._start = source.start
-        self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
-        self.storage, self.is_local, self._source = source.storage, source.is_local, source
+        self._source = source
+        self._local_file = source.local_file
+        self.rule = source.rule
+        self.lookahead = source.lookahead
+        self.is_remote = source.is_remote
+        self.is_local = source.is_local
+        self.storage = source.storage
         self.chunk_versions = source.chunk_versions
-        self._local_file, self.prefetch = source.local_file, source.prefetch
+        self.prefetch = source.prefetch
 
     @property
     def cuts_objects(self) -> bool:
-        return self._source.cuts_objects
+        return self._source.cuts_objects  # may change during the read, so it is not copied
 
     def local_file(self, key: str) -> LocalFile:
         self._stop.check()
