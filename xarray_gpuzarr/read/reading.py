@@ -180,8 +180,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
     try:
         tables = ChunkTables(spec, target, snapshot, progress)
-        plans = tables.start()  # requests the shard indexes, and waits for the first one
-        result = attempts.decoder.decode(plans, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
+        result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
         snapshot.check_all_there()
     except BaseException:
         if progress is not None:

@@ -6,8 +6,6 @@ The indexes of the next shards are requested while earlier shards are decoded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain
 from typing import Self
 
 from xarray_gpuzarr.fetch.snapshot import FetchedIndex, PendingIndex, Snapshot
@@ -52,30 +50,12 @@ class ChunkTables:
         self.decoded_nbytes = 0
         """Decoded bytes of all plans so far."""
 
-    def start(self) -> Iterator[ReadPlan]:
-        """Request the first shard indexes, wait until the first plan can be made, and return all plans.
-
-        Plans that need other indexes are made when they are drawn, so that they are requested while earlier chunks are
-        decoded.
-        """
-        first = next(self, None)
-        if first is None:
-            return iter(())
-        if self._is_exhausted:
-            return iter((first,))
-        return chain((first,), self)
-
-    @property
-    def _is_exhausted(self) -> bool:
-        """Whether all plans have been made."""
-        return self._block is None and self._held_back is None and not self._requested
-
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> ReadPlan:
         """Return the next plan. The time that this takes counts as ``index``."""
-        if self._is_exhausted:
+        if self._block is None and self._held_back is None and not self._requested:
             raise StopIteration
         account = counters.local.account
         before = account.stage
