@@ -108,6 +108,22 @@ def test_nothing_is_told_of_chunks_that_have_an_effect(fields, chunks, recwarn):
     assert not recwarn
 
 
+def test_a_variable_of_float_dtype_that_is_called_otherwise_is_told_of(fields):
+    with pytest.warns(GpuZarrWarning) as warned:
+        open_store(fields, device="host", float_dtype={"tt": "float32"})
+
+    (told,) = warned
+    assert "float_dtype= has no effect for 'tt', which is no variable of the dataset" in str(told.message)
+    assert "(perhaps 't')" in str(told.message)
+
+
+@pytest.mark.parametrize("float_dtype", [None, "float32", {"t": "float32"}, {}], ids=str)
+def test_nothing_is_told_of_a_float_dtype_that_has_an_effect(fields, float_dtype, recwarn):
+    open_store(fields, device="host", float_dtype=float_dtype)
+
+    assert not recwarn
+
+
 def test_chunks_of_a_tree_may_be_those_of_some_groups(fields, recwarn):
     xr.Dataset({"s": ("x", np.ones(3))}).to_zarr(fields, group="a", consolidated=False)
 

@@ -105,6 +105,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             DecodeOptions,
             Place,
             advise_of_unknown_chunks,
+            advise_of_unknown_variables,
             require_known,
         )
 
@@ -134,6 +135,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         frame = currentframe()
         caller = None if frame is None else frame.f_back
         advise_of_unknown_chunks(caller, dataset)
+        advise_of_unknown_variables(float_dtype, dataset)
         return dataset
 
     open_dataset_parameters = parameter_names(open_dataset)

@@ -143,3 +143,16 @@ def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> N
                 found="dimensions: " + ", ".join(map(repr, dims)),
                 do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
             )
+
+
+def advise_of_unknown_variables(float_dtype: Any, dataset: xr.Dataset) -> None:
+    """Advise the user if ``float_dtype=`` names a variable that a dataset lacks."""
+    names = dataset.variables
+    for name in float_dtype if isinstance(float_dtype, Mapping) else ():
+        if name not in names:
+            advise(
+                f"float_dtype of {name!r}",
+                f"float_dtype= has no effect for {name!r}, which is no variable of the dataset",
+                found="variables: " + ", ".join(map(repr, names)),
+                do=f"name one of these{perhaps(str(name), names)}, or leave {name!r} out",
+            )
