@@ -51,15 +51,15 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
     options : mapping
         The options of `xarray.Dataset.to_zarr`.
     """
+    if options.get("mode") != "w":
+        return
     unread = [
         (name, array)
         for dataset in datasets
         for name, variable in dataset.variables.items()
         for array in _unread_arrays(variable)
     ]
-    if options.get("mode") != "w" or not unread:
-        return
-    erased = _group_node(store, options)
+    erased = _group_node(store, options) if unread else None
     if erased is None:
         return
     for name, array in unread:
