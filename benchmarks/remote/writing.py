@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ from xarray_gpuzarr import zarr_pipeline
 
 _AT_ONCE = 24
 """Requests that the bare client has under way."""
-_NUMBERED = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Task:
 
     def new_path(self) -> Path:
         """Return the path of a store that is not there yet, in the bucket."""
-        return self.server.directory / "stores" / f"written-{next(_NUMBERED)}"
+        return self.server.directory / "stores" / f"written-{uuid4().hex}"
 
     def store(self, path: Path) -> ObjectStore[Any]:
         """Return the store at a path."""
