@@ -64,3 +64,14 @@ def test_arrays_of_the_same_path_in_two_memories_are_of_two_places():
     stores = [ObjectStore(ObstoreMemory()) for _ in range(2)]
     places = [place_of(store, "g/arr") for store in stores]
     assert places[0].names(["g/arr/c/0"]) != places[1].names(["g/arr/c/0"])
+
+
+@pytest.mark.parametrize(
+    ("path", "is_below"), [("a.zarr/v", True), ("a.zarr", True), ("a.zarr2/v", False), ("", False), ("b/a.zarr", False)]
+)
+def test_a_node_is_below_a_group_whichever_directory_its_store_has(tmp_path, path, is_below):
+    group = place_of(LocalStore(tmp_path / "a.zarr"), "")
+
+    assert place_of(str(tmp_path), path).is_below(group) == is_below
+    assert place_of(str(tmp_path), path).is_below(place_of("/", ""))
+    assert not place_of(MemoryStore(), path).is_below(group)

@@ -6,7 +6,7 @@ and how bytes get there. The functions raise an error, or advise the user, for k
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any, Self
@@ -134,25 +134,22 @@ def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> N
     chunks = caller.f_locals.get("chunks")
     if not isinstance(chunks, Mapping):
         return
-    dims = dataset.dims
-    for dim in chunks:
-        if dim not in dims:
-            advise(
-                f"chunks of {dim!r}",
-                f"chunks= has no effect for {dim!r}, which is no dimension of the dataset",
-                found="dimensions: " + ", ".join(map(repr, dims)),
-                do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
-            )
+    _advise_of_unknown_names("chunks", chunks, "dimension", dataset.dims)
 
 
 def advise_of_unknown_variables(float_dtype: Any, dataset: xr.Dataset) -> None:
     """Advise the user if ``float_dtype=`` names a variable that a dataset lacks."""
-    names = dataset.variables
-    for name in float_dtype if isinstance(float_dtype, Mapping) else ():
-        if name not in names:
+    if isinstance(float_dtype, Mapping):
+        _advise_of_unknown_names("float_dtype", float_dtype, "variable", dataset.variables)
+
+
+def _advise_of_unknown_names(keyword: str, names: Iterable[Any], kind: str, known: Collection[Any]) -> None:
+    """Advise the user of each name in a keyword that is no dimension, or no variable (`kind`), of the dataset."""
+    for name in names:
+        if name not in known:
             advise(
-                f"float_dtype of {name!r}",
-                f"float_dtype= has no effect for {name!r}, which is no variable of the dataset",
-                found="variables: " + ", ".join(map(repr, names)),
-                do=f"name one of these{perhaps(str(name), names)}, or leave {name!r} out",
+                f"{keyword} of {name!r}",
+                f"{keyword}= has no effect for {name!r}, which is no {kind} of the dataset",
+                found=f"{kind}s: " + ", ".join(map(repr, known)),
+                do=f"name one of these{perhaps(str(name), known)}, or leave {name!r} out",
             )

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
+from xarray_gpuzarr.fetch.in_memory import MemorySource
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
@@ -22,7 +23,7 @@ _MAX_WRITTEN = 20_000
 
 @record
 class ArrayPlace:
-    """Where the objects of an array lie, independent of how their store was opened.
+    """Where the objects of an array or a group lie, independent of how their store was opened.
 
     Two clients of one server, such as obstore and s3fs, count as two places.
     """
@@ -30,9 +31,15 @@ class ArrayPlace:
     server: Hashable
     """What holds the objects: "file" for local files, else a value that is equal for stores of one server."""
     address: str
-    """Path of the array on the server, without slashes at its ends."""
+    """Path of the node on the server, without slashes at its ends."""
     path: str
-    """Path of the array in its store."""
+    """Path of the node in its store."""
+
+    def is_below(self, group: ArrayPlace) -> bool:
+        """Whether this node lies in a group, or is the group."""
+        if self.server != group.server:
+            return False
+        return not group.address or f"{self.address}/".startswith(f"{group.address}/")
 
     def names(self, keys: Sequence[str]) -> list[Hashable]:
         """Return the names of objects, given their keys in the store."""
@@ -40,7 +47,7 @@ class ArrayPlace:
 
 
 def place_of(store: Store | str, path: str) -> ArrayPlace:
-    """Return where the objects of an array lie, given its path in a store or a directory. Links are followed."""
+    """Return where the objects of a node lie, given its path in a store or a directory. Links are followed."""
     path = path.strip("/")
     if isinstance(store, str):
         server: Hashable = "file"
@@ -51,6 +58,15 @@ def place_of(store: Store | str, path: str) -> ArrayPlace:
     if server == "file":
         address = os.path.realpath(address)
     return ArrayPlace(server=server, address=address.strip("/"), path=path)
+
+
+def place_of_source(source: ObjectSource, path: str) -> ArrayPlace | None:
+    """Return where the objects of a node lie, given a source of its store; None for a source of another kind."""
+    if isinstance(source, StrictSource):
+        source = source.inner
+    if isinstance(source, LocalSource):
+        return place_of(source.root, path)
+    return place_of(source.store, path) if isinstance(source, StoreSource | MemorySource) else None
 
 
 def _root_of(store: Store) -> tuple[Hashable, str]:
@@ -91,12 +107,5 @@ written = WrittenObjects()
 
 def is_written(source: ObjectSource, path: str, key: str) -> bool:
     """Whether this process has written or removed an object of the array at `path`, through any store object."""
-    if isinstance(source, StrictSource):
-        source = source.inner
-    if isinstance(source, LocalSource):
-        place = place_of(source.root, path)
-    elif isinstance(source, StoreSource):
-        place = place_of(source.store, path)
-    else:
-        return False
-    return place.names([key])[0] in written
+    place = place_of_source(source, path)
+    return place is not None and place.names([key])[0] in written

@@ -87,10 +87,7 @@ class BlockWriter(ArrayWriter):
         block_target = BlockTarget(target, self._behind)
         if not isinstance(source, da.Array):
             if check is not None and isinstance(source, np.ndarray):
-                values = np.asarray(variable.data)
-                misfit = check.misfit(values, source)
-                if misfit is not None:
-                    raise check.error(misfit, values, (0,) * values.ndim)
+                check.require_fit(np.asarray(variable.data), source)
             super().add(source, block_target, region)  # type: ignore[no-untyped-call]
             return
         region = _positive_slices(region, target.shape)

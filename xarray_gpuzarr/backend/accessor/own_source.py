@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from xarray import Dataset, Variable
@@ -15,28 +14,10 @@ from zarr.storage import StorePath
 from xarray_gpuzarr.backend.caching_store import store_path_of
 from xarray_gpuzarr.backend.lazy_array import data_of, find_unread
 from xarray_gpuzarr.errors import OptionError, masked
-from xarray_gpuzarr.fetch import object_source
-from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.object_names import ArrayPlace, place_of, place_of_source
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
-from xarray_gpuzarr.fetch.source import ObjectSource
-from xarray_gpuzarr.fetch.strict import StrictSource
-from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.read.stored_array import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-
-
-@record
-class _Node:
-    """A group or an array of a store."""
-
-    store: tuple[object, ...]
-    """Token of the store; empty for local files, which several stores may have."""
-    path: str
-    """Path in the store, or of the directory."""
-
-    def is_below(self, group: _Node) -> bool:
-        """Whether this node is in a group, or is the group."""
-        return self.store == group.store and f"{self.path}/".startswith(f"{group.path}/".lstrip("/"))
 
 
 def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapping[str, Any]) -> None:
@@ -59,11 +40,12 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
         for name, variable in dataset.variables.items()
         for array in _unread_arrays(variable)
     ]
-    erased = _group_node(store, options) if unread else None
+    erased = _erased_group(store, options) if unread else None
     if erased is None:
         return
     for name, array in unread:
-        if _array_node(array).is_below(erased):
+        place = _array_place(array)
+        if place is not None and place.is_below(erased):
             raise OptionError(
                 "the dataset is read from the store that mode='w' erases",
                 tried=f"to write it to {masked(str(store))}",
@@ -85,8 +67,8 @@ def _unread_arrays(variable: Variable) -> Iterator[StoredArray]:
             yield reader.lazy.stored
 
 
-def _group_node(store: Any, options: Mapping[str, Any]) -> _Node | None:
-    """Return the group that a write erases; None for stores that zarr-python does not know."""
+def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
+    """Return where the group lies that a write erases; None for stores that zarr-python does not know."""
     path = ""
     if isinstance(store, str) and "://" in store:
         if "::" in store:
@@ -94,30 +76,16 @@ def _group_node(store: Any, options: Mapping[str, Any]) -> _Node | None:
         store = run_on_loop(store, partial(store_path_of, store, options.get("storage_options")))
     if isinstance(store, StorePath):
         store, path = store.store, store.path
-    group = "/".join(part for part in (path, str(options.get("group") or "").strip("/")) if part)
-    if isinstance(store, str | os.PathLike):
-        return _Node(store=(), path=_directory(os.fspath(store), group))
-    return _node(object_source(store), group) if isinstance(store, Store) else None
+    if isinstance(store, os.PathLike):
+        store = os.fspath(store)
+    group = str(options.get("group") or "").strip("/")
+    return place_of(store, f"{path}/{group}") if isinstance(store, str | Store) else None
 
 
-def _array_node(array: StoredArray) -> _Node:
-    """Return the node of a stored array."""
+def _array_place(array: StoredArray) -> ArrayPlace | None:
+    """Return where a stored array lies."""
     if isinstance(array.spec, ArraySpec):
         assert array.source is not None
-        return _node(array.source, array.spec.path)
+        return place_of_source(array.source, array.spec.path)
     assert array.zarr_array is not None
-    return _node(object_source(array.zarr_array.store), array.zarr_array.path)
-
-
-def _node(source: ObjectSource, path: str) -> _Node:
-    """Return the node at a path of the store that a source reads."""
-    while isinstance(source, StrictSource):
-        source = source.inner
-    if isinstance(source, LocalSource):
-        return _Node(store=(), path=_directory(source.root, path))
-    return _Node(store=source.__dask_tokenize__(), path=path.strip("/"))
-
-
-def _directory(root: str, path: str) -> str:
-    """Return the directory of a node, without symbolic links and without the first slash."""
-    return os.path.realpath(Path(root) / path.strip("/")).lstrip("/")
+    return place_of(array.zarr_array.store, array.zarr_array.path)

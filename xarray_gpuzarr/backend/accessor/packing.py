@@ -134,12 +134,12 @@ class SlabPacker:
             op_dtypes=[block.dtype, self.dtype],
             buffersize=_SLAB_LENGTH,
         )
+        first = _first_index(self.starts, block_id)
         with slabs:
             for values, out in slabs:
                 out[...] = self.pack(values)
-                misfit = None if self.check is None else self.check.misfit(values, out)
-                if misfit is not None and self.check is not None:
-                    raise self.check.error(misfit, block, _first_index(self.starts, block_id))
+                if self.check is not None:
+                    self.check.require_fit(values, out, block, first)
             return slabs.operands[1]
 
 
@@ -153,9 +153,7 @@ class BlockChecker:
 
     def __call__(self, packed: npt.NDArray[Any], block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
         """Return a packed block. Raises `OptionError` if a value of `block` does not fit the stored dtype."""
-        misfit = self.check.misfit(block, packed)
-        if misfit is not None:
-            raise self.check.error(misfit, block, _first_index(self.starts, block_id))
+        self.check.require_fit(block, packed, block, _first_index(self.starts, block_id))
         return packed
 
 

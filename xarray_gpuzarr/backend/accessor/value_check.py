@@ -75,6 +75,29 @@ class ValueCheck:
             has_fill_value=any(encoding.get(key) is not None for key in ("_FillValue", "missing_value")),
         )
 
+    def require_fit(
+        self,
+        values: npt.NDArray[Any],
+        stored: npt.NDArray[Any],
+        block: npt.NDArray[Any] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> None:
+        """Raise `OptionError` if a value is stored as another one.
+
+        Parameters
+        ----------
+        values, stored : numpy.ndarray
+            As for `misfit`.
+        block : numpy.ndarray, optional
+            The array that `values` are a part of, in which the value is looked for. By default `values` itself.
+        first : sequence of int, optional
+            The indices of the block's first element. By default zeros.
+        """
+        misfit = self.misfit(values, stored)
+        if misfit is not None:
+            block = values if block is None else block
+            raise self.error(misfit, block, (0,) * block.ndim if first is None else first)
+
     def misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
         """Return a value that is stored as another one; None if all fit.
 

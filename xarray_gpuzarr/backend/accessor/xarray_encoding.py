@@ -68,9 +68,7 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     check = ValueCheck.of(name, encoded.dtype, encoding)
     if check is None:
         return False
-    misfit = check.misfit(sample, encoded.values)
-    if misfit is not None:
-        raise check.error(misfit, values, (0,) * values.ndim)
+    check.require_fit(sample, encoded.values, values)
     return True
 
 
