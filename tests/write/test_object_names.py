@@ -7,7 +7,7 @@ import pytest
 import zarr
 from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore as ObstoreMemory
-from zarr.storage import FsspecStore, LocalStore, ObjectStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.fetch.object_names import place_of
