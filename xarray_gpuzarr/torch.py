@@ -83,7 +83,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     def __init__(self, batches: Batches, convert: Callable[[Any], Any] = tensors) -> None:
         if not isinstance(batches, Batches):
             raise OptionError(
-                "not batches",
+                "IterableBatches needs batches",
                 tried=f"IterableBatches({type(batches).__name__})",
                 found="an object that is not cut into samples",
                 do="call xarray_gpuzarr.batches(ds, sizes, batch) first",

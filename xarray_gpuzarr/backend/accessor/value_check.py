@@ -163,10 +163,11 @@ def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:
     """Return the error for times that cannot be stored in the units of an array."""
+    finer_units = "seconds since 1970-01-01" if " since " in str(stored_units) else "seconds"
     return OptionError(
         f"times of variable {name!r} do not fit the units in which they are stored",
         tried=f"to store them as {dtype} in {stored_units!r}",
         found=f"times that need {needed_units!r}",
-        do="write the store anew with finer units, such as encoding={'time': {'units': 'seconds since 1970-01-01'}}; "
+        do=f"write the store anew with finer units, such as encoding={{{name!r}: {{'units': {finer_units!r}}}}}; "
         "check_values=False lets xarray store other times",
     )
