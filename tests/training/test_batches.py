@@ -481,7 +481,7 @@ def test_explain_says_how_each_variable_is_read(ds, monkeypatch):
         ["b", "memory"],
         ["time", "memory"],
     ]
-    assert repr(loader) == f"<xarray_gpuzarr.Batches: 4 of 3 samples>\n{text}"
+    assert repr(loader) == f"<xarray_gpuzarr.Batches: 4 batches of 3 samples>\n{text}"
     assert loader.nbytes == 3 * 2 * (8 + 8 + 12 * 8)
 
 

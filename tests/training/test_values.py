@@ -386,6 +386,11 @@ def test_float32_batches_are_rounded_once():
         ({"stack": "x"}, "a dimension or a variable of that name"),
         ({"stack": "u"}, "a dimension or a variable of that name"),
         ({"stack": "sample"}, "a dimension or a variable of that name"),
+        ({"stack": True}, "not a name"),
+        (
+            {"stack": "channel", "change": {"w": (("x", "time", "y"), np.zeros((9, 10, 5)))}},
+            r"(?s)of 'w'.*transpose\(\)",
+        ),
         ({"stack": "channel", "change": {"w": ("y", np.zeros(5))}}, "dimensions \\('y',\\) of 'w'"),
         ({"stack": "channel", "change": {"u": ((), 1.0)}}, "no dimension of the samples in 'u'"),
         ({"stack": "channel", "change": {"w": (("time", "y"), np.zeros((10, 5)))}}, "dimensions .* of 'w'"),

@@ -1,8 +1,8 @@
 """Reads of planned arrays, from a selection to an array.
 
-A selection becomes a target. `Snapshot` reads the shard indexes of one version of each shard, `ChunkTables` turns them
-into plans, and the decoder carries these out. `Attempts` repeats a read if an object was replaced meanwhile, or memory
-was short.
+A selection becomes a target. `Snapshot` reads the shard indexes of one version of each shard, `ChunkTables` requests
+them and turns them into plans, and the decoder carries these out. `Attempts` repeats a read if an object was replaced
+meanwhile, or memory was short.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
     try:
         tables = ChunkTables(spec, target, snapshot, progress)
+        tables.request_indexes()  # the decoder waits for their answers where it draws a plan
         result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
         snapshot.check_all_there()
     except BaseException:

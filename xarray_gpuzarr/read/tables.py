@@ -24,6 +24,9 @@ _MOST_ROWS = 1024
 class ChunkTables:
     """Iterator over the plans of one read, each made when it is drawn. Only one thread may draw at a time.
 
+    `request_indexes` makes the first requests, before any plan is drawn. Drawing a plan waits for its indexes, if they
+    are not in the cache, and requests the next ones.
+
     Parameters
     ----------
     spec : ArraySpec
@@ -96,18 +99,27 @@ class ChunkTables:
                 break
         return self._plan(indexed)
 
-    def _next_index(self) -> tuple[Block, FetchedIndex] | None:
-        """Return the next block and the index of its shard, after requesting the indexes of the next few blocks."""
+    def request_indexes(self) -> None:
+        """Request the indexes of the next few shards, without waiting for them.
+
+        An index that is in the cache can be planned at once, so no others are requested beside it.
+        """
         snapshot, requested = self._snapshot, self._requested
-        while self._block is not None:
+        while self._block is not None and self._spec.index is not None:
             block = self._block
             if requested and (len(requested) > snapshot.lookahead or snapshot.should_wait(block.n_rows)):
                 break
             index = snapshot.start_index(str(block.key), block.n_rows)
             self._block = next(self._blocks, None)
-            if isinstance(index, FetchedIndex) and not requested:
-                return block, index
             requested.append((block, index))
+            if len(requested) == 1 and isinstance(index, FetchedIndex):
+                break
+
+    def _next_index(self) -> tuple[Block, FetchedIndex] | None:
+        """Return the next block and the index of its shard, after requesting the indexes of the next few blocks."""
+        requested = self._requested
+        if len(requested) != 1 or not isinstance(requested[0][1], FetchedIndex):
+            self.request_indexes()
         if not requested:
             return None
         block, index = requested.popleft()

@@ -15,6 +15,7 @@ from xarray_gpuzarr.training.sources import DaskSource, MemorySource, Source, St
 
 SAMPLE = "sample"
 """Name of the first dimension of every batch."""
+_DO = 'choose variables that do, as in ds[["t2m", "u10"]]; dtype="float32" makes float64 and float32 alike'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +47,28 @@ class Channels:
         Raises
         ------
         OptionError
-            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or the dataset has a
-            dimension or variable named `dim`.
+            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or `dim` is a boolean,
+            or the name of a dimension or variable of the dataset.
         """
-        is_taken = dim in ds.dims or dim in ds.variables or dim == SAMPLE
-        if is_taken:
+        found = None
+        if isinstance(dim, bool):
+            found = "not a name"
+        elif dim in ds.dims or dim in ds.variables or dim == SAMPLE:
+            found = "a dimension or a variable of that name"
+        if found is not None:
             raise OptionError(
                 "unusable stack=",
                 tried=f"stack={dim!r}",
-                found="a dimension or a variable of that name",
-                do="choose another name for the dimension of the variables",
+                found=found,
+                do='name the dimension of the variables after none of these, such as stack="channel"',
             )
         names = tuple(ds.data_vars)
         dims = ds.variables[names[0]].dims
         for name in names:
-            if ds.variables[name].dims != dims:
-                raise _mismatch(dim, f"dimensions {ds.variables[name].dims} of {name!r}, {dims} of {names[0]!r}")
+            other_dims = ds.variables[name].dims
+            if other_dims != dims:
+                do = "transpose() the dataset" if {*other_dims} == {*dims} else _DO
+                raise _mismatch(dim, f"dimensions {other_dims} of {name!r}, {dims} of {names[0]!r}", do)
             if name not in dtypes:
                 raise _mismatch(dim, f"no dimension of the samples in {name!r}")
             if dtypes[name] != dtypes[names[0]]:
@@ -99,10 +106,5 @@ def _device_of(source: Source) -> str | None:
     return "cuda" if is_on_device else "host"
 
 
-def _mismatch(dim: Hashable, found: str) -> OptionError:
-    return OptionError(
-        "variables that do not fit into one array",
-        tried=f"stack={dim!r}",
-        found=found,
-        do='choose variables that do, as in ds[["t2m", "u10"]]; dtype="float32" makes float64 and float32 alike',
-    )
+def _mismatch(dim: Hashable, found: str, do: str = _DO) -> OptionError:
+    return OptionError("variables that do not fit into one array", tried=f"stack={dim!r}", found=found, do=do)

@@ -146,7 +146,7 @@ class Batches:
         self._template = replace(self._template, uncut=uncut)
 
     def __repr__(self) -> str:
-        return f"<xarray_gpuzarr.Batches: {len(self)} of {self._order.batch} samples>\n{self.explain()}"
+        return f"<xarray_gpuzarr.Batches: {len(self)} batches of {self._order.batch} samples>\n{self.explain()}"
 
     @property
     def order(self) -> Order:

@@ -27,8 +27,10 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
     compute : bool
         Whether the tasks are computed now.
     """
-    has_tasks = any(variable.chunks is not None for dataset in datasets for variable in dataset.variables.values())
-    if not compute or not has_tasks or client_of_dask() is None:
+    if not compute or client_of_dask() is None:
+        return
+    variables = [variable for dataset in datasets for variable in dataset.variables.values()]
+    if all(variable.chunks is None for variable in variables):
         return
     found = _why_unreachable(store.store if isinstance(store, StorePath) else store)
     if found is not None:

@@ -210,7 +210,7 @@ class DatasetInShards:
             return None
         whole_axes = [max(1, n) for n in variable.shape]
         shards = tuple([n if length == -1 else length for n, length in zip(whole_axes, shards, strict=True)])
-        if any(n <= 0 for n in shards):
+        if shards and min(shards) <= 0:
             return None
         return ShardGrid(shards=shards, starts=(0,) * variable.ndim)
 

@@ -84,7 +84,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     require_another_store(store, datasets.values(), options)
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
-    dims = [*dict.fromkeys(dim for dataset in datasets.values() for dim in dataset.dims)]
+    dims = [*dict.fromkeys([dim for dataset in datasets.values() for dim in dataset.dims])]
     cuts_numpy = not options.get("safe_chunks")  # xarray would check chunks that the user's dataset does not have
     groups = {
         path: DatasetInShards(
@@ -98,17 +98,18 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         for path, dataset in datasets.items()
     }
     prepared: dict[str, Prepared] = {}
-    if is_new(options):  # variables that cannot be written are refused before anything is erased
+    makes_store = is_new(options)
+    if makes_store:  # variables that cannot be written are refused before anything is erased
         prepared = _prepare_new(groups, encoding_store(options.get("zarr_format")))
 
-    staged = StagedStore.of(store, options) if compute and is_new(options) else None
+    staged = StagedStore.of(store, options) if compute and makes_store else None
     with _explaining_permissions(store):
         root = _open_store(store, staged, options)
     with WritesBehind() as behind:
         is_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
         targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
-        if not is_new(options):
+        if not makes_store:
             prepared = _prepare_existing(groups, targets, changes, options.get("append_dim"))
         for path, target in targets.items():
             dataset, originals = prepared[path]

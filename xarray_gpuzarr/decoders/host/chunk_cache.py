@@ -341,4 +341,4 @@ def kept_chunks() -> str:
     if not n_sought:
         return ""
     held = f"{len(entries)} chunks, {entries.nbytes / _MIB:.3g} of {limit / _MIB:.3g} MiB"
-    return f"Kept of chunks that were read in part: {held}; {counts.n_cache_hits} of {n_sought} were found decoded."
+    return f"Cache of decoded chunks: {held}; {counts.n_cache_hits} of {n_sought} chunks were found in it."
