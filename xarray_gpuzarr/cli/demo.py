@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     store = folder / f"{name}.zarr"
     bar_console = Console(stderr=True)
     if source and not bar_console.is_terminal:
-        bar_console.print(f"writing {source} to {store}", soft_wrap=True, markup=False, highlight=False)
+        say(f"writing {source} to {store}")
     bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar still prints a line break
     # Without automatic refresh, no thread redraws the bar while reads are measured.
     with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:

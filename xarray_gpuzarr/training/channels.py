@@ -47,8 +47,8 @@ class Channels:
         Raises
         ------
         OptionError
-            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or `dim` is a boolean,
-            or the name of a dimension or variable of the dataset.
+            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or `dim` is a
+            boolean, or the name of a dimension or variable of the dataset.
         """
         found = None
         if isinstance(dim, bool):
