@@ -423,12 +423,14 @@ def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp
     for _ in range(13):
         month.gpuzarr.to_zarr(tmp_path, append_dim="month")
 
-    with pytest.warns(GpuZarrWarning, match="shards of 6 along 'month' are ignored"):
-        month.gpuzarr.to_zarr(tmp_path, {"month": 1}, {"month": 6}, append_dim="month")
+    with pytest.warns(GpuZarrWarning) as warned:
+        month.gpuzarr.to_zarr(tmp_path, {"month": 2}, {"month": 6}, append_dim="month")
 
     array = zarr.open_array(tmp_path / "v")
     assert (array.shape, array.chunks, array.shards) == ((15, 4), (1, 4), (12, 4))
     assert len(list((tmp_path / "v/c").iterdir())) == 2
+    ignored = "chunks of 2 along 'month' and shards of 6 along 'month' are ignored: variable 'v' is stored already"
+    assert [str(warning.message).split("\n")[0] for warning in warned] == [ignored]
 
 
 def stored_twice(store, group=None):

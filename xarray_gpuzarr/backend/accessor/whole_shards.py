@@ -235,18 +235,23 @@ class DatasetInShards:
         self, name: Any, dims: Sequence[Any], chunks: Sequence[int], shards: Sequence[int]
     ) -> None:
         """Warn if the user gives other lengths than the stored array has."""
+        ignored = []
+        stored_lengths = []
         for noun, size, stored in (("chunks", self._sizes.chunks, chunks), ("shards", self._sizes.shards, shards)):
             lengths = size if isinstance(size, Mapping) else {}
             if noun == "chunks" and dims == (name,):  # a coordinate, whose chunks are those of the shards
                 continue
             for dim, n in zip(dims, stored, strict=True):
                 if lengths.get(dim, -1) not in (-1, n):
-                    advise(
-                        f"ignored {noun} of {name!r}",
-                        f"{noun} of {lengths[dim]} along {dim!r} are ignored: variable {name!r} is stored already",
-                        found=f"{noun} of {n} in the store",
-                        do="leave the sizes out, or write a new store, whose variables get them",
-                    )
+                    ignored.append(f"{noun} of {lengths[dim]} along {dim!r}")
+                    stored_lengths.append(f"{noun} of {n} along {dim!r}")
+        if ignored:
+            advise(
+                f"ignored sizes of {name!r}",
+                f"{' and '.join(ignored)} are ignored: variable {name!r} is stored already",
+                found=f"{' and '.join(stored_lengths)} in the store",
+                do="leave the sizes out, or write a new store, whose variables get them",
+            )
 
     def _cut(self, name: Any, variable: Variable, grid: ShardGrid | None) -> Variable:
         """Return a variable in dask chunks that end where shards end, or unchanged if it is small and in memory."""
