@@ -2,8 +2,7 @@
 
 A process has one cache, of bounded size. It keeps the elements of chunks as the loops place them, before CF decoding. A
 chunk belongs to one version of its object, and is used only if the object is known to have that version, see
-`ChunkVersions`. For each plan, `decoder` looks up the chunks (`CachedRead.look_up`), and puts those that it has
-decoded.
+`ChunkVersions`. `cached_read` has the cache as a single read uses it.
 
 Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
 the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
@@ -19,14 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.host_array import HostArray
-from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, PendingCheck, Version
-from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.partial_chunks import PartialChunks, reach_most, take_much
-from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.fetch.source import Version
+from xarray_gpuzarr.plan.partial_chunks import reach_most, take_much
 from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.process.records import record
@@ -36,7 +32,7 @@ ChunkKey = tuple[tuple[Hashable, ...], int]
 """Source of the object, metadata of the array, form of the elements, and store key; then the offset of the chunk."""
 
 _MIB = 1024**2
-_ENTRY_NBYTES = 512
+ENTRY_NBYTES = 512
 """Memory in bytes that an entry takes besides the elements."""
 _MOST_CHUNKS = 4096
 """Most chunks of a read that uses the cache. Looking up a chunk takes 1 us, decoding one at least 10 us."""
@@ -172,138 +168,6 @@ os.register_at_fork(after_in_child=_after_fork)
 host_memory.release_functions.append(lambda: cache.clear())  # noqa: PLW0108  # a fork replaces `cache`
 
 
-@record
-class PlanChunks:
-    """Chunks of one plan that were found in the cache, and chunks that are to be kept there."""
-
-    found: dict[int, CachedChunk]
-    """Cached chunks by row of the plan."""
-    kept: dict[int, tuple[ChunkKey, CachedChunk]]
-    """Chunks to keep, by row of the plan: each is decoded as a whole into the memory of its `CachedChunk`."""
-
-    def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
-        """Return the plan of the cached chunks and the plan of all others, each with its own `PlanChunks`."""
-        found = np.array(sorted(self.found), np.int64)
-        others = np.delete(np.arange(plan.n_stored), found)
-        cached = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
-        kept = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
-        cached_plan = plan.take(found, plan.missing_row[:0])
-        other_plan = plan.take(others, plan.missing_row)
-        return (cached_plan, cached), (other_plan, PlanChunks(found={}, kept=kept))
-
-
-class _Versions(dict[int, Version]):
-    """Versions of a plan's objects, by the number of the object. A version is looked up when it is first needed."""
-
-    def __init__(self, keys: Sequence[str], versions: ChunkVersions) -> None:
-        super().__init__()
-        self._keys, self._versions = keys, versions
-
-    def __missing__(self, number: int) -> Version:
-        version = self[number] = self._versions.settled_version(self._keys[number])
-        return version
-
-
-class CachedRead:
-    """The cache of decoded chunks for one read. Callers must call `end_claim` in the end, whatever happens."""
-
-    def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
-        self._array, self._partial, self._versions = array, partial, versions
-        self._claim = Claim()
-        self.end_claim = self._claim.end
-        """Ends the claim of this read. It is a single call of C, which no signal can interrupt."""
-        self._claimed: list[ChunkKey] = []
-        """Keys of the chunks that this read has claimed."""
-        self._is_remote = is_remote
-        self._checks: list[PendingCheck] = []
-        """Checks of the versions of shards that have been asked for."""
-        self._at_once = is_remote or are_kept_at_once(array, partial.target)
-        """Whether chunks are kept when they are first read, because decoding a part of them saves little or nothing."""
-
-    def look_up(self, plan: ReadPlan) -> PlanChunks | None:
-        """Look up the chunks of a plan. Return those found and those to be kept; None if there are neither.
-
-        Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
-        `check` raises it.
-        """
-        rows = self._partial.rows(plan)
-        if not rows:
-            return None
-        number, offset = plan.object.tolist(), plan.offset.tolist()
-        objects = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
-        keys = [(objects[number[row]], offset[row]) for row in rows]
-        versions = _Versions(plan.keys, self._versions)
-        found, claimed = self._find(keys, [number[row] for row in rows], versions)
-        if not claimed and found.count(None) == len(found):  # most reads of single elements end here
-            counters.add(n_cache_misses=len(found))
-            return None
-        chunks = PlanChunks(found={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, kept={})
-        for i in claimed:
-            self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
-        if chunks.found and self._array.spec.index is not None:
-            of_object = {number[row]: row for row in chunks.found}
-            check = self._versions.start_check([(plan.keys[n], offset[row]) for n, row in of_object.items()])
-            if self._is_remote:  # the requests for all plans are then under way together
-                self._checks.append(check)
-            else:
-                check()
-        n_hits = len(chunks.found)
-        hit_nbytes = n_hits * self._array.spec.chunk_nbytes
-        counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
-        return chunks if chunks.found or chunks.kept else None
-
-    def _find(
-        self, keys: Sequence[ChunkKey], number: Sequence[int], versions: _Versions
-    ) -> tuple[list[CachedChunk | None], list[int]]:
-        """Return the cached chunks, in the order of `keys`, and the positions of those that were claimed.
-
-        `number` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
-        that newer ones can take their places.
-        """
-        while True:
-            found, claimed, other = cache.find(keys, self._claim, at_once=self._at_once, may_wait=not self._claimed)
-            self._claimed += [keys[i] for i in claimed]
-            if other is not None:
-                crew.run_without_turn(other.wait)
-                continue
-            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[number[i]]]
-            if not stale:
-                return found, claimed
-            for i in stale:
-                cache.entries.drop(keys[i])
-
-    def put(self, chunks: PlanChunks, rows: Sequence[int]) -> None:
-        """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
-        for row in rows:
-            key, chunk = chunks.kept[row]
-            object_key = str(key[0][-1])
-            if self._array.spec.index is not None or self._versions.settled_version(object_key) == chunk.version:
-                cache.put(key, chunk)
-
-    def check(self) -> None:
-        """Wait for all checks of remote shards; raise `ObjectChangedError` if one has another version."""
-        for check in self._checks:
-            check()
-
-    def forget_claim(self) -> None:
-        """Remove the claims of this read, after its chunks were put into the cache."""
-        if self._claimed:
-            cache.forget(self._claimed, self._claim)
-
-    def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Allocate memory for a chunk to keep. Without enough memory, or a version of its object, it is not kept."""
-        if version is None:
-            return
-        nbytes = self._array.kept_nbytes
-        try:
-            memory = host_memory.result_memory.empty((nbytes,), np.dtype(np.uint8))
-        except MemoryError:
-            cache.clear()
-            return
-        chunk = CachedChunk(memory=memory, address=address(memory), version=version, nbytes=nbytes + _ENTRY_NBYTES)
-        chunks.kept[row] = key, chunk
-
-
 def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
     """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source."""
     return identity, array.spec.metadata, array.kept_form, key
@@ -322,16 +186,7 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
         cache.entries.shrink(limit)
     if array.is_copied or not 0 < nbytes <= limit // 2:
         return False
-    return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + _ENTRY_NBYTES) <= limit
-
-
-def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:
-    """Return the cache for one read; None if the read takes whole chunks only, or its chunks may not be kept."""
-    versions = source.chunk_versions
-    if versions is None or not may_be_kept(array, target.n_chunks):
-        return None
-    partial = PartialChunks(target, array.spec.grid)
-    return None if partial.are_none else CachedRead(array, partial, versions, is_remote=source.is_remote)
+    return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 
 
 def kept_chunks() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, cached_read
+from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall

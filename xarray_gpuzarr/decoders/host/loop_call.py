@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.chunk_cache import PlanChunks
+from xarray_gpuzarr.decoders.host.cached_read import PlanChunks
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource

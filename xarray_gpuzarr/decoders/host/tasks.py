@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedRead, PlanChunks
+from xarray_gpuzarr.decoders.host.cached_read import CachedRead, PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import EncodedChunks, LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
