@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read
+from xarray_gpuzarr.decoders.host.cached_tasks import CachedTasks
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.short_read import read_short
-from xarray_gpuzarr.decoders.host.tasks import CachedTasks, HostRead, PlanTasks, Task
+from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch.source import ByteSource, FetchedBytes, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native.library import loops

@@ -1,8 +1,8 @@
 """Tasks of one read by the host decoder, which fetch, decode and place chunks on threads.
 
-`PlanTasks` divides a plan into tasks, `CachedTasks` those of a read that uses the cache of decoded chunks. A thread
-reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the output. For
-local files, the compiled loops do all of this. Python treats the rows that they leave, and all rows without them.
+`PlanTasks` divides a plan into tasks. A thread reads a part into a buffer of its own, which stays in its CPU cache, then
+decodes each chunk to its place in the output. For local files, the compiled loops do all of this. Python treats the
+rows that they leave, and all rows without them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
-from xarray_gpuzarr.decoders.host.cached_read import CachedRead, PlanChunks
+from xarray_gpuzarr.decoders.host.cached_read import PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import EncodedChunks, LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
@@ -69,45 +69,6 @@ class HostRead:
         """Rule by which neighbouring chunks are read together."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
-
-
-class CachedTasks:
-    """The tasks of a read that uses cached chunks, and keeps some of those that it decodes."""
-
-    def __init__(self, read: HostRead, cached: CachedRead) -> None:
-        self._read, self._cached = read, cached
-        self._kept: list[tuple[PlanTasks, PlanChunks]] = []
-        """Plans with chunks that are to be kept."""
-
-    def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
-        """Yield the tasks of all plans."""
-        for plan in plans:
-            chunks = self._cached.look_up(plan)
-            if chunks is None:
-                yield from PlanTasks(self._read, plan).tasks()
-            elif self._read.source.is_local and self._read.output is not None:
-                # The loops treat rows that are decoded already and rows of files in the same call.
-                yield from self._plan_tasks(plan, chunks)
-            else:
-                cached, others = chunks.split(plan)
-                yield from self._plan_tasks(*cached)
-                yield from self._plan_tasks(*others)
-
-    def put(self) -> None:
-        """Put the decoded chunks that are to be kept into the cache. All tasks must have ended."""
-        for tasks, chunks in self._kept:
-            self._cached.put(chunks, tasks.decoded_rows())
-
-    def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
-        if not plan.n_chunks:
-            return
-        tasks = PlanTasks(self._read, plan, chunks=chunks)
-        if chunks.kept:
-            self._kept.append((tasks, chunks))
-        if chunks.found and len(chunks.found) == plan.n_stored:
-            yield Task(tasks.place_cached, is_started=False)
-        else:
-            yield from tasks.tasks()
 
 
 class PlanTasks:
