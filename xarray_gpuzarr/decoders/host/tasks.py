@@ -1,6 +1,6 @@
 """Tasks of one read by the host decoder, which fetch, decode and place chunks on threads.
 
-`PlanTasks` divides a plan into tasks. A thread reads a part into a buffer of its own, which stays in its CPU cache, then
+`PlanTasks` divides a plan into tasks. A thread reads a part into a buffer of its own that stays in its CPU cache, then
 decodes each chunk to its place in the output. For local files, the compiled loops do all of this. Python treats the
 rows that they leave, and all rows without them.
 """
