@@ -1,24 +1,20 @@
-"""The benchmark's readers and stores on tiny arrays: every one gives the values that were stored."""
+"""Readers on the host: what becomes of other values and failures, and of cases that are chosen."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import xarray as xr
-import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main
-from benchmarks.arrays.stores import write_workload
-from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME
+from benchmarks.arrays.workloads import SERIES, SHARDED_VOLUME
 from benchmarks.host import cases as host_cases
 from benchmarks.host import child
-from benchmarks.host.boxes import boxes_of
 from benchmarks.host.cases import HostCase, SharedStore
-from benchmarks.host.readers import READERS, Reader
-from benchmarks.host.task import Opened, Task
+from benchmarks.host.readers import Reader
+from benchmarks.host.task import Opened
 from benchmarks.page.runs import load
 from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.readers import AbsentError
@@ -27,81 +23,15 @@ from benchmarks.runner.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
-EDGES = replace(VOLUME, name="edges", shape=(9, 10, 11), chunks=(4, 5, 6), codec="zstd 3")
 LAYOUTS = {
     "runs": replace(SERIES, name="runs", shape=(600,), chunks=(50,), shards=(200,)),
     "boxes": replace(SHARDED_VOLUME, name="boxes", shape=(15, 12, 20), chunks=(4, 4, 10), shards=(8, 4, 20)),
-    "edges": EDGES,
-    "edges raw": replace(EDGES, codec="none"),
-    "edges v2": replace(EDGES, zarr_format=2, codec="blosc zstd 3 shuffle"),
-    "edges gzip": replace(EDGES, codec="gzip 5"),
-    "packed": replace(ERA5, name="packed", shape=(6, 9, 20), chunks=(1, 5, 10), shards=(2, 10, 20)),
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("stores")
-
-
-def opened(folder, layout, operation, reader, **more):
-    """Open a tiny store as the reader's process would."""
-    shipped = READERS[reader].shipped
-    if shipped and (absent := shipped.why_absent()):
-        pytest.skip(f"{reader}: {absent}")
-    if reader == "zarrista" and layout.zarr_format == 2:
-        pytest.skip("zarrista reads Zarr v3 only")
-    path = write_workload(layout, folder)
-    task = Task(workload=layout, path=path, operation=operation, **more)
-    return READERS[reader].open(task)
-
-
-def expected(folder, layout, operation):
-    """Return what xarray's own engine, or zarr-python, makes of a tiny store."""
-    path = write_workload(layout, folder)
-    if operation in ("load", "mean"):
-        loaded = xr.open_dataset(path, engine="zarr", chunks=None, consolidated=False)[layout.variable]
-        return np.asarray(loaded.mean() if operation == "mean" else loaded)
-    return zarr.open_group(path, mode="r")[layout.variable][...]
-
-
-def who_can(operation):
-    return [name for name, reader in READERS.items() if operation in reader.operations]
-
-
-@pytest.mark.every_value
-@pytest.mark.parametrize(
-    ("layout", "operation", "reader"),
-    [
-        *((layout, "read", reader) for layout in LAYOUTS for reader in who_can("read")),
-        *(("boxes", "load", reader) for reader in who_can("load")),
-        *(("packed", operation, reader) for operation in ("load", "mean") for reader in who_can(operation)),
-        *((layout, "chunks", reader) for layout in ("boxes", "edges v2") for reader in who_can("chunks")),
-    ],
-)
-def test_every_reader_gives_what_was_stored(folder, layout, operation, reader):
-    with zarr.config.set(dict(READERS[reader].settings)):
-        found = opened(folder, LAYOUTS[layout], operation, reader, concurrency=3)
-        found.run()
-        values = found.values()
-
-    wanted = expected(folder, LAYOUTS[layout], operation)
-    np.testing.assert_allclose(values, wanted, rtol=1e-9 if operation == "mean" else 0, strict=True)
-
-
-@pytest.mark.every_value
-@pytest.mark.parametrize("reader", who_can("crop"))
-@pytest.mark.parametrize("operation", ["chunk", "plane", "crop"])
-@pytest.mark.parametrize("layout", ["boxes", "packed"])
-def test_every_reader_gives_what_was_selected(folder, layout, operation, reader):
-    boxes = boxes_of(operation, LAYOUTS[layout])
-    with zarr.config.set(dict(READERS[reader].settings)):
-        found = opened(folder, LAYOUTS[layout], operation, reader, boxes=boxes)
-        found.run()
-        values = found.values()
-
-    stored = expected(folder, LAYOUTS[layout], "read")
-    np.testing.assert_array_equal(values, np.concatenate([stored[box].ravel() for box in boxes]))
 
 
 @pytest.fixture
