@@ -78,7 +78,7 @@ class MemorySource(SourceWithoutFiles):
         """Return a function that returns the first or last bytes of an object."""
 
         def finish() -> Edge | None:
-            data = self._object(key)
+            data = self.object_bytes(key)
             if data is None:
                 return None
             edge = data[:nbytes] if location == "start" else data[max(0, len(data) - nbytes) :]
@@ -94,7 +94,7 @@ class MemorySource(SourceWithoutFiles):
         """Do nothing, since there are no requests."""
 
     def _range(self, key: str, byte_range: ByteRange) -> memoryview | None:
-        data = self._object(key)
+        data = self.object_bytes(key)
         if data is None:
             return None
         end = len(data) if byte_range.nbytes == WHOLE_OBJECT else byte_range.offset + byte_range.nbytes
@@ -104,8 +104,8 @@ class MemorySource(SourceWithoutFiles):
             raise short_object_error(f"{self.store}/{key}", *byte_range, max(0, len(data) - byte_range.offset))
         return data[byte_range.offset : end]
 
-    def _object(self, key: str) -> memoryview | None:
-        """Return all bytes of an object, as they were when this read first asked for it."""
+    def object_bytes(self, key: str) -> memoryview | None:
+        """Return all bytes of an object, as they were when this read first looked it up; None if it is missing."""
         if self.objects is not None and key in self.objects:
             return self.objects[key]
         # The prototype is explicit, so that zarr.config.enable_gpu() does not move encoded bytes to a device.

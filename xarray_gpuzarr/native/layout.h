@@ -105,6 +105,8 @@ static const field_t fields[] = {
     FIELD(box_t, nbytes),
     FIELD(box_t, version),
     FIELD(box_t, path),
+    FIELD(box_t, object),
+    FIELD(box_t, object_nbytes),
     FIELD(box_t, decoded),
     FIELD(box_t, out),
     FIELD(box_t, scratch),

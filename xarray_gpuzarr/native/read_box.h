@@ -1,4 +1,4 @@
-/* A single call that looks up, reads, decodes and places a box of a few chunks in one file, on the calling thread.
+/* A single call that looks up, reads, decodes and places a box of a few chunks of one object, on the calling thread.
  *
  * Making the tables of an ordinary read in Python (a plan, the axes of the output, the files) takes longer than decoding a
  * chunk of 64 KB. This call makes the same tables on its stack, and treats the rows like gpuzarr_read_rows. If a chunk is
@@ -9,9 +9,11 @@ enum { MOST_BOX_CHUNKS = 16 };
 typedef struct {
     const job_t *job;                /* of the array; the fields that depend on the box are filled in here */
     const span_of_axis_t *axes;      /* one for each axis of the array */
-    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the box is one chunk, in a file of its own */
+    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the box is one chunk, in an object of its own */
     const int64_t *version;          /* that the file of a shard must have */
-    const char *path;
+    const char *path;                /* of the file that holds the object */
+    const char *object;              /* bytes of the object, if it is in memory; else NULL */
+    int64_t object_nbytes;
     const char *const *decoded;      /* elements of each chunk, chunks in C order, if all are decoded already; else NULL */
     char *out;                       /* in C order */
     char *scratch, *room;
@@ -58,12 +60,23 @@ int64_t gpuzarr_read_box(box_t *box)
     const int64_t *index[2] = {box->offset, box->nbytes};
     lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
     if (box->offset) all.index = index; /* without an index, the rows stay in C order */
-    if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes || all.most_nbytes > box->room_nbytes) return 0;
+    if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
         for (int64_t i = 0; i < n; i++) rows.src[i] = box->decoded[i], nbytes[i] = DECODED;
         return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
     }
+    if (box->object) {
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t offset = box->offset ? tables.table[n + i] : 0;
+            if (!box->offset) nbytes[i] = box->object_nbytes;
+            if (offset < 0 || nbytes[i] < 0 || nbytes[i] > box->most_nbytes || offset > box->object_nbytes - nbytes[i]) return 0;
+            rows.src[i] = box->object + offset;
+            box->n_read += nbytes[i];
+        }
+        return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
+    }
+    if (all.most_nbytes > box->room_nbytes) return 0;
     files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
     if (box->offset) files.version = box->version, files.offset = tables.table + n;

@@ -146,7 +146,7 @@ class LookupStruct(ctypes.Structure):
 
 
 class BoxStruct(ctypes.Structure):
-    """``box_t``: a box of a few chunks in one file, and its output."""
+    """``box_t``: a box of a few chunks of one object, and its output."""
 
     _fields_ = (
         ("job", _ADDRESS),
@@ -155,6 +155,8 @@ class BoxStruct(ctypes.Structure):
         ("nbytes", _ADDRESS),
         ("version", _ADDRESS),
         ("path", _TEXT),
+        ("object", _ADDRESS),
+        ("object_nbytes", _NUMBER),
         ("decoded", _ADDRESS),
         ("out", _ADDRESS),
         ("scratch", _ADDRESS),

@@ -1,6 +1,7 @@
 """Short reads: one call of the compiled loops gives what an ordinary read gives, or leaves the read to it."""
 
 import os
+import random
 import threading
 from unittest.mock import patch
 
@@ -11,9 +12,12 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.loops import require_loops
+from helpers.outcome import outcome
+from helpers.stores.fakes import put, take
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.choice import decoder_for
@@ -47,9 +51,9 @@ def loops_and_empty_caches(monkeypatch):
     index_cache.cache.clear()
 
 
-def written(path, *, codec="zstd", sharded=True, data=DATA, **keywords):
+def written(store, *, codec="zstd", sharded=True, data=DATA, **keywords):
     zarr.create_array(
-        path,
+        store,
         data=data,
         chunks=CHUNKS,
         shards=SHARDS if sharded else None,
@@ -57,7 +61,7 @@ def written(path, *, codec="zstd", sharded=True, data=DATA, **keywords):
         overwrite=True,
         **keywords,
     )
-    return zarr.open_array(path, mode="r")
+    return zarr.open_array(store, mode="r")
 
 
 def short_reads(read):
@@ -114,6 +118,89 @@ def test_boxes_are_what_numpy_selects(arrays, data):
     selection = box(data.draw, data.draw(st.booleans()))
     for _ in range(3):  # with no index, with an index, and of chunks that were kept
         assert_same_bits(read_array(arrays[codec, sharded], selection, device="host"), DATA[selection])
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    return {
+        (codec, sharded): written(MemoryStore(), codec=codec, sharded=sharded)
+        for codec in CODECS
+        for sharded in (True, False)
+    }
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_boxes_of_objects_in_memory_are_what_numpy_selects(in_memory, data):
+    codec, sharded = data.draw(st.sampled_from(sorted(in_memory)))
+    selection = box(data.draw, data.draw(st.booleans()))
+    assert_same_bits(read_array(in_memory[codec, sharded], selection, device="host"), DATA[selection])
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_part_of_a_chunk_in_memory_is_read_by_one_call(codec, sharded):
+    array = written(MemoryStore(), codec=codec, sharded=sharded)
+    selection = slice(6, 9), slice(4, 8), slice(6, 12)
+    result, n_short, counts = counted_read(array, selection)
+    assert n_short == 1
+    assert_same_bits(result, DATA[selection])
+    with patch.object(HostDecoder, "read_at_once", lambda *_: None):
+        _, _, planned = counted_read(array, selection)
+    assert (counts.n_reads, counts.n_shards, counts.read_nbytes, counts.decoded_nbytes) == (
+        planned.n_reads,
+        planned.n_shards,
+        planned.read_nbytes,
+        planned.decoded_nbytes,
+    )
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_write_to_memory_is_seen_at_once(sharded):
+    store = MemoryStore()
+    array = written(store, sharded=sharded)
+    selection = slice(0, 5), slice(0, 4), slice(0, 6)
+    for change in range(3):
+        zarr.open_array(store, mode="r+")[...] = DATA + change
+        result, n_short, _ = counted_read(array, selection)
+        assert n_short == 1
+        assert_same_bits(result, (DATA + change)[selection])
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_what_memory_lacks_is_the_fill_value(sharded):
+    array = written(MemoryStore(), sharded=sharded, data=np.zeros(SHAPE, "i2"), fill_value=0)
+    result, n_short, _ = counted_read(array, (slice(0, 5), slice(0, 4), slice(0, 6)))
+    assert n_short == 0
+    assert not result.any()
+
+
+def damages(data):
+    """Return damaged versions of the bytes of a shard or a chunk."""
+    rng = random.Random(0)
+    damaged = [data[:n] for n in (0, 1, 8, len(data) // 2, len(data) - 1)]
+    for _ in range(60):
+        changed = bytearray(data)
+        changed[rng.randrange(len(data) - 200 if len(data) > 300 else 0, len(data))] ^= rng.randrange(1, 256)
+        damaged.append(bytes(changed))
+    return damaged
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("codec", ["raw", "zstd with a checksum", "Blosc"])
+def test_damage_in_memory_has_the_outcome_of_an_ordinary_read(codec, sharded):
+    store = MemoryStore()
+    array = written(store, codec=codec, sharded=sharded)
+    key, selection = "c/0/0/0", (slice(0, 5), slice(0, 4), slice(0, 6))
+    for damaged in damages(take(store, key)):
+        put(store, key, damaged)
+        found = outcome(lambda: read_array(array, selection, device="host"))[0]
+        with patch.object(HostDecoder, "read_at_once", lambda *_: None):
+            expected = outcome(lambda: read_array(array, selection, device="host"))[0]
+        if isinstance(expected, tuple):
+            assert found == expected
+        else:
+            assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("sharded", [True, False])

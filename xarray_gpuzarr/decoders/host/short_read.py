@@ -1,10 +1,11 @@
-"""Short reads: a box of a few chunks of one local file, read by a single call of the compiled loops.
+"""Short reads: a box of a few chunks of one object, read by a single call of the compiled loops.
 
 In an ordinary read, the work of Python (a snapshot of the shards, a table of the chunks) takes longer than decoding a
-chunk of 64 KB. A short read passes the box, the cached index of the shard and the output to one call, which looks up,
-reads, decodes and places the chunks on the calling thread.
+chunk of 64 KB. A short read passes the box, the index of the shard and the output to one call, which looks up, reads,
+decodes and places the chunks on the calling thread. The object is a local file, whose index is in the cache, or lies in
+zarr's `MemoryStore`, where the index is decoded for each read, since objects in memory have no versions.
 
-A short read succeeds only if all chunks are stored and the file has the version that the index was read from. Chunks of
+A short read succeeds only if all chunks are stored and a file has the version that its index was read from. Chunks of
 which a part is requested may come from `chunk_cache`. In all other cases, and if chunks are to be kept in the cache,
 `read_short` returns None, and an ordinary read starts from the beginning.
 """
@@ -22,10 +23,12 @@ from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import READ_BUFFER_NBYTES, encoded_path, whole_blocks
 from xarray_gpuzarr.decoders.host.loop_output import cached_job_struct
 from xarray_gpuzarr.decoders.host.schedule import Costs
+from xarray_gpuzarr.errors import ShardIndexError
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.fetch.index_cache import CachedIndex
+from xarray_gpuzarr.fetch.in_memory import MemorySource
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.native.library import address, int64_columns
+from xarray_gpuzarr.fetch.source import Version
+from xarray_gpuzarr.native.library import address, address_of, int64_columns
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import is_part
@@ -35,7 +38,7 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.shard_index import MISSING
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, decode_shard_index
 
 _MOST_CHUNKS = 16
 """Most chunks in a short read; `MOST_BOX_CHUNKS` in `read_box.h`."""
@@ -63,19 +66,24 @@ _box_settings = lru_cache(maxsize=128)(_BoxSettings)
 
 
 @record
-class _File:
-    """The file that holds all chunks of a box."""
+class _Object:
+    """The object that holds all chunks of a box."""
 
     key: str
-    path: bytes
-    index: CachedIndex | None
-    """Index of the shard, with the version that the file must have; None for an unsharded chunk."""
+    index: ShardIndex | None
+    """Index of the shard; None for an unsharded chunk."""
+    path: bytes | None = None
+    """Path of a local file; None for an object in memory."""
+    version: Version = None
+    """Version that the file must have; None for unsharded chunks, and for objects in memory."""
+    data: memoryview | None = None
+    """Bytes of an object in memory."""
 
 
 def read_short(
     array: HostArray, target: Target, source: Any, out: Array | None, *, costs: Costs, keeps_chunks: bool
 ) -> Array | None:
-    """Read a box of a few chunks of one local file, or return None if an ordinary read has to.
+    """Read a box of a few chunks of one object, or return None if an ordinary read has to.
 
     Parameters
     ----------
@@ -98,23 +106,27 @@ def read_short(
         `out`, or a new array in C order: shape `target.shape`, dtype `array.dtype`. If None is returned, `out` may
         have been partly overwritten.
     """
-    if not isinstance(target, BoxTarget) or type(source) is not LocalSource or not _is_short(array, target, costs):
+    is_known = type(source) in (LocalSource, MemorySource)
+    if not isinstance(target, BoxTarget) or not is_known or not _is_short(array, target, costs):
         return None
-    file = _file_of(array.spec, target, source) if _may_hold(out, array, target) else None
-    if file is None:
+    stored = _object_of(array.spec, target, source) if _may_hold(out, array, target) else None
+    if stored is None:
         return None
-    uses_cache = keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target)
-    keys = _cache_keys(array, target, source, file) if uses_cache else ()
-    chunks = _kept_chunks(keys, source, file)
+    has_versions = source.identity is not None
+    uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and is_part(target)
+    keys = _cache_keys(array, target, source, stored) if uses_cache else ()
+    chunks = _kept_chunks(keys, source, stored)
     if uses_cache and chunks is None:
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.see_first(keys):
             return None
         counters.add(n_cache_misses=len(keys))
     if out is None:
         out = host_memory.result_memory.empty(target.shape, array.dtype)
-    nbytes = _call_loops(array, target, source, file, chunks, out)
+    nbytes = _call_loops(array, target, source, stored, chunks, out)
     if nbytes is None:
         return None
+    if stored.data is not None and array.spec.index is not None:
+        nbytes += array.spec.index.nbytes
     decoded_nbytes = target.n_chunks * array.chunk_nbytes
     counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=decoded_nbytes)
     if chunks is not None:
@@ -137,38 +149,61 @@ def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
     return n_chunks * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
 
 
-def _file_of(spec: ArraySpec, target: BoxTarget, source: LocalSource) -> _File | None:
-    """Return the file that holds all chunks of a box; None if there are several, or the shard's index is not cached."""
+def _object_of(spec: ArraySpec, target: BoxTarget, source: LocalSource | MemorySource) -> _Object | None:
+    """Return the object that holds all chunks of a box.
+
+    Returns None if there are several objects, if the index of a shard in a file is not cached, or if an object in
+    memory is missing or damaged.
+    """
     shards = target.shards()
     shard = next(shards)
     if next(shards, None) is not None:
         return None
     key = spec.keys.key(tuple([coordinate for coordinate, _ in shard]))
+    if isinstance(source, MemorySource):
+        return _object_in_memory(spec, key, source)
     path = encoded_path(source.local_path(key))
-    index = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
-    if path is None or (index is None and spec.index is not None):
+    if path is None:
         return None
-    return _File(key=key, path=path, index=index)
+    if spec.index is None:
+        return _Object(key=key, index=None, path=path)
+    cached = index_cache.cache.get((source.identity, key, spec.index))
+    return None if cached is None else _Object(key=key, index=cached.index, path=path, version=cached.version)
 
 
-def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, file: _File) -> Sequence[ChunkKey]:
+def _object_in_memory(spec: ArraySpec, key: str, source: MemorySource) -> _Object | None:
+    """Return an object of a `MemoryStore`; None if it is missing, or its index is damaged."""
+    data = source.object_bytes(key)
+    if data is None:
+        return None
+    if spec.index is None:
+        return _Object(key=key, index=None, data=data)
+    encoded = spec.index.encoded_index(data)
+    try:
+        index = decode_shard_index(encoded, spec.index, shard_nbytes=len(data), shard_name=key)
+    except ShardIndexError:  # an ordinary read raises it, with the names of the array and the store
+        return None
+    return _Object(key=key, index=index, data=data)
+
+
+def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, stored: _Object) -> Sequence[ChunkKey]:
     """Return the keys of a box's chunks in `chunk_cache`, in C order; no keys if one of the chunks is not stored."""
-    file_key = object_key(array, source.identity, file.key)
-    return [(file_key, offset) for offset in _offsets(array.spec, target, file.index)]
+    file_key = object_key(array, source.identity, stored.key)
+    return [(file_key, offset) for offset in _offsets(array.spec, target, stored.index)]
 
 
-def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
+def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Object) -> Sequence[CachedChunk] | None:
     """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
-    version = source.settled_version(file.key) if chunks and None not in chunks else None
-    if version is None or (file.index is not None and version != file.index.version):
+    version = source.settled_version(stored.key) if chunks and None not in chunks else None
+    if version is None or (stored.index is not None and version != stored.version):
         return None
     current = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
     return current if len(current) == len(keys) else None
 
 
-def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> Sequence[int]:
-    """Return the offsets of a box's chunks in the file, in C order; no offsets if one of the chunks is not stored."""
+def _offsets(spec: ArraySpec, target: BoxTarget, index: ShardIndex | None) -> Sequence[int]:
+    """Return the offsets of a box's chunks in their object, in C order; none if one of the chunks is not stored."""
     assert target.spans is not None
     if index is None:
         return [0]
@@ -176,7 +211,7 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> S
     for span, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
         numbers = [chunk % per_shard for chunk in chunks_of_span(span, range(span.n_pieces))]
         entries = [entry * per_shard + number for entry in entries for number in numbers]
-    offset, nbytes = index.index.offset, index.index.nbytes
+    offset, nbytes = index.offset, index.nbytes
     if MISSING in [nbytes[entry] for entry in entries]:
         return []
     return [int(offset[entry]) for entry in entries]
@@ -185,32 +220,35 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: CachedIndex | None) -> S
 def _call_loops(
     array: HostArray,
     target: BoxTarget,
-    source: LocalSource,
-    file: _File,
+    source: LocalSource | MemorySource,
+    stored: _Object,
     chunks: Sequence[CachedChunk] | None,
     out: Array,
 ) -> int | None:
-    """Fill `out` by one call of the loops, from the file, or from `chunks` if these are decoded already.
+    """Fill `out` by one call of the loops, from the object, or from `chunks` if these are decoded already.
 
     Returns the number of bytes that were read; None if an ordinary read has to fill `out`.
     """
     settings = _box_settings(array)
     _scratch, scratch_address = borrow_buffer("scratch", settings.scratch_nbytes)
-    struct = BoxStruct(
-        job=settings.job_address, axes=target.spans_address, path=file.path, out=address(out), scratch=scratch_address
-    )
-    version = () if file.index is None or chunks is not None else file.index.version
+    struct = BoxStruct(job=settings.job_address, axes=target.spans_address, out=address(out), scratch=scratch_address)
+    version: Any = () if chunks is not None else stored.version or ()
     decoded = () if chunks is None else [chunk.address for chunk in chunks]
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]
     if chunks is None:
+        struct.most_nbytes = array.spec.most_nbytes
+        if stored.index is not None:
+            struct.offset, struct.nbytes = stored.index.addresses
+    if stored.data is not None:
+        struct.object = address_of(stored.data)
+        struct.object_nbytes = len(stored.data)
+    elif chunks is None:
+        struct.path = stored.path
+        struct.version = addresses["version"]
         _buffer, struct.room = borrow_buffer("staging", settings.buffer_nbytes)
         struct.room_nbytes = settings.buffer_nbytes
-        struct.most_nbytes = array.spec.most_nbytes
         struct.max_gap_nbytes = source.rule.max_gap_nbytes
-        struct.version = addresses["version"]
-        if file.index is not None:
-            struct.offset, struct.nbytes = file.index.index.addresses
     assert array.loops is not None
     is_placed = array.loops.read_box(ctypes.addressof(struct))
     return int(struct.n_read) if is_placed else None
