@@ -483,6 +483,8 @@ def test_explain_says_how_each_variable_is_read(ds, monkeypatch):
     ]
     assert repr(loader) == f"<xarray_gpuzarr.Batches: 4 batches of 3 samples>\n{text}"
     assert loader.nbytes == 3 * 2 * (8 + 8 + 12 * 8)
+    with pytest.raises(TypeError, match="IterableBatches"):
+        loader[0]
 
 
 TWO_AXES = {"time": 2, "x": 2}

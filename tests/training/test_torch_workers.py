@@ -50,6 +50,11 @@ def test_a_loader_that_would_nest_batches_is_refused(dataset, keywords):
         next(iter(torch.utils.data.DataLoader(dataset, **keywords)))
 
 
+def test_batches_that_were_not_wrapped_are_refused(ds):
+    with pytest.raises(TypeError, match=r"(?s)IterableBatches.*xarray_gpuzarr.torch"):
+        next(iter(loader(batches(ds, {"time": 2}, 3), 0)))
+
+
 def test_stacked_variables_are_one_tensor(ds):
     ds = ds[["a"]].assign(twice=ds.a * 2)
     plain, stacked = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from xarray import IndexVariable
 
@@ -97,6 +97,14 @@ class Batches:
     def __iter__(self) -> BatchIterator:
         """Begin the next epoch, or continue where the state that was loaded says."""
         return self.begin(self.next_epoch, self.next_batch)
+
+    def __getitem__(self, number: Any) -> NoReturn:
+        """Raise `TypeError`: batches come in the order of an epoch. A ``DataLoader`` of PyTorch would ask for them."""
+        raise TypeError(
+            f"batches have no numbers\n  tried: batch {number!r}\n  found: an iterable\n"
+            "  do:    iterate over it; for PyTorch, DataLoader(IterableBatches(batches), batch_size=None), "
+            "see xarray_gpuzarr.torch"
+        )
 
     def begin(self, epoch: int, batch: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
         """Begin an epoch, or continue in one.
