@@ -134,5 +134,7 @@ def test_a_schedule_stays_within_its_budget(n_chunks, chunk_nbytes, rate, is_cop
     assert n_chunks > 1 or found.n_threads == 1
     assert (found.rows_a_call is None) or is_local
     assert nbytes / rate < Costs().serial_s or found.n_threads == budget or n_chunks == 1
-    if found.rows_a_call is not None and found.rows_a_call > 1:
-        assert found.rows_a_call * chunk_nbytes / rate <= Costs().call_s
+    if found.rows_a_call is not None:
+        assert found.rows_a_call >= found.n_loop_threads  # no thread of a call is idle while there are chunks
+        rows_a_thread = found.rows_a_call // found.n_loop_threads
+        assert rows_a_thread == 1 or rows_a_thread * chunk_nbytes / rate <= Costs().call_s

@@ -50,8 +50,8 @@ class Schedule:
     n_loop_threads: int
     """Number of threads in each call of the compiled loops, including the calling thread."""
     rows_a_call: int | None
-    """Number of chunks in each call of the compiled loops, if the calling thread passes whole plans to them; None if
-    the read is carried out by tasks."""
+    """Number of chunks in each call of the compiled loops, for all its threads, if the calling thread passes plans to
+    them; None if the read is carried out by tasks."""
     rows_a_part: int
     """Most chunks that a thread decodes before it takes the next task."""
     part_nbytes: int
@@ -88,13 +88,13 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     is_long = seconds >= costs.serial_s
     is_single = n_chunks == 1
     n_threads = budget if is_long and not is_single else 1
-    rows_a_call = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
+    rows_a_thread = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
     part_nbytes = rows_a_part = _NO_LIMIT
     if n_threads > 1 and not is_remote:  # for remote stores, latency determines the length of requests
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
         # Encoded chunks may be very short, so the number of chunks is limited, too.
         share = n_chunks // n_threads // costs.parts_a_thread
-        rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_call))
+        rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_thread))
     # Two threads copy short reads no sooner than one.
     is_short = not is_long if array.is_copied else seconds < costs.loops_s
     by_loops = is_local and array.program is not None and (is_single or is_short)
@@ -107,7 +107,7 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
         budget=budget,
         n_threads=n_threads,
         n_loop_threads=n_loop_threads,
-        rows_a_call=rows_a_call if by_loops else None,
+        rows_a_call=rows_a_thread * n_loop_threads if by_loops else None,
         rows_a_part=rows_a_part,
         part_nbytes=part_nbytes,
     )
