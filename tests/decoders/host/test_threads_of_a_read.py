@@ -7,7 +7,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import leaving_all, require_loops, rows_taken, set_costs, without_loops
+from helpers.loops import leaving_all, require_loops, rows_taken, set_costs, without_loops, without_short_reads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +38,7 @@ def most(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
     monkeypatch.setattr(host.crew, "run", noting)
     monkeypatch.setattr(host, "call_loops", calling)
+    without_short_reads(monkeypatch)
     set_costs(monkeypatch, serial_s=4096 / decoded_rate(ZSTD))
     return asked
 
