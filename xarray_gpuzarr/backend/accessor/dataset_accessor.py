@@ -11,7 +11,7 @@ from typing import Any
 from xarray import Dataset
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation
+from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
@@ -49,8 +49,8 @@ class DatasetAccessor(Accessor):
     def device(self) -> Device | None:
         """Device that this engine's variables are on, or are read to; None if there are no such variables.
 
-        "cuda" if any variable is on a GPU, or "cuda:1" if all these were opened with this device. A loaded variable
-        counts if it is on a GPU.
+        "cuda" if any variable is on a GPU, or a device such as "cuda:1" if all variables on a GPU were opened with it.
+        Loaded variables count only if they are on a GPU.
         """
         return device_of(self._dataset.variables)
 
@@ -60,9 +60,9 @@ class DatasetAccessor(Accessor):
         Returns
         -------
         Explanation
-            Is shown as a table in a terminal and in Jupyter. `Explanation.rows` has the same as data.
+            Shown as a table in a terminal and in Jupyter. `Explanation.rows` has the same facts as data.
         """
-        return explanation(dataset_rows(self._dataset), self.device)
+        return explanation_of(dataset_rows(self._dataset), self.device)
 
     def to_host(self) -> Dataset:
         """Return the dataset with NumPy arrays in place of arrays on a GPU. All else is unchanged.
