@@ -53,7 +53,7 @@ _HEAD_NBYTES, _ALIGNMENT = 32, 64
 """Unused bytes in front of an area of scratch, and the alignment of areas."""
 _LEAST_PARTED_NBYTES = 32 * 1024
 """Chunks shorter than this are always decoded as a whole; `LEAST_PARTED_NBYTES` in `loops.c`."""
-_MOST_NBYTES, _MOST_TYPESIZE = 512 * 1024 * 1024, 255
+_MAX_BLOCK_NBYTES, _MAX_TYPESIZE = 512 * 1024 * 1024, 255
 """Longest block, and longest elements, that C-Blosc unshuffles, in bytes."""
 
 
@@ -183,7 +183,10 @@ def _take_checksums(stages: list[StageSpec]) -> int:
 
 
 def _codec_of(compressor: BytesBytesSpec | None) -> NativeCodec:
-    """Return the functions that decode a compressor. Raises `NotKnownError`, and warns of codecs without them."""
+    """Return the functions that decode the frames of a compressor, or raw bytes if it is None.
+
+    Raises `NotKnownError` if there are none, and then warns of all codecs whose library does not export them.
+    """
     name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
     if codec is None:
@@ -209,7 +212,7 @@ def _partial_decoding(compressor: BytesBytesSpec | None) -> _PartialDecoding:
 
 
 def _decoded_lengths(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int]:
-    """Return the bytes that the compressor decodes to, and those that each stage behind it decodes to."""
+    """Return the number of bytes that the compressor decodes to, and that of each later stage."""
     lengths = [chunk_nbytes]
     for spec in reversed(stages):
         lengths.insert(0, _encoded_nbytes(spec, lengths[0]))
@@ -230,7 +233,7 @@ def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
     Raises `NotKnownError`.
     """
     if isinstance(spec, ShuffleSpec):
-        if spec.elementsize > _MOST_TYPESIZE or nbytes > _MOST_NBYTES:
+        if spec.elementsize > _MAX_TYPESIZE or nbytes > _MAX_BLOCK_NBYTES:
             raise NotKnownError
         return StageStruct(kind=_UNSHUFFLE, nbytes=nbytes, elementsize=spec.elementsize), None
     if not isinstance(spec, ElementSpec):

@@ -82,7 +82,7 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     costs : Costs
         Costs of handing work to other threads.
     """
-    # One chunk is decoded by one thread. Several chunks may be decoded for few requested elements.
+    # Bytes to decode, which may be more than the result has. One chunk keeps one thread busy, whatever its length.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
     is_long = seconds >= costs.serial_s

@@ -129,7 +129,8 @@ class PlanTasks:
     def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
         """Yield the tasks of the plan: each reads a few objects, or a few ranges of a shard.
 
-        With `rows`, which the compiled loops have left, only the tasks that read and decode these rows in Python.
+        With `rows`, which the compiled loops have left, only the tasks that fetch these rows, and all rows between them,
+        in Python.
         """
         if rows is not None:
             inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
@@ -154,7 +155,7 @@ class PlanTasks:
                 yield task
 
     def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
-        """Let the loops read, decode and place rows of local files, then do the same in Python for those left."""
+        """Let the loops read, decode and place rows of local files, and then run tasks for those left."""
         remaining = call.read(rows, self.read.schedule)
         if not remaining:
             return
