@@ -105,7 +105,7 @@ def read_short(
         return None
     uses_cache = keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target)
     keys = _cache_keys(array, target, source, file) if uses_cache else ()
-    chunks = _cached_chunks(keys, source, file)
+    chunks = _kept_chunks(keys, source, file)
     if uses_cache and chunks is None:
         # An ordinary read keeps the chunks: when they are first read if that costs little, else the second time.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
@@ -158,7 +158,7 @@ def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, file: 
     return [(file_key, offset) for offset in _offsets(array.spec, target, file.index)]
 
 
-def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
+def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, file: _File) -> Sequence[CachedChunk] | None:
     """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
     version = source.settled_version(file.key) if chunks and None not in chunks else None

@@ -129,8 +129,8 @@ class PlanTasks:
     def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
         """Yield the tasks of the plan: each reads a few objects, or a few ranges of a shard.
 
-        With `rows`, which the compiled loops have left, only the tasks that fetch these rows, and all rows between them,
-        in Python.
+        With `rows`, which the compiled loops have left, only the tasks that fetch these rows, and those in between, in
+        Python.
         """
         if rows is not None:
             inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
