@@ -156,8 +156,7 @@ class WriteCall:
         DamagedObjectError, ShardIndexError, StoreWriteError, HostMemoryError
             As for `to_files`.
         """
-        keys_and_data = [(written.key, data) for written, data in zip(objects, stored, strict=True)]
-        stored_objects = [stored_bytes(self.spec, key, data) for key, data in keys_and_data]
+        stored_objects = [stored_bytes(self.spec, obj.key, data) for obj, data in zip(objects, stored, strict=True)]
         self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         buffers = []

@@ -85,8 +85,8 @@ class DatasetAccessor(Accessor):
         chunks : int, str or mapping of dimension to int
             Largest size of a chunk in bytes, in the stored dtype and before compression: ``2**20`` or ``"1 MiB"``.
             Chunks are then filled along the last dimensions first, and the next dimension is cut into nearly equal
-            parts. Or the lengths of a chunk along dimensions, also longer ones than the dimension; -1, or a missing
-            dimension, stands for the whole dimension.
+            parts. Or the lengths of a chunk along dimensions, which may exceed those of the dimensions; -1, or a
+            missing dimension, stands for the whole dimension.
         shards : int, str, mapping of dimension to int, or None
             As `chunks`, rounded down to whole chunks. Lengths must be multiples of the chunk's lengths; chunks of a
             size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards. None

@@ -119,7 +119,8 @@ class LoopCall:
         self._address = ctypes.addressof(struct)
         self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
         """Whether all stored chunks are decoded already."""
-        self.files = local_files(plan, source) if source.is_local and self._n_stored and not self.is_decoded else None
+        reads_files = source.is_local and self._n_stored > 0 and not self.is_decoded
+        self.files = local_files(plan, source) if reads_files else None
         """Files that the loops read the chunks from, and the memory that the struct points to; None if Python reads
         the chunks."""
 

@@ -107,7 +107,7 @@ def read_short(
     keys = _cache_keys(array, target, source, file) if uses_cache else ()
     chunks = _kept_chunks(keys, source, file)
     if uses_cache and chunks is None:
-        # An ordinary read keeps the chunks: when they are first read if that costs little, else the second time.
+        # An ordinary read fills missing chunks, and keeps the others, at once or when they are read a second time.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
             return None
         counters.add(n_cache_misses=len(keys))
