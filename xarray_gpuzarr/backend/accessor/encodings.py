@@ -126,8 +126,8 @@ def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     if shards is None:
         return {"chunks": chunk}
     if variable.dims == (name,) and isinstance(chunks, Mapping) and isinstance(shards, Mapping):
-        # With chunks of {"time": 1}, the coordinate "time" would have chunks of eight bytes, all of which every reader
-        # reads. So its chunks are as long as the shards.
+        # With chunks of {"time": 1}, the coordinate "time" would have chunks of eight bytes, and a reader needs all of
+        # them. So its chunks are as long as the shards.
         return {"chunks": _lengths(shards, variable.dims, shape)}
     n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
     if isinstance(shards, Mapping):

@@ -84,6 +84,7 @@ class ChunkCache:
         self.entries: LimitedCache[ChunkKey, CachedChunk] = LimitedCache()
         self._claims: dict[ChunkKey, Claim] = {}
         self._seen: dict[ChunkKey, None] = {}
+        """Keys of chunks that were looked up before, the oldest first."""
 
     def find(
         self, keys: Sequence[ChunkKey], claim: Claim, *, keeps_at_once: bool, may_wait: bool
@@ -150,7 +151,7 @@ class ChunkCache:
         self.entries.clear()
 
     def _remember(self, keys: Sequence[ChunkKey]) -> None:
-        """Remember keys of chunks, and forget those that were seen longest ago."""
+        """Remember keys of chunks, and forget the oldest if there are too many."""
         self._seen.update(dict.fromkeys(keys))
         while len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
