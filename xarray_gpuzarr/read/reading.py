@@ -133,7 +133,7 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
 def _read_target(
     stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
 ) -> Any:
-    """Read a target in one call if the decoder can, and otherwise by attempts, which `Attempts` repeats."""
+    """Read a target, in one call if the decoder can. Otherwise, repeat failed attempts as `Attempts` decides."""
     source = stored.source
     assert source is not None
     account = counters.local.account

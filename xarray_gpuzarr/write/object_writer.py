@@ -183,9 +183,9 @@ class ObjectWriter:
                 await put(self._store, key, data)
 
     def _check_readable(self, err: DamagedObjectError, _: Stop) -> None:
-        """Read a chunk that the loops cannot decode with the host decoder.
+        """Read a chunk that the loops cannot decode, by the host decoder.
 
-        If it cannot decode the chunk either, its error names the damage.
+        If this decoder cannot decode the chunk either, its error names the damage.
         """
         grid = self._spec.grid
         bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, grid.chunk_shape, strict=True)]
