@@ -151,10 +151,12 @@ def _chunk_shape(
     if isinstance(chunks, Mapping):
         return _lengths(chunks, dims, shape)
     assert isinstance(chunks, int)
-    shard = _lengths(shards, dims, shape) if isinstance(shards, Mapping) else shape
+    shard_lengths = shards if isinstance(shards, Mapping) else {}
+    shard = _lengths(shard_lengths, dims, shape)
     lengths = []
-    for n, shard_length, length in zip(shape, shard, _block_shape(shard, chunks // itemsize), strict=True):
-        lengths.append(length if n == shard_length else _divisor(shard_length, length))
+    for dim, shard_length, length in zip(dims, shard, _block_shape(shard, chunks // itemsize), strict=True):
+        is_whole_axis = shard_lengths.get(dim, -1) == -1  # such a shard is extended to whole chunks
+        lengths.append(length if is_whole_axis else _divisor(shard_length, length))
     return tuple(lengths)
 
 
