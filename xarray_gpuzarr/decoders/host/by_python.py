@@ -170,7 +170,8 @@ class PointKeys:
 
     def _points(self, numbers: list[int]) -> slice:
         """Return the points of a chunk, as a slice of all points."""
-        bounds, group = self._groups.bounds, numbers[0]
+        bounds = self._groups.bounds
+        group = numbers[0]
         return slice(int(bounds[group]), int(bounds[group + 1]))
 
     def out_keys(self, numbers: list[int]) -> Iterator[Key]:

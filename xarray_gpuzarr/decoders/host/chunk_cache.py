@@ -182,17 +182,20 @@ def are_kept_at_once(array: HostArray, target: Target) -> bool:
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:
     """Whether the cache may keep `n_chunks` chunks of an array."""
-    limit, nbytes = fetch_options().cache_nbytes, array.kept_nbytes
+    limit = fetch_options().cache_nbytes
+    nbytes = array.kept_nbytes
     if cache.entries.nbytes > limit:  # the limit was lowered
         cache.entries.shrink(limit)
-    if array.is_copied or not 0 < nbytes <= limit // 2:
+    if array.is_copied or not 0 < nbytes <= limit // 2:  # the system keeps the pages of raw chunks
         return False
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 
 
 def describe_cache() -> str:
     """Return a sentence about the size of the cache and its hits; an empty string if no read has used it."""
-    counts, entries, limit = counters.snapshot(), cache.entries, fetch_options().cache_nbytes
+    counts = counters.snapshot()
+    entries = cache.entries
+    limit = fetch_options().cache_nbytes
     n_sought = counts.n_cache_hits + counts.n_cache_misses
     if not n_sought:
         return ""

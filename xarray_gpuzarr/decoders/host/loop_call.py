@@ -110,7 +110,8 @@ class LoopCall:
         self._n_stored = plan.n_stored
         # Three columns: addresses of encoded chunks, their lengths, and a status per row, of one byte each.
         self._numbers = np.empty(3 * self._n, np.int64)
-        first, column_nbytes = address(self._numbers), self._numbers.itemsize * self._n
+        first = address(self._numbers)
+        column_nbytes = self._numbers.itemsize * self._n
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
         boxes = output.set_boxes(plan, struct)
@@ -164,7 +165,8 @@ class LoopCall:
 
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
-        output, scratch_address = self._output, 0
+        output = self._output
+        scratch_address = 0  # missing chunks need no scratch
         with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)

@@ -195,7 +195,8 @@ class PlanTasks:
         """
         nbytes = int(self.plan.nbytes[row])
         dst = self.read.placer.contiguous_box(self.piece_numbers[row])
-        total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored_dtype.itemsize
+        total = self.read.array.chunk_nbytes
+        itemsize = self.read.array.stored_dtype.itemsize
         if dst is None or nbytes not in (total, WHOLE_OBJECT):
             return []
         longest = max(1, self.read.rule.max_raw_nbytes // itemsize) * itemsize
