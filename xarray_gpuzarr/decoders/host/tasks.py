@@ -107,6 +107,7 @@ class PlanTasks:
             self.call.place(range(self.plan.n_chunks), self.read.schedule)
             return
         assert self.chunks is not None
+        # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
         for row, chunk in self.chunks.found.items():
             self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.piece_numbers[row])
 
@@ -133,8 +134,8 @@ class PlanTasks:
         Python.
         """
         if rows is not None:
-            inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
-            for start, stop in pairwise([rows[0], *inner, rows[-1] + 1]):
+            inner_bounds = [bound for bound in self.parts if rows[0] < bound <= rows[-1]]
+            for start, stop in pairwise([rows[0], *inner_bounds, rows[-1] + 1]):
                 yield self._part_task([start, stop])
             return
         if self.plan.n_chunks > self.plan.n_stored:
