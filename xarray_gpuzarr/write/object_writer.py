@@ -127,6 +127,7 @@ class ObjectWriter:
             As for `write`.
         """
         if not isinstance(self._source, LocalSource):
+            left_objects: Sequence[WrittenObject] | None
             if behind is None:
                 left_objects = run_on_loop(self._source.name, partial(self.write, call))
             else:  # None while encoded objects are being sent, since the loops could decode all chunks then

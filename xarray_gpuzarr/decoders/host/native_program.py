@@ -106,9 +106,7 @@ def native_program(
         return None
 
 
-def _program(
-    stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast
-) -> NativeProgram:
+def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast) -> NativeProgram:
     """Return the program for `stages`, in the order of decoding; the list is consumed. Raises `NotKnownError`."""
     out_dtype = np.dtype(cast.dtype)
     is_cast = not cast.only_converts or stored_dtype != out_dtype
