@@ -415,10 +415,11 @@ def test_what_is_unusable_is_named(keywords, words):
 
 
 @pytest.mark.parametrize(
-    ("length", "chunks", "expected"), [(96, "8 KiB", 96), (96, "400 B", 48), (365, "1600 B", 73), (24, "1 MiB", 24)]
+    ("length", "chunks", "expected"),
+    [(96, "8 KiB", 96), (96, "400 B", 48), (365, "1600 B", 73), (24, "1 MiB", 24), (400, "600 B", 50)],
 )
 def test_chunks_of_a_size_divide_shards_of_a_length(length, chunks, expected):
-    """Also those of coordinates that are longer than a shard."""
+    """Also those of coordinates that are longer than a shard, and if the shard is as long as the axis."""
     ds = xr.Dataset({"t2m": (("time", "x"), np.zeros((400, 3), "f4"))}, {"time": np.arange(400.0)})
 
     encoding = ds.gpuzarr.encoding(chunks, {"time": length})

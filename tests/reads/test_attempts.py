@@ -146,12 +146,12 @@ def test_each_reason_of_the_device_is_good_for_one_more_attempt(array):
     words = {"tried": "", "found": "", "do": ""}
     different, too_much = DifferentValuesError("other", **words), DeviceMemoryError("full", **words)
 
-    assert attempts.is_worth_another(different)
+    assert attempts.prepare_retry(different)
     assert not attempts.is_alone  # an array that is the host's now
-    assert attempts.is_worth_another(too_much)
+    assert attempts.prepare_retry(too_much)
     assert attempts.is_alone
-    assert not attempts.is_worth_another(different)
-    assert not attempts.is_worth_another(too_much)
+    assert not attempts.prepare_retry(different)
+    assert not attempts.prepare_retry(too_much)
 
 
 def test_what_the_host_decodes_for_a_full_device_is_tried_alone_as_often_as_anything(monkeypatch):

@@ -28,7 +28,7 @@ from xarray_gpuzarr.cli.contents import Contents, groups_below, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
-from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
+from xarray_gpuzarr.decoders.host.chunk_cache import describe_cache
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.settings import parse_nbytes
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     _print(times, failures, nbytes)
-    say("", kept_chunks() or "Only whole chunks were read: none was kept decoded for the next read.")
+    say("", describe_cache() or "Only whole chunks were read: none was kept decoded for the next read.")
     if contents.why_no_dataset:
         say("", f"{contents.why_no_dataset}. So zarr-python and this package read the array itself.")
     return 1 if failures else 0

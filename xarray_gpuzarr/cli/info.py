@@ -21,7 +21,7 @@ import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.backend.accessor import Explanation
-from xarray_gpuzarr.backend.accessor.base import device_of, explanation
+from xarray_gpuzarr.backend.accessor.base import device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _explain(contents: Contents) -> Explanation:
     """Return where each variable would be decoded. If they are no dataset, the note says why."""
-    explained = explanation(explain_variables(contents.variables), device_of(contents.variables))
+    explained = explanation_of(explain_variables(contents.variables), device_of(contents.variables))
     if not contents.why_no_dataset:
         return explained
     note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"

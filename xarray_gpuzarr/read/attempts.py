@@ -37,8 +37,11 @@ class Attempts:
 
     def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
         self._source, self._spec, self._or_host = source, spec, or_host
-        self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
+        if or_host and not is_usable(decoder):
+            decoder = decoder_for("host")
+        self.decoder = decoder
         """Decoder of the next attempt."""
+        # `identity` is looked up only if a store has needed more care, or whole objects, in this process.
         self.care = care_by_store.get(source.identity, Care.USUAL) if care_by_store else Care.USUAL
         """How the next attempt makes sure that all bytes of a shard come from one version."""
         self.use_cache = True
@@ -54,12 +57,12 @@ class Attempts:
         self._retried: set[type] = set()
         """Types of errors after which the read was repeated, which happens once for each."""
 
-    def is_worth_another(self, err: Exception) -> bool:
-        """Return whether to repeat the read after an error, and set up the next attempt.
+    def prepare_retry(self, err: Exception) -> bool:
+        """Set up the next attempt after an error. Return whether there is one; if not, the caller raises the error.
 
-        A read is repeated if an object was replaced, memory was short, or the device has decoded to other bytes than
-        the host, or does not work. The name of the store is added to the error. Raises `MetadataError` in its place if
-        chunks could not be decoded because the array's metadata have changed.
+        A read is repeated if an object was replaced, pieces of an object were of several versions, memory was short, or
+        the device is unusable or has decoded other values than the host. This function adds the name of the store to
+        the error. It raises `MetadataError` if chunks could not be decoded because the array's metadata have changed.
         """
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
@@ -68,12 +71,13 @@ class Attempts:
                 uncut_stores.add(self._source.identity)
             was_cut = self.cuts_objects
             self.cuts_objects = False
-            return was_cut
+            return was_cut  # if it was not, the next attempt would fail in the same way
         if isinstance(err, ObjectChangedError):
             self.use_cache = False
             versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
-            is_worth_it, self.care = versions.should_retry(err), versions.care
-            return is_worth_it
+            is_repeated = versions.should_retry(err)
+            self.care = versions.care  # which `should_retry` may have raised
+            return is_repeated
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")
             return True

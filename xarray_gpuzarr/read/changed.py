@@ -15,8 +15,8 @@ _HARMLESS_FIELDS = {"shape", "fill_value", "dimension_names"}
 """Fields of metadata whose change leaves chunks as they are, such as a longer axis."""
 
 
-def changes(opened: str, document: bytes) -> str:
-    """Return a description of changes in an array's metadata; an empty string if chunks do not depend on them.
+def describe_changes(opened: str, document: bytes) -> str:
+    """Return a description of changes in an array's metadata; an empty string if stored chunks do not depend on them.
 
     Raises exceptions of any kind if `document` is not the metadata of an array, or zarr-python cannot parse it.
 
@@ -40,9 +40,10 @@ def changes(opened: str, document: bytes) -> str:
 
 
 def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataError | None:
-    """Return the error for an array whose metadata have changed; None if they have not, or if that cannot be told.
+    """Return the error for an array whose metadata have changed.
 
-    This makes one request, and is meant for reads that have failed.
+    None if they have not, if stored chunks do not depend on the changes, or if that cannot be told. This makes one
+    request, and is meant for reads that have failed.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataEr
     try:
         name = "zarr.json" if json.loads(opened)["zarr_format"] == 3 else ".zarray"
         document = source.start_whole(f"{path.strip('/')}/{name}".lstrip("/"))()
-        differences = "" if document is None else changes(opened, bytes(document.data))
+        differences = "" if document is None else describe_changes(opened, bytes(document.data))
     except Exception:  # noqa: BLE001  # the error of the read is the one to report
         return None
     if not differences:

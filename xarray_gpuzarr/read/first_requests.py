@@ -31,7 +31,7 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
 
 
 def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
-    """Return the first requests for an outer selection; none unless it is evenly spaced along each axis."""
+    """Return the first requests of a read; none unless the outer selection is evenly spaced along each axis."""
     spec, source = stored.spec, stored.source
     assert isinstance(spec, ArraySpec)
     assert source is not None
@@ -40,6 +40,8 @@ def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
         return []
     blocks = plan_blocks(spec, target)
     if spec.index is not None:
-        return [ObjectRequest(str(block.key), comes_whole(spec, block.n_rows, source.rule)) for block in blocks]
+        return [
+            ObjectRequest(str(block.key), is_whole=comes_whole(spec, block.n_rows, source.rule)) for block in blocks
+        ]
     chunks = chain.from_iterable(product(*map(chunks_of_span, target.spans, block.ranges)) for block in blocks)
     return [ObjectRequest(spec.keys.key(coordinate), is_whole=True) for coordinate in chunks]

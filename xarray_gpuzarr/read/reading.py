@@ -1,8 +1,8 @@
 """Reads of planned arrays, from a selection to an array.
 
-A selection becomes a target. `Snapshot` reads the shard indexes of one version of each shard, `ChunkTables` requests
-them and turns them into plans, and the decoder carries these out. `Attempts` repeats a read if an object was replaced
-meanwhile, or memory was short.
+A selection becomes a target. `ChunkTables` requests the shard indexes and turns them into plans, which the decoder
+carries out. Both read through a `Snapshot`, which holds to one version of each shard. `Attempts` repeats a read if an
+object was replaced meanwhile, or memory was short.
 """
 
 from __future__ import annotations
@@ -133,13 +133,14 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
 def _read_target(
     stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
 ) -> Any:
-    """Read a target, repeating failed attempts as `Attempts` decides."""
+    """Read a target, in one call if the decoder can. Otherwise, repeat failed attempts as `Attempts` decides."""
     source = stored.source
     assert source is not None
     account = counters.local.account
     before = account.stage
     try:
         account.switch("decode")
+        # Reads in one call report no progress, and take no more than the usual care.
         if not shown_bars and source.identity not in care_by_store:
             array = decoder.read_at_once(source, spec, target, stored.cast, out)
             if array is not None:
@@ -151,7 +152,7 @@ def _read_target(
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
             except Exception as err:
-                if not attempts.is_worth_another(err):
+                if not attempts.prepare_retry(err):
                     raise
     finally:
         try:
@@ -176,7 +177,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         cuts_short=attempts.decoder.device == "host",
     )
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
-    shown = shown_bars[:1]
+    shown = shown_bars[:1]  # a copy, since another thread may empty the list
     progress = ReadProgress(shown[0], target.n_chunks, nbytes) if shown else None
     try:
         tables = ChunkTables(spec, target, snapshot, progress)
@@ -199,7 +200,7 @@ def _require_room(shape: tuple[int, ...], dtype: str) -> None:
     """Raise `MemoryError` if NumPy cannot allocate an array."""
     if math.prod(shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {shape}")
-    np.empty(shape, dtype)
+    np.empty(shape, dtype)  # raises `MemoryError`; the array itself is not used
 
 
 def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:

@@ -102,7 +102,7 @@ def read_threads(server: Hashable) -> ThreadPoolExecutor:
     """Return the pool of threads for reads from a server; `server` is None for local files and memory.
 
     There are as many threads as may decode at once, and more for servers, whose reads mostly wait. The threads of
-    asyncio are not used: stores run requests on them, and reads wait for these.
+    asyncio are not used: stores run their requests on those, so reads that occupied all of them would wait forever.
     """
     return threads_for(server, thread_budget() if server is None else max(thread_budget(), _REMOTE_READS))
 

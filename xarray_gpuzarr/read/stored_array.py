@@ -35,7 +35,7 @@ def own_version() -> str:
         return ""
 
 
-class OfAnotherVersion:
+class ArrayOfAnotherVersion:
     """Stand-in for an array that another version of this package has pickled. Any use of it raises `GpuZarrError`.
 
     Unpickling must not raise: this would end the connection of a dask worker, and the computation would hang.
@@ -79,12 +79,13 @@ class StoredArray:
     """Conversion of stored elements to those of the result."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As bytes, since another version, whose classes may have other fields, may be unable to unpickle them.
+        # The fields are bytes here because other versions, whose classes may differ, may be unable to unpickle them.
         fields = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
         return _unpickled, (own_version(), fields, self.source, self.zarr_array)
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        spec, source = self.spec, self.source and self.source.__dask_tokenize__()
+        spec = self.spec
+        source = None if self.source is None else self.source.__dask_tokenize__()
         if isinstance(spec, ArraySpec):
             array: tuple[str, ...] = (spec.path, spec.metadata)
         else:
@@ -98,7 +99,10 @@ class StoredArray:
         return self.source.inner if isinstance(self.source, StrictSource) else self.source
 
     def in_store(self, store: Store) -> StoredArray:
-        """Return this array, to be read through another store of the same objects, which is not a local directory."""
+        """Return this array, to be read through another store of the same objects.
+
+        `store` must not be a local directory: the array's choice of `storage` would be lost.
+        """
         source: ObjectSource | None = None if self.source is None else object_source(store)
         if source is not None and isinstance(self.source, StrictSource):
             source = StrictSource(source)
@@ -112,19 +116,26 @@ class StoredArray:
         return decoder.route(self.spec, self.cast)
 
     def how_read(self, decoder: Decoder) -> str:
-        """Return how stored bytes reach the decoder's device, and why; an empty string if there is only one way."""
+        """Return how stored bytes reach the decoder's device: "gds", or "posix: " and the reason.
+
+        An empty string if there is only one way.
+        """
         if isinstance(self.spec, Unplanned) or not isinstance(self.source, LocalSource):
             return ""
         if not isinstance(decoder, FileReader):
             return ""
         storage = self.source.storage
-        why_not = "asked for" if storage == "posix" else decoder.why_staged(self.spec, self.cast, storage)
-        return "gds" if why_not is None else f"posix: {why_not}"
+        why_posix = "asked for" if storage == "posix" else decoder.why_staged(self.spec, self.cast, storage)
+        return "gds" if why_posix is None else f"posix: {why_posix}"
 
 
-def _unpickled(version: str, fields: bytes, source: Any, zarr_array: Any) -> StoredArray | OfAnotherVersion:
+def _unpickled(version: str, fields: bytes, source: Any, zarr_array: Any) -> StoredArray | ArrayOfAnotherVersion:
+    """Return an unpickled array, or its stand-in if another version has pickled it.
+
+    Pickles of all versions name this function, so it must keep its name, module and parameters.
+    """
     if version != own_version():
-        return OfAnotherVersion(_unpickled, (version, fields, source, zarr_array))
+        return ArrayOfAnotherVersion(_unpickled, (version, fields, source, zarr_array))
     shape, spec, cast = pickle.loads(zlib.decompress(fields))  # noqa: S301  # part of a pickle that is being loaded
     return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
 

@@ -79,9 +79,10 @@ class ChunkTables:
     def _next_plan(self) -> ReadPlan:
         """Return the plan of the next block, or of the next blocks whose indexes are in the cache."""
         if self._spec.index is None:
-            block, self._block = self._block, next(self._blocks, None)
-            assert block is not None
-            return plan_read(self._spec, self._target, [block], [None])
+            next_block = self._block
+            assert next_block is not None
+            self._block = next(self._blocks, None)
+            return plan_read(self._spec, self._target, [next_block], [None])
         indexed: list[tuple[Block, FetchedIndex]] = []
         n_rows = 0
         while True:
@@ -95,7 +96,8 @@ class ChunkTables:
                 break
             indexed.append(entry)
             n_rows += block.n_rows
-            if not index.from_cache or (self._block is None and not self._requested):
+            is_last = self._block is None and not self._requested
+            if is_last or not index.from_cache:  # chunks are fetched before the next index is waited for
                 break
         return self._plan(indexed)
 
@@ -118,12 +120,15 @@ class ChunkTables:
     def _next_index(self) -> tuple[Block, FetchedIndex] | None:
         """Return the next block and the index of its shard, after requesting the indexes of the next few blocks."""
         requested = self._requested
-        if len(requested) != 1 or not isinstance(requested[0][1], FetchedIndex):
+        is_cached = len(requested) == 1 and isinstance(requested[0][1], FetchedIndex)
+        if not is_cached:  # see `request_indexes`
             self.request_indexes()
         if not requested:
             return None
         block, index = requested.popleft()
-        return block, index if isinstance(index, FetchedIndex) else index()
+        if not isinstance(index, FetchedIndex):
+            index = index()
+        return block, index
 
     def _plan(self, indexed: list[tuple[Block, FetchedIndex]]) -> ReadPlan:
         """Return the plan of blocks with their indexes. Raises `CorruptChunkError` for a chunk that is too long."""
@@ -132,8 +137,8 @@ class ChunkTables:
         plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
         is_too_long = plan.longest_nbytes > spec.most_nbytes  # perhaps the cached index is that of an earlier array
         if is_too_long or plan.n_stored < plan.n_chunks:
-            # No request for chunks will show that a shard was replaced if none of its chunks is requested. Its cached
-            # index is read again.
+            # If no chunk of a shard is requested, no request will show that the shard was replaced. So its cached index
+            # is read again. If a chunk is too long, this is done for all cached indexes.
             used = set() if is_too_long else set(plan.object.tolist())
             doubtful = [n for n, (_, found) in enumerate(indexed) if found.from_cache and n not in used]
             for n in doubtful:

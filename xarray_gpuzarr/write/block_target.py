@@ -89,9 +89,9 @@ class BlockTarget:
         Returns
         -------
         bool
-            False if zarr-python has to write the block: if it is not a NumPy array of the array's dtype and of the
-            selection's shape, if `key` is anything else than slices with a step of 1, or if the loops cannot encode the
-            array.
+            False if zarr-python has to write the block: if it is empty or not a NumPy array, if it has another dtype
+            than the array, apart from the byte order, or another shape than the selection, if `key` is anything else
+            than slices with a step of 1, or if the loops cannot encode the array.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class BlockTarget:
             return False
         shape = self.array.shape
         selection = outer_selection(key, shape)
-        slices = _unit_slices(selection)
+        slices = _contiguous_slices(selection)
         if slices is None:
             return False
         target = box_target(selection, loops_target.grid, shape)
@@ -125,10 +125,10 @@ class BlockTarget:
 
     def _object_keys(self, key: Any) -> list[str]:
         """Return the store keys of the objects that hold a selection; if they are unknown, the array's path instead."""
-        slices = _unit_slices(outer_selection(key, self.array.shape))
+        slices = _contiguous_slices(outer_selection(key, self.array.shape))
         try:
             object_shape = self.array.shards or self.array.chunks
-        except (AttributeError, NotImplementedError):  # the chunks have different lengths
+        except (AttributeError, NotImplementedError):  # what zarr-python raises if chunks have different lengths
             return [self.array.path]
         if slices is None:
             return [self.array.path]
@@ -158,7 +158,7 @@ class BlockTarget:
         )
 
 
-def _unit_slices(selection: OuterSelection) -> tuple[slice, ...] | None:
+def _contiguous_slices(selection: OuterSelection) -> tuple[slice, ...] | None:
     """Return a selection as slices with a step of 1; None if it is anything else."""
     slices = [key for key in selection.selectors if isinstance(key, slice) and key.step == 1]
     if len(slices) < len(selection.selectors) or selection.undo:

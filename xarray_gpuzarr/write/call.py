@@ -88,12 +88,13 @@ class WriteCall:
         axes = written_axes(target, self.spec.grid)
         piece_addresses, addresses = int64_columns(piece=[axis.piece_address for axis in axes])
         self._referenced = axes, piece_addresses
+        """Objects that own memory to which `_struct` points."""
         self._struct = EncoderStruct.from_buffer_copy(encoder.struct)
         self._struct.job = self._output.address
         self._struct.piece = addresses["piece"]
         self._struct.keeps_empty = keeps_empty
-        self.n_threads = thread_budget()
-        """Number of threads that may encode at once."""
+        self.max_threads = thread_budget()
+        """Number of threads of this process that may encode at once."""
         self.object_nbytes = len(encoder.chunk_order) * self.spec.chunk_nbytes
         """Decoded bytes of an object."""
         self.objects = written_objects(self.spec, axes, is_covered)
@@ -126,7 +127,7 @@ class WriteCall:
         self._encode(objects, structs, stored_objects, source)
 
     def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
-        """Return what the file of an object holds that is written in part."""
+        """Return what is stored in the file of an object of which a part is written."""
         with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
             return stored_file(source, self.spec, written.key)
 
@@ -155,8 +156,7 @@ class WriteCall:
         DamagedObjectError, ShardIndexError, StoreWriteError, HostMemoryError
             As for `to_files`.
         """
-        keys_and_data = [(written.key, data) for written, data in zip(objects, stored, strict=True)]
-        stored_objects = [stored_bytes(self.spec, key, data) for key, data in keys_and_data]
+        stored_objects = [stored_bytes(self.spec, obj.key, data) for obj, data in zip(objects, stored, strict=True)]
         self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         buffers = []
@@ -177,7 +177,7 @@ class WriteCall:
         return encoded
 
     def _contiguous_chunk(self, written: WrittenObject) -> npt.NDArray[np.uint8] | None:
-        """Return the bytes of a raw, unsharded chunk as they lie in the written values; None if they do not."""
+        """Return a raw, unsharded chunk as a view of the values; None if it is encoded, or not contiguous there."""
         array = self.encoder.array
         if self.spec.index is not None or not array.is_raw or self._struct.swap:
             return None
@@ -193,7 +193,7 @@ class WriteCall:
         return chunk.reshape(-1).view(np.uint8)
 
     def _new_buffer(self, stored: StoredObject) -> npt.NDArray[np.uint8]:
-        """Return memory for the largest object that the write may make of a stored one."""
+        """Return memory that suffices for an object, given what is stored of it so far."""
         nbytes = len(self.encoder.chunk_order) * self._struct.most_nbytes + self._struct.index_nbytes
         if stored.index is not None:  # chunks that are not written are copied, and may be longer than any new one
             nbytes += stored.nbytes or 0
@@ -210,32 +210,32 @@ class WriteCall:
         source: LocalSource | None,
     ) -> None:
         """Encode objects and write each to the file, or the memory, that its struct names."""
-        _referenced = set_stored(structs, objects, stored)
+        _referenced = set_stored(structs, objects, stored)  # must live until the loops have ended
         n_per_object = len(self.encoder.chunk_order)
         unit_length = self._unit_length(len(objects))
         self._struct.step = unit_length
         n_units = len(objects) * -(n_per_object // -unit_length)
-        if self._run(structs, min(n_units, self.n_threads)):
-            self._raise(objects, structs, source)
+        if self._run(structs, min(n_units, self.max_threads)):
+            self._raise_failure(objects, structs, source)
 
     def _unit_length(self, n_objects: int) -> int:
         """Return the number of chunks that a thread encodes before it writes them, at least 1."""
         n_chunks = n_objects * len(self.encoder.chunk_order)
         n_in_cache = _UNIT_NBYTES // max(1, self.spec.chunk_nbytes)
-        n_for_all_threads = n_chunks // (self.n_threads * _UNITS_PER_THREAD)
+        n_for_all_threads = n_chunks // (self.max_threads * _UNITS_PER_THREAD)
         return max(1, min(_MAX_UNIT_CHUNKS, n_in_cache, n_for_all_threads))
 
     def _run(self, structs: ctypes.Array[ObjectStruct], n_threads: int) -> int:
         """Run the loops on up to `n_threads` threads; return the number of objects that were not written."""
         compiled = loops()
         assert compiled is not None
-        n_own_threads = ctypes.c_int64(0)  # threads that the loops start, as `crew` allows
+        n_own_threads = ctypes.c_int64(0)  # `crew` sets how many threads the loops may start; the loops count down
         writing = compiled.begin_write(
             ctypes.addressof(self._struct),
             ctypes.addressof(structs),
             len(structs),
             n_threads,
-            self.n_threads,
+            self.max_threads,
             ctypes.addressof(n_own_threads),
         )
         if not writing:
@@ -249,13 +249,13 @@ class WriteCall:
                 compiled.help_write(writing)
 
         try:
-            crew.run(write, n_threads, self.n_threads, n_own_threads)
+            crew.run(write, n_threads, self.max_threads, n_own_threads)
         finally:
             n_left: int = compiled.end_write(writing)
         return n_left
 
     def _check_lengths(self, objects: Sequence[WrittenObject], stored: Sequence[StoredObject]) -> None:
-        """Raise `DamagedObjectError` if a stored chunk is longer than any may be, before memory for it is allocated."""
+        """Raise `DamagedObjectError` if a stored chunk is too long, before memory for it is allocated."""
         for written, stored_object in zip(objects, stored, strict=True):
             entry = 0
             nbytes = stored_object.nbytes or 0
@@ -265,19 +265,19 @@ class WriteCall:
             if nbytes > self.spec.most_nbytes:
                 raise DamagedObjectError(written.key, written.chunk_coord(entry, self.spec.grid.chunks_per_shard))
 
-    def _raise(
+    def _raise_failure(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None
     ) -> None:
-        """Raise the error of an object that was not written; of several, one that was not just replaced."""
+        """Raise the error of an object that was not written. `ObjectChangedError` only if there is no other error."""
         written, struct = objects[0], structs[0]
         failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
-        if failures:
+        if failures:  # False is less than True, so this takes a replaced object last
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
         if struct.state == _REPLACED:
             raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
-        if struct.state not in (_REFUSED, _NOT_ENCODED):
+        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`
             raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
 
         cause = None

@@ -33,7 +33,7 @@ from xarray_gpuzarr.write.codec_settings import encoder_settings
 
 _CRC_NBYTES = 4
 _MAX_CHUNK_NBYTES = 0x7E000000
-"""Largest chunk that LZ4 encodes; C-Blosc takes 17 MB more. Other compressors have no limit."""
+"""Largest chunk that LZ4 encodes, in bytes; C-Blosc takes 32 MiB more. Other compressors have no limit."""
 
 
 @record
@@ -91,13 +91,13 @@ def make_encoder(spec: ArraySpec, chunk_order: str) -> Encoder | str:
         return f"codec {compressor} has settings about which zarr-python decides"
 
     max_nbytes = array.chunk_nbytes + n_checksums * _CRC_NBYTES
-    if compressor is not None:  # no compressor adds more than a 255th part and a frame
+    if compressor is not None:  # LZ4 adds most to data that it cannot compress: 1 byte to 255, and a header
         max_nbytes += array.chunk_nbytes // 128 + 512
     return _encoder(array, settings, functions, chunk_order, max_nbytes)
 
 
 def _split_codecs(codecs: Sequence[BytesBytesSpec]) -> tuple[CompressorSpec | None, int, list[BytesBytesSpec]]:
-    """Return the compressor of bytes-to-bytes codecs, the number of CRC-32C behind it, and all other codecs."""
+    """Return the compressor of bytes-to-bytes codecs, the number of CRC-32C codecs after it, and all other codecs."""
     others = list(codecs)
     n_checksums = 0
     while others and others[-1] == ChecksumSpec(algorithm="crc32c"):

@@ -27,13 +27,16 @@ class Turns:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all writes; for a forked process, which has none of the threads of its parent."""
+        """Forget all writes. A forked process calls this, since it has none of its parent's threads."""
         self._lock = Lock()
         self._taken: set[Hashable] = set()
 
     @asynccontextmanager
     async def hold_async(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[Sequence[Hashable]]:
-        """Hold objects of an array for the ``async with`` block; see `hold`."""
+        """Hold objects of an array for the ``async with`` block; see `hold`.
+
+        The block must not write through the codec pipeline of this package, which would wait for its own caller.
+        """
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
         while not self._take(objects):

@@ -38,9 +38,10 @@ from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObjec
 _GROUP_NBYTES = 128 * 1024 * 1024
 """Decoded bytes of the objects that one call of the loops writes. A write can be stopped between two calls."""
 _THREAD_GROUP_NBYTES = 16 * 1024 * 1024
-"""The same for each thread; the larger number counts."""
+"""Decoded bytes for each thread in one call of the loops, if that is more than `_GROUP_NBYTES` for all threads."""
 _SMALL_WRITE_NBYTES = 256 * 1024
-"""Writes of at most so many decoded bytes run on the event loop. They take under 1 ms, as long as reaching a thread."""
+"""Writes of at most so many decoded bytes run on the event loop. They take under 1 ms, about as long as it takes to
+hand them to another thread."""
 _ATTEMPTS = 5
 """Number of attempts to write a file that other processes keep replacing."""
 
@@ -75,7 +76,7 @@ class ObjectWriter:
         call : WriteCall
             The write.
         progress : EncodingProgress, optional
-            Is told how many bytes are encoded, and when all objects are.
+            Is told how many bytes are encoded so far, and when all objects are encoded.
 
         Returns
         -------
@@ -126,9 +127,12 @@ class ObjectWriter:
             As for `write`.
         """
         if not isinstance(self._source, LocalSource):
-            if behind is not None:
-                return not behind.write(self._source.name, partial(self.write, call))
-            return not run_on_loop(self._source.name, partial(self.write, call))
+            left_objects: Sequence[WrittenObject] | None
+            if behind is None:
+                left_objects = run_on_loop(self._source.name, partial(self.write, call))
+            else:  # None while encoded objects are being sent, since the loops could decode all chunks then
+                left_objects = behind.write(self._source.name, partial(self.write, call))
+            return not left_objects
         try:
             for group in _groups(call):
                 with turns.hold(self._place, [obj.key for obj in group]) as names:
@@ -154,8 +158,8 @@ class ObjectWriter:
         keys_to_read = [obj.key for obj in group if obj.needs_stored]
         answers = await _run_concurrently(self._stored_bytes, keys_to_read)
         stored = dict(zip(keys_to_read, answers, strict=True))
-        # obstore's store in memory keeps the bytes that it is handed, so they must not be the caller's. obstore's other
-        # stores send them. zarr-python copies them for fsspec's stores.
+        # The encoded bytes may share memory with the caller's array only if the store sends them. obstore's store in
+        # memory keeps them instead. For fsspec's stores, zarr-python copies them anyway.
         may_share = isinstance(self._store, ObjectStore) and not is_obstore_memory(self._store.store)
         encoded = await _run(call, lambda _: call.to_memory(group, [*map(stored.get, keys)], may_share=may_share))
         if progress is not None:
@@ -180,9 +184,9 @@ class ObjectWriter:
                 await put(self._store, key, data)
 
     def _check_readable(self, err: DamagedObjectError, _: Stop) -> None:
-        """Read a chunk that the loops cannot decode, which raises an error that names the damage.
+        """Read a chunk that the loops cannot decode, by the host decoder.
 
-        There is no error if other decoders can read the chunk.
+        If this decoder cannot decode the chunk either, its error names the damage.
         """
         grid = self._spec.grid
         bounds = [(c * n, (c + 1) * n) for c, n in zip(err.chunk, grid.chunk_shape, strict=True)]
@@ -194,7 +198,7 @@ class ObjectWriter:
 
 def _groups(call: WriteCall) -> Iterator[Sequence[WrittenObject]]:
     """Return the objects of a call in groups, each of which one call of the loops writes."""
-    group_nbytes = max(_GROUP_NBYTES, _THREAD_GROUP_NBYTES * call.n_threads)
+    group_nbytes = max(_GROUP_NBYTES, _THREAD_GROUP_NBYTES * call.max_threads)
     n_per_group = group_nbytes // max(1, call.object_nbytes)
     # `batched` allocates a tuple of the given length, so this is no more than there are objects.
     return batched(call.objects, min(max(1, n_per_group), max(1, len(call.objects))))
@@ -209,7 +213,7 @@ async def _run[Result](call: WriteCall, write: Callable[[Stop], Result]) -> Resu
 
 
 def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
-    """Write a group of objects as files, again if another process has replaced one meanwhile."""
+    """Write a group of objects as files. Begin again, a few times, if another process has replaced one meanwhile."""
     for attempt in range(_ATTEMPTS):
         stop.check()
         try:

@@ -31,8 +31,8 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
     Raises
     ------
     StoreWriteError
-        If the store raises any other `Exception`, which becomes the cause, or `StoreReadError`: a part of an object
-        cannot be written unless the object can be read.
+        If the block raises an `Exception` that is no error of this package, which becomes the cause. Also in place of a
+        `StoreReadError`: a part of an object cannot be written unless the object can be read.
 
     Notes
     -----
@@ -40,7 +40,7 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
     """
     try:
         yield
-    except ObjectChangedError:
+    except ObjectChangedError:  # a `StoreReadError`, after which the write is repeated
         raise
     except StoreReadError as err:
         raise _store_error(spec, key, action, err.found).within(store) from err.__cause__ or err

@@ -62,7 +62,7 @@ def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredOb
 def _stored_shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None) -> StoredObject:
     """Return what is stored in a shard, given the bytes of its index and, unless it is a file, all its bytes."""
     assert spec.index is not None
-    where = f"'{key}' of array '{spec.path}'"
-    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, shard_name=where)
+    shard_name = f"'{key}' of array '{spec.path}'"
+    index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, shard_name=shard_name)
     nbytes = int(index.nbytes.clip(0).sum())  # chunks that are not stored have a length of -1
     return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))

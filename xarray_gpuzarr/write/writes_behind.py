@@ -14,11 +14,11 @@ from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, begin
 from xarray_gpuzarr.process.records import record
 
 MAX_NBYTES = 32 * 1024 * 1024
-"""While more encoded bytes than this are being sent, no other write begins: what 400 MB/s take in 80 ms."""
+"""While as many encoded bytes are being sent, no other write begins. A connection of 400 MB/s sends them in 80 ms."""
 
 
 class EncodingProgress:
-    """How far a write has got with encoding. Belongs to the event loop."""
+    """How far a write has got with encoding. Only the event loop may use it."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -30,7 +30,7 @@ class EncodingProgress:
         self.nbytes += nbytes
 
     def end(self) -> None:
-        """Wake up the threads that wait, since everything is encoded."""
+        """Wake up the coroutines that wait, since everything is encoded."""
         self._is_done.set()
 
     async def wait(self) -> None:
@@ -70,7 +70,7 @@ class WritesBehind:
         name : str
             Name of the store, as errors show it.
         request : callable
-            Returns the coroutine of the write, which reports how far it has got to its argument.
+            Returns the coroutine of the write, given the `EncodingProgress` to which the coroutine reports.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class WritesBehind:
         return None
 
     def finish(self) -> None:
-        """Wait for all writes; raise the error of the first that failed."""
+        """Wait for all writes, in the order in which they began; raise the first error."""
         with self._lock:
             writes = self._writes
             self._writes = []

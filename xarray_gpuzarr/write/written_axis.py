@@ -24,7 +24,8 @@ class WrittenAxis:
     coords: list[int]
     """Coordinates of the objects along the axis, in increasing order."""
     are_complete: list[bool]
-    """For each object, whether all its elements along the axis are written."""
+    """For each object, whether all its elements along the axis are written. An object that reaches beyond the end of
+    the array counts as incomplete."""
     piece: Column
     """For each chunk of the objects, number of the piece that is written to it, or -1. Shape (n,), object by
     object."""
@@ -44,13 +45,13 @@ def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
     """
     is_short = max((*target.n_pieces, *grid.chunks_per_shard), default=0) <= MAX_CACHED
     if is_short and target.spans is not None:
-        return list(map(_kept_axis, target.spans, grid.chunks_per_shard))
+        return list(map(_cached_axis, target.spans, grid.chunks_per_shard))
     return list(map(_written_axis, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
 
 
 @lru_cache(maxsize=512)
-def _kept_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
-    """Return a short axis, from a cache: consecutive blocks have most of their axes in common."""
+def _cached_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
+    """Return an axis, given its span, from a cache: consecutive blocks have most of their axes in common."""
     stop = span.first + (span.n_elements - 1) * span.step + 1
     pieces = intersect_axis(slice(span.first, stop, span.step), stop, span.chunk_length)
     return _written_axis(pieces, span.chunk_length, chunks_per_object)
@@ -66,6 +67,7 @@ def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int)
     first_chunk = coords.searchsorted(object_of_piece) * chunks_per_object
     piece[first_chunk + pieces.chunk % chunks_per_object] = np.arange(len(object_of_piece))
 
+    # `reduceat` refuses an empty `first_piece`, which is then also the empty result.
     n_written = np.add.reduceat(pieces.count, first_piece) if len(first_piece) else first_piece
     # An index array may have an element twice, so its number of elements does not tell whether it has all.
     are_complete = (n_written == chunk_length * chunks_per_object) & (pieces.index is None)

@@ -1,4 +1,4 @@
-"""`WrittenObject`: the objects that a write touches, and how the compiled loops are told about each."""
+"""`WrittenObject`: an object that a write touches. `set_stored` describes several to the compiled loops."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class WrittenObject:
 
     def chunk_coord(self, entry: int, chunks_per_object: tuple[int, ...]) -> tuple[int, ...]:
         """Return the coordinates, in the array's grid of chunks, of the object's chunk with number `entry`."""
-        inside = np.unravel_index(entry, chunks_per_object) if chunks_per_object else ()
-        return tuple([c * n + int(i) for c, n, i in zip(self.coord, chunks_per_object, inside, strict=True)])
+        in_object = np.unravel_index(entry, chunks_per_object) if chunks_per_object else ()
+        return tuple([c * n + int(i) for c, n, i in zip(self.coord, chunks_per_object, in_object, strict=True)])
 
 
 def written_objects(

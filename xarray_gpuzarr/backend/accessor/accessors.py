@@ -9,7 +9,7 @@ from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.backends.api import DATAARRAY_NAME, DATAARRAY_VARIABLE
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation
+from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.encodings import Size
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables
@@ -35,7 +35,7 @@ class DataArrayAccessor(Accessor):
 
     def explain(self) -> Explanation:
         """See `DatasetAccessor.explain`; for the array and its coordinates."""
-        return explanation(explain_variables(self._variables()), self.device)
+        return explanation_of(explain_variables(self._variables()), self.device)
 
     def to_host(self) -> DataArray:
         """See `DatasetAccessor.to_host`; for the array and its coordinates."""
@@ -76,6 +76,7 @@ class DataArrayAccessor(Accessor):
         return self._array.load()
 
     def _variables(self) -> dict[Any, Variable]:
+        """Return the array and its coordinates by name; one variable if the array is a coordinate of itself."""
         name = "array" if self._array.name is None else self._array.name
         coords = {coord: array.variable for coord, array in self._array.coords.items() if coord != name}
         return {name: self._array.variable} | coords
@@ -101,7 +102,7 @@ class DataTreeAccessor(Accessor):
         rows: list[Row] = []
         for path, group in self._groups():
             rows.extend(dataset_rows(group, f"{path.rstrip('/')}/"))
-        return explanation(rows, self.device)
+        return explanation_of(rows, self.device)
 
     def to_host(self) -> DataTree:
         """See `DatasetAccessor.to_host`; for all groups."""
@@ -169,7 +170,7 @@ class DataTreeAccessor(Accessor):
         for path, node in self._tree.subtree_with_keys:
             dataset = node.to_dataset(inherit=write_inherited_coords or node is self._tree)
             datasets[path] = DatasetAccessor(dataset).to_host()
-            changes[path] = encoding.get(node.path, {})
+            changes[path] = encoding.get(node.path, {})  # `path` is relative to this group, the keys of `encoding` not
         return write_groups(
             datasets,
             MemoryStore() if store is None else store,
@@ -183,7 +184,7 @@ class DataTreeAccessor(Accessor):
 
     def load(self) -> DataTree:
         """See `DatasetAccessor.load`; for all groups."""
-        load_together(v for _, group in self._groups() for v in group.variables.values())
+        load_together(variable for _, group in self._groups() for variable in group.variables.values())
         return self._tree.load()
 
     def _groups(self) -> list[tuple[str, Dataset]]:

@@ -13,7 +13,7 @@ from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.host_copies import HostCopy
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
-from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
+from xarray_gpuzarr.decoders.host.chunk_cache import describe_cache
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.native.library import why_absent
 
@@ -37,8 +37,8 @@ class Accessor(ABC):
         return summarize(self.explain().rows, self.device).to_html()
 
 
-def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
-    """Return an explanation with a note. `device` is that of this engine's variables; None if there are none."""
+def explanation_of(rows: Iterable[Row], device: str | None) -> Explanation:
+    """Return rows with a note below them. `device` is that of this engine's variables; None if there are none."""
     rows = tuple(rows)
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
@@ -54,7 +54,7 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     if why_no_loops:
         notes.append(f"Compiled loops are not in use: {why_no_loops}.")
     if device == "host":
-        notes.append(kept_chunks())
+        notes.append(describe_cache())
     return Explanation(rows=rows, note=" ".join(filter(None, notes)))
 
 
@@ -65,7 +65,10 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
-    """Return the device of this engine's variables: a GPU if any of them is on one; None if there are none."""
+    """Return the device of this engine's variables; None if there are none.
+
+    If any of them is on a GPU, or is read to one, this is the GPU, or "cuda" for several.
+    """
     devices = set[Device]()
     for variable in variables.values():
         lazy = lazy_array_of(variable)

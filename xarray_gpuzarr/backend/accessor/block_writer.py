@@ -28,7 +28,7 @@ class Original:
     encoding: Mapping[str, Any]
     """The encoding with which xarray encodes it: its own, or that of the stored variable."""
     pack: Pack | None
-    """Encodes its elements, if it was not a dask array and has become one. None if the dask graph encodes them."""
+    """Encodes its elements, if this package has made a dask array of it; else None."""
     is_checked: bool = False
     """Whether its values have been found to fit the stored dtype."""
 
@@ -37,7 +37,7 @@ class BlockWriter(ArrayWriter):
     """Collects the blocks of dask arrays, which are packed in slabs, and writes NumPy arrays at once.
 
     Call `expect` before xarray passes the variables. Blocks of variables that were not dask arrays before are collected
-    separately, for `write_in_memory` or `join`.
+    separately, for `write_from_memory` or `join`.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class BlockWriter(ArrayWriter):
         self._originals: dict[str, Original] = {}
         """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
-        """Bytes of the largest block, decoded and packed together."""
+        """Bytes of the largest block: its decoded elements and their packed copy."""
         self.from_memory = ArrayWriter()
         """Collects the blocks of variables that were not dask arrays."""
 
@@ -100,8 +100,8 @@ class BlockWriter(ArrayWriter):
         else:
             super().add(source, block_target, region)  # type: ignore[no-untyped-call]
 
-    def write_in_memory(self) -> None:
-        """Write the blocks of variables that were not dask arrays now, on threads of this process."""
+    def write_from_memory(self) -> None:
+        """Write the blocks of variables that were not dask arrays, now and on threads of this process."""
         self.from_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
 
     def join(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from xarray import Dataset
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation
+from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
@@ -49,8 +49,8 @@ class DatasetAccessor(Accessor):
     def device(self) -> Device | None:
         """Device that this engine's variables are on, or are read to; None if there are no such variables.
 
-        "cuda" if any variable is on a GPU, or "cuda:1" if all these were opened with this device. A loaded variable
-        counts if it is on a GPU.
+        "cuda" if any variable is on a GPU, or a device such as "cuda:1" if all variables on a GPU were opened with it.
+        Loaded variables count only if they are on a GPU.
         """
         return device_of(self._dataset.variables)
 
@@ -60,9 +60,9 @@ class DatasetAccessor(Accessor):
         Returns
         -------
         Explanation
-            Is shown as a table in a terminal and in Jupyter. `Explanation.rows` has the same as data.
+            Shown as a table in a terminal and in Jupyter. `Explanation.rows` has the same facts as data.
         """
-        return explanation(dataset_rows(self._dataset), self.device)
+        return explanation_of(dataset_rows(self._dataset), self.device)
 
     def to_host(self) -> Dataset:
         """Return the dataset with NumPy arrays in place of arrays on a GPU. All else is unchanged.
@@ -85,8 +85,8 @@ class DatasetAccessor(Accessor):
         chunks : int, str or mapping of dimension to int
             Largest size of a chunk in bytes, in the stored dtype and before compression: ``2**20`` or ``"1 MiB"``.
             Chunks are then filled along the last dimensions first, and the next dimension is cut into nearly equal
-            parts. Or the lengths of a chunk along dimensions, also longer ones than the dimension; -1, or a missing
-            dimension, stands for the whole dimension.
+            parts. Or the lengths of a chunk along dimensions, which may exceed those of the dimensions; -1, or a
+            missing dimension, stands for the whole dimension.
         shards : int, str, mapping of dimension to int, or None
             As `chunks`, rounded down to whole chunks. Lengths must be multiples of the chunk's lengths; chunks of a
             size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards. None

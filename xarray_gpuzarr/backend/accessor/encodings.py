@@ -29,7 +29,7 @@ TIME_KEYS = ("units", "calendar")
 _CODEC_KEYS = ("filters", "compressors")
 _TIME_NBYTES = 8
 """Itemsize of stored times, if the encoding does not say."""
-_DO = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
+_SIZE_ADVICE = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
 
 
 @record
@@ -60,7 +60,7 @@ class Layout:
         OptionError
             If a shard is not a whole number of chunks, or the shape of the variable is unknown.
         """
-        return _layout(name, variable, self.chunks, self.shards)
+        return _shapes(name, variable, self.chunks, self.shards)
 
 
 def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_format: int) -> Layout:
@@ -75,7 +75,7 @@ def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_forma
     dims = [*dims]
     chunks = _parse_size(chunks, "chunks", dims)
     shards = None if shards is None or zarr_format == 2 else _parse_size(shards, "shards", dims)
-    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # also for axes that are shorter than a chunk
+    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # an error whatever variables there are
         common = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
         _check_multiples("shards=", common, [chunks[dim] for dim in common], [shards[dim] for dim in common])
     if isinstance(chunks, int) and isinstance(shards, int) and chunks > shards:
@@ -108,7 +108,7 @@ def encodings(
     return by_name
 
 
-def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
+def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a variable's chunks and shards; see `Layout.shapes`."""
     stored_dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
     if not variable.ndim or variable.dtype.kind in "OSUTV" or stored_dtype.kind in "OSUTV":
@@ -126,7 +126,8 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     if shards is None:
         return {"chunks": chunk}
     if variable.dims == (name,) and isinstance(chunks, Mapping) and isinstance(shards, Mapping):
-        # A chunk of a coordinate such as {"time": 1} would have eight bytes, and every reader reads all of them.
+        # With chunks of {"time": 1}, the coordinate "time" would have chunks of eight bytes, and a reader needs all of
+        # them. So its chunks are as long as the shards.
         return {"chunks": _lengths(shards, variable.dims, shape)}
     n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
     if isinstance(shards, Mapping):
@@ -143,22 +144,27 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
 def _chunk_shape(
     dims: Sequence[Any], shape: Sequence[int], itemsize: int, chunks: Size, shards: Size | None
 ) -> tuple[int, ...]:
-    """Return the shape of a chunk. If it is given in bytes and shards in lengths, it divides the shards if possible."""
+    """Return the shape of a chunk.
+
+    If `chunks` is a number of bytes and `shards` are lengths, the shape divides that of a shard where this is possible.
+    """
     if isinstance(chunks, Mapping):
         return _lengths(chunks, dims, shape)
     assert isinstance(chunks, int)
-    shard = _lengths(shards, dims, shape) if isinstance(shards, Mapping) else shape
+    shard_lengths = shards if isinstance(shards, Mapping) else {}
+    shard = _lengths(shard_lengths, dims, shape)
     lengths = []
-    for n, shard_length, length in zip(shape, shard, _block_shape(shard, chunks // itemsize), strict=True):
-        lengths.append(length if n == shard_length else _divisor(shard_length, length))
+    for dim, shard_length, length in zip(dims, shard, _block_shape(shard, chunks // itemsize), strict=True):
+        is_whole_axis = shard_lengths.get(dim, -1) == -1  # such a shard is extended to whole chunks
+        lengths.append(length if is_whole_axis else _divisor(shard_length, length))
     return tuple(lengths)
 
 
 def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
     """Return the shape of a block of at most `max_items` items, and at least one.
 
-    It has the whole length of the last axes. The next axis is cut into nearly equal parts, and the block has length 1
-    along the axes before.
+    The block has the whole length of the last axes, as far as they fit. The axis before these is cut into nearly equal
+    parts, and the block has length 1 along the axes before that.
     """
     lengths: list[int] = []
     for n in reversed(shape):
@@ -170,7 +176,7 @@ def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
 
 
 def _divisor(n: int, max_divisor: int) -> int:
-    """Return the largest divisor of `n` up to `max_divisor`; `max_divisor` itself if that is over 4 times as large."""
+    """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` if it is over 4 times that divisor."""
     divisor = next(i for i in range(max_divisor, 0, -1) if n % i == 0)
     return divisor if 4 * divisor >= max_divisor else max_divisor
 
@@ -186,7 +192,7 @@ def _parse_size(size: Size, name: str, dims: Iterable[Any]) -> Size:
     headline = f"unusable size of {name}"
     tried = f"{name}={size!r}"
     if isinstance(size, str):
-        size = parse_nbytes(size, headline, tried=tried, do=_DO)
+        size = parse_nbytes(size, headline, tried=tried, do=_SIZE_ADVICE)
     if isinstance(size, Mapping):
         unknown = [dim for dim in size if dim not in dims]
         if unknown:
@@ -198,12 +204,12 @@ def _parse_size(size: Size, name: str, dims: Iterable[Any]) -> Size:
         is_integer = isinstance(n, int | np.integer) and not isinstance(n, bool)
         is_whole_axis = n == -1 and isinstance(size, Mapping)
         if not is_whole_axis and not (is_integer and n >= 1):
-            raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_DO)
+            raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_SIZE_ADVICE)
     return size
 
 
 def _check_multiples(name: str, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:
-    """Raise `OptionError` unless a shard has a whole number of chunks along each axis; `name` begins its text."""
+    """Raise `OptionError` unless a shard has a whole number of chunks along each axis; `name` begins the message."""
     for dim, chunk_length, shard_length in zip(dims, chunk, shard, strict=True):
         if shard_length % chunk_length:
             raise OptionError(

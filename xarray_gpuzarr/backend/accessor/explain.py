@@ -22,8 +22,8 @@ from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
 
 _MIN_CHUNKS = 2 * N_AT_ONCE
-"""Number of chunks in a task that keeps a GPU busy. While it ends with its
-slowest chunk, others must fill the gap."""
+"""Smallest number of chunks in a task that keeps a GPU busy: twice as many as it decodes at once, so that others are
+decoded while the slowest of a batch ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def _row(name: str, variable: Variable) -> Row:
         cast=str(stored.cast),
         storage=lazy.storage,
         load=_why_not_busy(variable, spec) if route.where == "cuda" else "",
-        ahead=_ahead(data_of(variable)),
+        ahead=_describe_ahead(data_of(variable)),
     )
 
 
@@ -146,6 +146,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
         return ""
     block_shape = [max(lengths, default=0) for lengths in blocks]
     n = math.prod(-(-length // chunk) for length, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
+    # A task that reads the whole array cannot have more chunks.
     if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
     factor = -(-_MIN_CHUNKS // n)
@@ -160,7 +161,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
     return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {remedy} would keep it busy"
 
 
-def _ahead(data: Any) -> str:
+def _describe_ahead(data: Any) -> str:
     """Return how many bytes are requested before the tasks of a dask array run; empty if nothing can be."""
     reader = find_block_reader(data)
     if reader is None or reader.objects_ahead() is None:
@@ -171,8 +172,8 @@ def _ahead(data: Any) -> str:
     return f"up to {nbytes / 1024**2:.4g} MiB are asked for before dask's tasks decode them"
 
 
-def _on_dask(data: Any) -> tuple[str, str]:
-    """Return where the blocks of a dask array are that does not read with this engine, and why."""
+def _blocks_of_others(data: Any) -> tuple[str, str]:
+    """Return where the blocks of a dask array are that this engine does not read, and why."""
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
     first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]
     block = getattr(first_tasks[0], "value", first_tasks[0]) if first_tasks else None
@@ -200,5 +201,5 @@ def _elsewhere(variable: Variable) -> tuple[str, str]:
     if variable.dtype.kind not in NUMERIC_KINDS:
         return "host, by xarray", "text and objects stay with xarray"
     if hasattr(data_of(variable), "dask"):
-        return _on_dask(data_of(variable))
+        return _blocks_of_others(data_of(variable))
     return "host, by xarray", "opened by another engine, or with CF attributes that are not plain arithmetic"

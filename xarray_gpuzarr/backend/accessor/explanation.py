@@ -90,7 +90,10 @@ def _cast(row: Row) -> str:
 
 
 def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
-    """Return number, noun and shape of the cells of a grid as text; empty if there is no grid."""
+    """Return number, noun and shape of the cells of a grid as text; empty if there is no grid.
+
+    `noun` is in the plural, or empty where the title of a column says it.
+    """
     if shape is None:
         return ""
     return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
@@ -164,11 +167,12 @@ def format_nbytes(nbytes: int) -> str:
     """Return a number of bytes as text in decimal units, as xarray does."""
     value = float(nbytes)
     units = ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 999.5 and len(units) > 1:
+    while value >= 999.5 and len(units) > 1:  # 999.5 is rounded to 1000
         value /= 1000
         units.pop(0)
     unit = units[0]
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.3g} {unit}"
+    has_three_digits = value >= 99.5
+    return f"{value:.0f} {unit}" if unit == "B" or has_three_digits else f"{value:.3g} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""`bring_to_host`: converts arrays on a GPU to NumPy arrays, whether they are in memory, lazy or dask arrays."""
+"""`bring_to_host`: converts arrays on a GPU to NumPy arrays, whether they are in memory, lazy or dask arrays.
+
+An array on a GPU is one with a method ``get``: a CuPy array, or the `CupyStandIn` that takes its place on a client.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def bring_to_host(variables: Iterable[Variable]) -> None:
         lazy = find_lazy_array(data)
         if lazy is not None:
             if lazy.device != "host" and hasattr(lazy.meta(), "get"):
-                variable.data = _host_copies(data)
+                variable.data = _with_host_copy(data)
         elif hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
             host_meta = np.empty((0,) * data.ndim, data.dtype)
             variable.data = data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta)
@@ -44,8 +47,9 @@ def _may_have_device_blocks(data: Any) -> bool:
     if reader is not None:
         return hasattr(reader.lazy.meta(), "get")
     mappings = (getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values())
-    firsts = (next(iter(mapping.values()), None) for mapping in mappings)
-    return any(type(first).__module__.startswith("distributed.") for first in firsts)
+    first_tasks = (next(iter(mapping.values()), None) for mapping in mappings)
+    # A persisted array has futures of dask's workers in place of tasks.
+    return any(type(task).__module__.startswith("distributed.") for task in first_tasks)
 
 
 def to_numpy(array: Any) -> Any:
@@ -72,10 +76,10 @@ class HostCopy(LazyArray):
         return to_numpy(super().__getitem__(key))
 
 
-def _host_copies(data: Any) -> Any:
+def _with_host_copy(data: Any) -> Any:
     """Return a copy of xarray's indexing wrappers in which a `HostCopy` replaces the lazy array."""
     if isinstance(data, LazyArray):
         return HostCopy(data.stored, data.device, or_host=data.or_host)
     wrapper = copy(data)
-    wrapper.array = _host_copies(data.array)
+    wrapper.array = _with_host_copy(data.array)
     return wrapper

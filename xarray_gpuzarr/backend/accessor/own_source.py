@@ -68,7 +68,10 @@ def _unread_arrays(variable: Variable) -> Iterator[StoredArray]:
 
 
 def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
-    """Return where the group lies that a write erases; None for stores that zarr-python does not know."""
+    """Return where the group lies that a write erases.
+
+    None for chains of fsspec, such as "simplecache::s3://...", and for stores that zarr-python does not know.
+    """
     path = ""
     if isinstance(store, str) and "://" in store:
         if "::" in store:

@@ -1,4 +1,4 @@
-"""Packs dask blocks as xarray does, but one slab at a time, which fits a core's cache.
+"""Packs dask blocks as xarray does, but slab by slab. A slab is so short that it fits a core's cache.
 
 xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory. Here each
 slab goes through the same operations: those of the dask graph that xarray has built, or xarray's coders for NumPy
@@ -51,11 +51,12 @@ class PackedByGraph:
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
         dependencies = _tasks_between(graph, self._source, self._result)
+        # The source is one of the tasks only if nothing is computed. A task without dependencies is another input.
         self.is_complete = self._source not in dependencies and all(dependencies.values())
-        """Whether a block of `original` is the only input. Otherwise there may be one such as an offset per column."""
+        """Whether a block of `original` is the only input. Another one may be an array with an offset for each
+        column."""
         order = TopologicalSorter({key: keys & dependencies.keys() for key, keys in dependencies.items()})
         self._steps = [(key, graph[key]) for key in order.static_order()]
-        self.__name__ = f"packed-{encoded.name}"
 
     def __dask_tokenize__(self) -> object:
         return self._result
@@ -140,7 +141,7 @@ class SlabPacker:
                 out[...] = self.pack(values)
                 if self.check is not None:
                     self.check.require_fit(values, out, block, first)
-            return slabs.operands[1]
+            return slabs.operands[1]  # the array that `nditer` has allocated
 
 
 @record
@@ -181,7 +182,8 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
     dask.array.Array
         An array with the dtype and blocks of `encoded`.
     """
-    if encoded.name == original.name or encoded.numblocks != original.numblocks:
+    is_unchanged = encoded.name == original.name
+    if is_unchanged or encoded.numblocks != original.numblocks:
         return encoded
     starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
     if pack is None:

@@ -1,4 +1,4 @@
-"""`StagedStore`: keeps the metadata of a new store in memory until all are known, then sends them together.
+"""`StagedStore`: keeps the metadata of a new store in memory until they are complete, then sends them together.
 
 xarray and zarr-python write groups, arrays and attributes with consecutive requests, and ask before each what is stored
 already. Below a path that was found empty, or was emptied, this store answers such questions without a request.
@@ -23,7 +23,7 @@ from xarray_gpuzarr.fetch.stores import is_obstore_memory
 
 
 class StagedStore(WrapperStore[Store]):
-    """A store that keeps all objects but the first until `send` is called.
+    """A store that keeps all objects but the first in memory until `send` is called.
 
     The first object, the metadata of a group, is stored at once, so that a store which refuses objects raises its error
     before anything is encoded. Chunks are not written through this store; see `detach`.

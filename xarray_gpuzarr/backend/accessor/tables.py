@@ -26,7 +26,10 @@ def headed_table(*, gap: int, leading: int = 0) -> Table:
 
 
 def cell(lines: Sequence[str]) -> Text:
-    """Return the lines of a cell as text, all but the first dimmed. Empty lines are left out; no line is markup."""
+    """Return the lines of a cell as text, all but the first dimmed.
+
+    Empty lines are left out. rich does not interpret markup in them.
+    """
     first, *others = [visible(line) for line in lines if line] or [""]
     return Text.assemble(first, *((f"\n{line}", "dim") for line in others))
 

@@ -16,7 +16,10 @@ _INTERVAL_S = 30
 
 
 class ProgressLines(Callback):
-    """Prints a line from time to time, for files and pipes, which a progress bar would fill."""
+    """Prints a line from time to time, for files and pipes, which a progress bar would fill.
+
+    dask calls the methods when it begins, after each task, and at the end.
+    """
 
     def _start_state(self, dsk: Any, state: Any) -> None:  # noqa: ARG002
         self._n_tasks = sum(len(state[name]) for name in ("ready", "waiting"))

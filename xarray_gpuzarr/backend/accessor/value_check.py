@@ -87,21 +87,22 @@ class ValueCheck:
         Parameters
         ----------
         values, stored : numpy.ndarray
-            As for `misfit`.
+            As for `find_misfit`.
         block : numpy.ndarray, optional
             The array that `values` are a part of, in which the value is looked for. By default `values` itself.
         first : sequence of int, optional
             The indices of the block's first element. By default zeros.
         """
-        misfit = self.misfit(values, stored)
+        misfit = self.find_misfit(values, stored)
         if misfit is not None:
             block = values if block is None else block
-            raise self.error(misfit, block, (0,) * block.ndim if first is None else first)
+            raise self.misfit_error(misfit, block, (0,) * block.ndim if first is None else first)
 
-    def misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
+    def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
         """Return a value that is stored as another one; None if all fit.
 
-        NaN, the smallest and the largest value are checked: if these fit, all others do.
+        NaN, the smallest and the largest value are checked: if these fit, all others do. Only integers and floats that
+        are stored as integers or floats are checked.
 
         Parameters
         ----------
@@ -120,6 +121,7 @@ class ValueCheck:
             return None
         precision = _PRECISION
         if values.dtype.kind == "f":
+            # Values in half precision have only three digits.
             precision = max(precision, 8 * float(np.finfo(values.dtype).eps))
         for position in (int(values.argmin()), int(values.argmax())):
             value = float(values[position])
@@ -129,13 +131,13 @@ class ValueCheck:
         return None
 
     def _fits(self, value: float, number: float, precision: float) -> bool:
-        """Whether a value is nearly what is read back from the stored number."""
+        """Whether a value is nearly what is read back from the stored number. Stored floats must only be finite."""
         if self.dtype.kind == "f":
             return math.isfinite(number) or not math.isfinite(value)
         tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
         return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
 
-    def error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
+    def misfit_error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
         """Return the error for a value of a block; `first` are the indices of the block's first element."""
         is_value = np.isnan(block) if math.isnan(misfit.value) else block == misfit.value
         inside = np.unravel_index(int(is_value.argmax()), block.shape)
@@ -155,7 +157,7 @@ def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     If these fit a dtype, all values do. No memory is taken, however large the array.
     """
     low = values.min()
-    if np.isnan(low):
+    if np.isnan(low):  # one value is NaN
         numbers = (np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None))
         return np.array([*numbers, low], values.dtype)
     return np.array([low, values.max()], values.dtype)

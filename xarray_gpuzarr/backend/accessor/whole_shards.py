@@ -168,10 +168,10 @@ class DatasetInShards:
     def _original(
         self, target: ZarrStore, name: Any, variable: Variable, grid: ShardGrid | None, encoding: Mapping[str, Any]
     ) -> Original:
-        """Cut a variable at the borders of shards; `encoding` is the one with which xarray encodes it.
+        """Return a variable, cut at the borders of shards, as an `Original`.
 
-        A NumPy array is not cut if xarray cannot encode blocks of it like the whole array, such as with an offset for
-        each column.
+        `encoding` is the one with which xarray encodes the variable. A NumPy array is not cut if xarray cannot encode
+        blocks of it like the whole array, such as with an offset for each column.
         """
         is_checked = self._checks_values and check_numpy_values(target, name, variable, encoding)
         cut = self._cut(name, variable, grid)
@@ -181,7 +181,7 @@ class DatasetInShards:
             from_dask = try_encode(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
             if from_numpy is None or from_dask is None:
                 return Original(name=name, variable=variable, encoding=encoding, pack=None, is_checked=is_checked)
-            if from_numpy.dtype != from_dask.dtype:
+            if from_numpy.dtype != from_dask.dtype:  # store the dtype that xarray chooses for the NumPy array
                 cut.encoding = {**cut.encoding, "dtype": from_numpy.dtype}
             pack = PackedByCoders(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
         return Original(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
@@ -195,14 +195,13 @@ class DatasetInShards:
         encoding = dict(variable.encoding)
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
+        zarr_format = target.zarr_group.metadata.zarr_format
         if self._sizes.compressors is not None:
-            zarr_format = target.zarr_group.metadata.zarr_format
             encoding["compressors"] = named_codecs(self._sizes.compressors, zarr_format)
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
         # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses.
-        zarr_format = target.zarr_group.metadata.zarr_format
         zarr_encoding = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
         chunks = zarr_encoding["chunks"]
         shards = zarr_encoding.get("shards") or chunks
@@ -210,7 +209,7 @@ class DatasetInShards:
             return None
         whole_axes = [max(1, n) for n in variable.shape]
         shards = tuple([n if length == -1 else length for n, length in zip(whole_axes, shards, strict=True)])
-        if shards and min(shards) <= 0:
+        if shards and min(shards) <= 0:  # xarray or zarr-python will refuse them
             return None
         return ShardGrid(shards=shards, starts=(0,) * variable.ndim)
 
@@ -257,7 +256,7 @@ class DatasetInShards:
         """Return a variable in dask chunks that end where shards end, or unchanged if it is small and in memory."""
         if not variable.ndim or not all(variable.shape):
             return variable
-        if grid is None:  # such as text, whose chunks must only have one length
+        if grid is None:  # such as text, whose dask chunks must only have one length along each axis
             if self._sizes.rechunk and variable.chunks is not None:
                 return variable.chunk(dict(zip(variable.dims, map(max, variable.chunks), strict=True)))
             return variable

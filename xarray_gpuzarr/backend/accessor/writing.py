@@ -36,6 +36,7 @@ from xarray_gpuzarr.write.writes_behind import WritesBehind
 Prepared = tuple[Dataset, dict[str, Original]]
 """What `DatasetInShards.prepare` returns."""
 _OPTIONS = signature(get_writable_zarr_store).parameters
+"""Parameters of the function with which xarray opens the store: the options that `write_groups` passes on."""
 
 
 def write_groups(  # noqa: PLR0913  # as xarray's
@@ -98,7 +99,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         for path, dataset in datasets.items()
     }
     prepared: dict[str, Prepared] = {}
-    makes_store = is_new(options)
+    makes_store = makes_new_store(options)
     if makes_store:  # variables that cannot be written are refused before anything is erased
         prepared = _prepare_new(groups, encoding_store(options.get("zarr_format")))
 
@@ -106,8 +107,8 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     with _explaining_permissions(store):
         root = _open_store(store, staged, options)
     with WritesBehind() as behind:
-        is_behind = compute and takes_long(store) and client_of_dask() is None
-        writer = BlockWriter(checks_values=checks_values, behind=behind if is_behind else None, staged=staged)
+        sends_behind = compute and takes_long(store) and client_of_dask() is None
+        writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
         targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
         if not makes_store:
             prepared = _prepare_existing(groups, targets, changes, options.get("append_dim"))
@@ -187,7 +188,7 @@ def _explaining_permissions(store: Any) -> Iterator[None]:
 
 def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
     """Write NumPy arrays now, and return a dask task that writes the other arrays and closes the store."""
-    writer.write_in_memory()
+    writer.write_from_memory()
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
     return delayed(_close)(writes, target)
 
@@ -197,8 +198,8 @@ def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | 
     if client_of_dask() is None:
         writer.join()
     else:  # arrays in memory are written by this process, not sent to workers
-        writer.write_in_memory()
-    n_tasks = writer.n_tasks
+        writer.write_from_memory()
+    n_tasks = writer.n_tasks  # counted now, since `sync` empties the writer
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
     task = delayed(_do_nothing)(writes)
     if not n_tasks:
@@ -211,7 +212,7 @@ def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | 
         task.compute()
 
 
-def is_new(options: Mapping[str, Any]) -> bool:
+def makes_new_store(options: Mapping[str, Any]) -> bool:
     """Whether a write makes a new store, or fails because there is a store."""
     mode = options.get("mode")
     if mode is None:
@@ -222,7 +223,7 @@ def is_new(options: Mapping[str, Any]) -> bool:
 def check_names_and_changes(
     dataset: Dataset, changes: Mapping[Any, Mapping[str, Any]], zarr_format: int | None
 ) -> None:
-    """Raise an error for names and encodings that cannot be stored: xarray writes one element of each to memory.
+    """Raise an error for names and encodings that cannot be stored. To find out, xarray writes samples to memory.
 
     `changes` are entries that replace those in the encoding of variables. Raises `OptionError` for an unknown variable,
     and otherwise what xarray raises.

@@ -60,7 +60,7 @@ class ChunkPlacer:
             self._out[key] = self._array.fill[0]
 
     def contiguous_box(self, numbers: list[int]) -> memoryview | None:
-        """Return the memory in the output that a chunk can be decoded straight into; None if it needs scratch.
+        """Return the memory in the output that a chunk can be decoded straight into; None if there is none.
 
         Each call makes a new view. Without the GIL, CPython loses count of the slices that threads take from a view
         that they share, and releases it (python/cpython issue 127716).
@@ -144,6 +144,7 @@ class BoxKeys:
 
     def boxes(self, chunk: Array, numbers: list[int]) -> Iterator[tuple[Key, Array]]:
         """Yield the boxes of a decoded chunk: the index of each in the output, and its elements."""
+        # The boxes of a stack have a leading axis of samples.
         chunk_of_stack = chunk if self._stack is None else chunk[None]
         for box, out_key in zip(self._piece_numbers(numbers), self.out_keys(numbers), strict=True):
             keys = tuple(map(getitem, self._in_keys, box))
@@ -162,13 +163,15 @@ class PointKeys:
     """Indices of the scattered points that chunks fill."""
 
     has_index = True
+    """As for `BoxKeys`: points are always listed."""
 
     def __init__(self, target: PointTarget) -> None:
         self._groups = target.groups
 
     def _points(self, numbers: list[int]) -> slice:
         """Return the points of a chunk, as a slice of all points."""
-        bounds, group = self._groups.bounds, numbers[0]
+        bounds = self._groups.bounds
+        group = numbers[0]
         return slice(int(bounds[group]), int(bounds[group + 1]))
 
     def out_keys(self, numbers: list[int]) -> Iterator[Key]:

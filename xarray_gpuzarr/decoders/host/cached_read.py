@@ -76,7 +76,7 @@ class CachedRead:
         self._is_remote = is_remote
         self._checks: list[PendingCheck] = []
         """Checks of the versions of shards that have been asked for."""
-        self._at_once = is_remote or are_kept_at_once(array, partial.target)
+        self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read, because decoding a part of them saves little or nothing."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
@@ -88,20 +88,21 @@ class CachedRead:
         rows = self._partial.rows(plan)
         if not rows:
             return None
-        number, offset = plan.object.tolist(), plan.offset.tolist()
-        objects = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
-        keys = [(objects[number[row]], offset[row]) for row in rows]
+        objects = plan.object.tolist()  # for each row, the number of its object
+        offsets = plan.offset.tolist()
+        object_keys = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
+        keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
-        found, claimed = self._find(keys, [number[row] for row in rows], versions)
+        found, claimed = self._find(keys, [objects[row] for row in rows], versions)
         if not claimed and found.count(None) == len(found):  # most reads of single elements end here
             counters.add(n_cache_misses=len(found))
             return None
         chunks = PlanChunks(found={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, kept={})
         for i in claimed:
-            self._keep(chunks, rows[i], keys[i], versions[number[rows[i]]])
+            self._keep(chunks, rows[i], keys[i], versions[objects[rows[i]]])
         if chunks.found and self._array.spec.index is not None:
-            of_object = {number[row]: row for row in chunks.found}
-            check = self._versions.start_check([(plan.keys[n], offset[row]) for n, row in of_object.items()])
+            row_by_object = {objects[row]: row for row in chunks.found}  # one cached chunk of each shard
+            check = self._versions.start_check([(plan.keys[n], offsets[row]) for n, row in row_by_object.items()])
             if self._is_remote:  # the requests for all plans are then under way together
                 self._checks.append(check)
             else:
@@ -112,22 +113,22 @@ class CachedRead:
         return chunks if chunks.found or chunks.kept else None
 
     def _find(
-        self, keys: Sequence[ChunkKey], number: Sequence[int], versions: _Versions
+        self, keys: Sequence[ChunkKey], objects: Sequence[int], versions: _Versions
     ) -> tuple[list[CachedChunk | None], list[int]]:
         """Return the cached chunks, in the order of `keys`, and the positions of those that were claimed.
 
-        `number` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
+        `objects` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
         that newer ones can take their places.
         """
         while True:
             found, claimed, other = chunk_cache.cache.find(
-                keys, self._claim, at_once=self._at_once, may_wait=not self._claimed
+                keys, self._claim, keeps_at_once=self._keeps_at_once, may_wait=not self._claimed
             )
             self._claimed += [keys[i] for i in claimed]
             if other is not None:
                 crew.run_without_turn(other.wait)
                 continue
-            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[number[i]]]
+            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[objects[i]]]
             if not stale:
                 return found, claimed
             for i in stale:
@@ -137,8 +138,9 @@ class CachedRead:
         """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
         for row in rows:
             key, chunk = chunks.kept[row]
-            object_name = str(key[0][-1])
-            if self._array.spec.index is not None or self._versions.settled_version(object_name) == chunk.version:
+            store_key = str(key[0][-1])
+            # The read itself makes sure that all bytes of a shard are of the version of its index.
+            if self._array.spec.index is not None or self._versions.settled_version(store_key) == chunk.version:
                 chunk_cache.cache.put(key, chunk)
 
     def check(self) -> None:
@@ -147,12 +149,15 @@ class CachedRead:
             check()
 
     def forget_claim(self) -> None:
-        """Remove the claims of this read, after its chunks were put into the cache."""
+        """Remove the claim of this read from its chunks, after they were put into the cache."""
         if self._claimed:
             chunk_cache.cache.forget(self._claimed, self._claim)
 
     def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Allocate memory for a chunk to keep. Without enough memory, or a version of its object, it is not kept."""
+        """Allocate memory for a chunk to keep. It is not kept if memory is short or the version of its object unknown.
+
+        If memory is short, the cache is cleared.
+        """
         if version is None:
             return
         nbytes = self._array.kept_nbytes

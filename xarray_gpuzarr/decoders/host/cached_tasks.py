@@ -43,6 +43,6 @@ class CachedTasks:
         if chunks.kept:
             self._kept.append((tasks, chunks))
         if chunks.found and len(chunks.found) == plan.n_stored:
-            yield Task(tasks.place_cached, is_started=False)
+            yield Task(tasks.place_cached, starts_requests=False)
         else:
             yield from tasks.tasks()

@@ -38,8 +38,8 @@ _MOST_CHUNKS = 4096
 """Most chunks of a read that uses the cache. Looking up a chunk takes 1 us, decoding one at least 10 us."""
 _MOST_SEEN = 16_384
 """Most keys of chunks that were read once and are remembered, in about 5 MB."""
-_LOOK_S = 0.5
-"""Seconds after which a thread that waits for a chunk checks again whether it is being decoded."""
+_RECHECK_INTERVAL_S = 0.5
+"""Seconds after which a thread that waits for a chunk looks it up again."""
 
 
 @record
@@ -63,7 +63,7 @@ class Claim:
         self._under_way = Lock()
         self._under_way.acquire()
         self.end = self._under_way.release
-        """End the claim: other reads decode the chunks that are not in the cache by then."""
+        """End the claim. From then on, other reads may decode those of its chunks that are not in the cache."""
 
     @property
     def has_ended(self) -> bool:
@@ -72,7 +72,7 @@ class Claim:
 
     def wait(self) -> None:
         """Wait until the claim has ended, or some time has passed."""
-        if self._under_way.acquire(timeout=_LOOK_S):
+        if self._under_way.acquire(timeout=_RECHECK_INTERVAL_S):
             self._under_way.release()
 
 
@@ -84,9 +84,10 @@ class ChunkCache:
         self.entries: LimitedCache[ChunkKey, CachedChunk] = LimitedCache()
         self._claims: dict[ChunkKey, Claim] = {}
         self._seen: dict[ChunkKey, None] = {}
+        """Keys of chunks that were looked up before, the oldest first."""
 
     def find(
-        self, keys: Sequence[ChunkKey], claim: Claim, *, at_once: bool, may_wait: bool
+        self, keys: Sequence[ChunkKey], claim: Claim, *, keeps_at_once: bool, may_wait: bool
     ) -> tuple[list[CachedChunk | None], list[int], Claim | None]:
         """Look up chunks, and claim those that are to be kept.
 
@@ -96,7 +97,7 @@ class ChunkCache:
             Keys of the chunks.
         claim : Claim
             Claim of the calling read.
-        at_once : bool
+        keeps_at_once : bool
             Whether chunks are kept when they are first read. If not, a chunk is kept from the second look-up on.
         may_wait : bool
             Whether the calling read can wait for the claim of another read.
@@ -120,18 +121,18 @@ class ChunkCache:
             if under_way and may_wait:
                 return chunks, [], next(iter(under_way.values()))
             seen = self._seen
-            claimed = [i for i in missing if i not in under_way and (at_once or keys[i] in seen)]
+            claimed = [i for i in missing if i not in under_way and (keeps_at_once or keys[i] in seen)]
             self._claims.update({keys[i]: claim for i in claimed})
-            if not at_once:
-                self._see([keys[i] for i in missing])
+            if not keeps_at_once:
+                self._remember([keys[i] for i in missing])
         return chunks, claimed, None
 
-    def see_first(self, keys: Sequence[ChunkKey]) -> bool:
+    def remember_new(self, keys: Sequence[ChunkKey]) -> bool:
         """Return whether none of the chunks was looked up before. If so, remember them: their next read keeps them."""
         with self._lock:
             if any(key in self._seen or key in self._claims for key in keys):
                 return False
-            self._see(keys)
+            self._remember(keys)
         return True
 
     def put(self, key: ChunkKey, chunk: CachedChunk) -> None:
@@ -139,7 +140,7 @@ class ChunkCache:
         self.entries.put(key, chunk, fetch_options().cache_nbytes)
 
     def forget(self, keys: Sequence[ChunkKey], claim: Claim) -> None:
-        """Remove a claim that is about to end. The next claim of its chunks replaces one that is left after Ctrl-C."""
+        """Remove a claim that is about to end. If Ctrl-C prevents this, the next claim of the chunks replaces it."""
         with self._lock:
             for key in keys:
                 if self._claims.get(key) is claim:
@@ -149,8 +150,8 @@ class ChunkCache:
         """Remove all chunks."""
         self.entries.clear()
 
-    def _see(self, keys: Sequence[ChunkKey]) -> None:
-        """Remember keys of chunks, and forget those that were seen longest ago."""
+    def _remember(self, keys: Sequence[ChunkKey]) -> None:
+        """Remember keys of chunks, and forget the oldest if there are too many."""
         self._seen.update(dict.fromkeys(keys))
         while len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -181,17 +182,20 @@ def are_kept_at_once(array: HostArray, target: Target) -> bool:
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:
     """Whether the cache may keep `n_chunks` chunks of an array."""
-    limit, nbytes = fetch_options().cache_nbytes, array.kept_nbytes
+    limit = fetch_options().cache_nbytes
+    nbytes = array.kept_nbytes
     if cache.entries.nbytes > limit:  # the limit was lowered
         cache.entries.shrink(limit)
-    if array.is_copied or not 0 < nbytes <= limit // 2:
+    if array.is_copied or not 0 < nbytes <= limit // 2:  # the system keeps the pages of raw chunks
         return False
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 
 
-def kept_chunks() -> str:
+def describe_cache() -> str:
     """Return a sentence about the size of the cache and its hits; an empty string if no read has used it."""
-    counts, entries, limit = counters.snapshot(), cache.entries, fetch_options().cache_nbytes
+    counts = counters.snapshot()
+    entries = cache.entries
+    limit = fetch_options().cache_nbytes
     n_sought = counts.n_cache_hits + counts.n_cache_misses
     if not n_sought:
         return ""

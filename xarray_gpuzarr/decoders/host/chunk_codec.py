@@ -32,7 +32,7 @@ _CHECKSUM_NBYTES = 4
 
 
 def _fletcher32(payload: memoryview, _seed: int) -> int:
-    """Return the checksum that numcodecs appends to a payload."""
+    """Return the checksum that numcodecs appends to a payload; 0 for an empty one."""
     return int.from_bytes(Fletcher32().encode(payload)[-_CHECKSUM_NBYTES:], "little") if payload else 0
 
 
@@ -148,7 +148,7 @@ class ChunkCodec:
             copy_bytes(decoded, dst)
 
     def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
-        """Return the decoded chunk: in `dst` if the last stage writes bytes, else a part of the memory before it."""
+        """Return the decoded chunk: `dst`, or a part of the memory of earlier stages if the last one is a checksum."""
         last = len(self._stages) - 1
         for number, (stage, nbytes) in enumerate(zip(self._stages, self._decoded_nbytes, strict=True)):
             try:

@@ -81,7 +81,8 @@ class HostDecoder:
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
         array = host_array(spec, cast, loops())  # raises if a setting is unusable, whatever is read
-        thread, me = get_ident(), object()
+        thread = get_ident()
+        lone_thread = object()
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
         takes_turn = is_short and not source.is_remote and thread not in crew.turns
         cached = cached_read(array, target, source) if self._keeps_chunks else None
@@ -90,7 +91,7 @@ class HostDecoder:
                 crew.begin_turn(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
-            shared = schedule(
+            read_schedule = schedule(
                 array,
                 target.n_chunks,
                 out.nbytes,
@@ -100,13 +101,13 @@ class HostDecoder:
                 costs=self.costs,
             )
             output = None if array.program is None else LoopOutput(array, target, out)
-            carry_out(plans, HostRead(array, target, out, source, shared, output), cached, me)
+            carry_out(plans, HostRead(array, target, out, source, read_schedule, output), cached, lone_thread)
             if cached is not None:
                 cached.check()
             return out
         finally:
             try:
-                crew.lone_threads.discard(me)
+                crew.lone_threads.discard(lone_thread)
             finally:  # each step is a single call of C, which no signal can interrupt; see `process.waiting`
                 try:
                     if cached is not None:
@@ -118,7 +119,7 @@ class HostDecoder:
                             crew.turn_ended.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
-        """Return a context manager that does nothing: host memory is the same for all threads."""
+        """Return a function that makes context managers. These do nothing: host memory is the same for all threads."""
         return nullcontext
 
     def may_retry(self, err: Exception) -> bool:  # noqa: ARG002
@@ -134,19 +135,20 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
-def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, me: object) -> None:
+def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, lone_thread: object) -> None:
     """Carry out plans by calls of the loops, or by tasks.
 
-    `me` counts the calling thread as busy in `crew.lone_threads` while no helper works with it.
+    `lone_thread` stands for the calling thread in `crew.lone_threads`, while no helper works with it. The caller
+    removes it in the end, whatever happens.
     """
     output, rows_a_call = read.output, read.schedule.rows_a_call
     if output is None or rows_a_call is None:
         run_plans(plans, read, cached)
         return
-    crew.lone_threads.add(me)
+    crew.lone_threads.add(lone_thread)
     remaining = call_loops(plans, read, output, rows_a_call, cached)
     if remaining:
-        crew.lone_threads.discard(me)
+        crew.lone_threads.discard(lone_thread)
         # There are many tasks, so each of their calls of the loops takes one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
         run_tasks((task for plan, call, rows in remaining for task in PlanTasks(read, plan, call).tasks(rows)), read)
@@ -159,8 +161,8 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
-    nothing_ahead = read.target.n_chunks == 1 and not read.source.is_remote
-    work = run_in_order if nothing_ahead else TaskQueue(tasks, read.source).drain
+    has_one_task = read.target.n_chunks == 1 and not read.source.is_remote
+    work = run_in_order if has_one_task else TaskQueue(tasks, read.source).drain
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
 
 
@@ -183,18 +185,17 @@ def call_loops(
     Returns the plans of which rows were left: each with its `LoopCall`, and with these rows, or None for all rows.
     """
     remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
-    source, shared = read.source, read.schedule
     for plan in plans:
         chunks = None if cached is None else cached.look_up(plan)
-        call = LoopCall(output, plan, source, chunks)
+        call = LoopCall(output, plan, read.source, chunks)
         if not plan.n_stored or call.is_decoded:  # at once: a sparse array has many such plans, which take memory
-            call.place(range(plan.n_chunks), shared)
+            call.place(range(plan.n_chunks), read.schedule)
             continue
         if call.files is None:
             remaining.append((plan, call, None))
             continue
         for start in range(0, plan.n_chunks, rows_a_call):
-            rows = call.read(range(start, min(start + rows_a_call, plan.n_chunks)), shared)
+            rows = call.read(range(start, min(start + rows_a_call, plan.n_chunks)), read.schedule)
             if rows:
                 remaining.append((plan, call, rows))
         if cached is not None and chunks is not None:
@@ -217,13 +218,18 @@ class TaskQueue:
         self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
         self._ready: deque[tuple[Task, Any]] = deque()
+        """Tasks that wait for a thread, and their pending answers."""
         self._n_started = 0
+        """Number of requests that the waiting tasks count as; see `_weight`."""
         self._stopped = False
 
     def drain(self, go_on: Callable[[], bool]) -> None:
         """Run tasks until none is left, a task on another thread fails, or `go_on` returns False."""
         try:
-            while go_on() and (item := self._next()) is not None:
+            while go_on():
+                item = self._next()
+                if item is None:
+                    return
                 task, pending = item
                 task.run(pending)
         except BaseException:
@@ -254,6 +260,7 @@ class TaskQueue:
     def _weight(self, task: Task, pending: Any) -> int:
         """Return the number of requests that a task counts as.
 
-        A task whose bytes are at hand counts as many, so that no more of them are drawn, and their bytes held, early.
+        A task whose bytes have arrived counts as all requests that may be under way. So no later task is started, whose
+        bytes would be held as well.
         """
         return self._source.lookahead if isinstance(pending, FetchedBytes) else len(task.requests)

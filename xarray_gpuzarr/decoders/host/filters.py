@@ -51,9 +51,10 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
 
 
 def decoded_nbytes(spec: StageSpec, nbytes: int) -> int:
-    """Return the decoded length of `nbytes` encoded bytes; for stages whose input was decompressed to a varying length.
+    """Return the length that `nbytes` encoded bytes are decoded to.
 
-    Raises `FrameError` if they are not a whole number of elements.
+    This is for stages whose input was decompressed to a length that varies from chunk to chunk. Raises `FrameError` if
+    the bytes are not a whole number of elements.
     """
     if not isinstance(spec, ElementSpec):
         return nbytes
@@ -100,7 +101,7 @@ def _fixed_scale_offset(spec: FixedScaleOffsetSpec, encoded: Array, decoded: Arr
 
 
 def _packbits(_spec: PackBitsSpec, encoded: Array, decoded: Array) -> None:
-    if encoded[0] != -len(decoded) % 8:
+    if encoded[0] != -len(decoded) % 8:  # the first byte is the number of unused bits in the last one
         raise FrameError(f"{encoded[0]} unused bits")
     decoded[:] = np.unpackbits(encoded[1:], count=len(decoded))
 
@@ -147,3 +148,4 @@ _ELEMENTS: dict[type, Callable[[Any, Array, Array], None]] = complete_table(
         ScaleOffsetSpec: _scale_offset,
     },
 )
+"""For each codec of elements, the function that decodes them."""

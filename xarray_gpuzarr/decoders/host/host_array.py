@@ -49,10 +49,9 @@ class HostArray:
         """Decoder of chunks in Python; None if only zarr-python knows a codec."""
         self.is_raw = self.codec is not None and self.codec.is_raw
         """Whether chunks are stored without any codec."""
-        self.is_same = cast.only_converts and self.stored_dtype == self.dtype
-        """Whether the elements of the result are the stored ones, unchanged."""
-        in_order = spec.axes == tuple(range(spec.grid.ndim))
-        self.may_be_direct = self.is_same and in_order and self.codec is not None
+        is_cast = not cast.only_converts or self.stored_dtype != self.dtype
+        is_transposed = spec.axes != tuple(range(spec.grid.ndim))
+        self.may_be_direct = not is_cast and not is_transposed and self.codec is not None
         """Whether Python may decode chunks straight into the output."""
         self.program = None if loops is None else native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
         """Program of the compiled loops; None without loops, or if they do not know a codec."""

@@ -36,7 +36,7 @@ _BLOCK_NBYTES = 512
 _PLACED, _NOT_DECODED = 0, 1
 """Status of a row: its chunk was placed, or is left to Python."""
 _DECODED = -3
-"""Stands in the place of a length for a chunk that is decoded already."""
+"""Takes the place of the length of a chunk that is decoded already; `DECODED` in `loops.c`."""
 _NO_VERSION = (0,) * 5
 """Version of a shard that does not exist, so that nothing is read from it."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -110,7 +110,8 @@ class LoopCall:
         self._n_stored = plan.n_stored
         # Three columns: addresses of encoded chunks, their lengths, and a status per row, of one byte each.
         self._numbers = np.empty(3 * self._n, np.int64)
-        first, column_nbytes = address(self._numbers), self._numbers.itemsize * self._n
+        first = address(self._numbers)
+        column_nbytes = self._numbers.itemsize * self._n
         self._numbers[self._n : 2 * self._n] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
         boxes = output.set_boxes(plan, struct)
@@ -119,7 +120,8 @@ class LoopCall:
         self._address = ctypes.addressof(struct)
         self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
         """Whether all stored chunks are decoded already."""
-        self.files = local_files(plan, source) if source.is_local and self._n_stored and not self.is_decoded else None
+        reads_files = source.is_local and self._n_stored > 0 and not self.is_decoded
+        self.files = local_files(plan, source) if reads_files else None
         """Files that the loops read the chunks from, and the memory that the struct points to; None if Python reads
         the chunks."""
 
@@ -162,11 +164,9 @@ class LoopCall:
         self._numbers[rows], self.nbytes[rows] = chunks.locate()
 
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
-        """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left.
-
-        Rows are also left if there is not enough memory for them: Python may find that they do not exist.
-        """
-        output, scratch_address = self._output, 0
+        """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
+        output = self._output
+        scratch_address = 0  # missing chunks need no scratch
         with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
@@ -177,7 +177,8 @@ class LoopCall:
         """Read rows from `files`, decode and place them; return the rows that were left. Missing chunks are filled.
 
         The first call asks the disk for whatever is not in the page cache. A second call then waits for the disk, and
-        another thread may have this thread's turn meanwhile.
+        another thread may have this thread's turn meanwhile. If memory is short, rows of unsharded chunks that do not
+        exist may be left, too.
         """
         assert self.files is not None
         files = FilesStruct.from_buffer_copy(self.files[0])
@@ -257,7 +258,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object
         max_gap_nbytes = 0
         buffer_nbytes = whole_blocks(plan.spec.expected_nbytes)
         offset_address = 0
-        versions = []
+        versions = []  # an unsharded chunk is read whole, of whatever version
     numbers, addresses = int64_columns(path_starts=path_starts, versions=versions)
     struct = FilesStruct(
         paths=bytes(paths),

@@ -53,7 +53,7 @@ _HEAD_NBYTES, _ALIGNMENT = 32, 64
 """Unused bytes in front of an area of scratch, and the alignment of areas."""
 _LEAST_PARTED_NBYTES = 32 * 1024
 """Chunks shorter than this are always decoded as a whole; `LEAST_PARTED_NBYTES` in `loops.c`."""
-_MOST_NBYTES, _MOST_TYPESIZE = 512 * 1024 * 1024, 255
+_MAX_BLOCK_NBYTES, _MAX_TYPESIZE = 512 * 1024 * 1024, 255
 """Longest block, and longest elements, that C-Blosc unshuffles, in bytes."""
 
 
@@ -82,7 +82,9 @@ class NativeProgram:
 
 
 @lru_cache(maxsize=256)
-def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
+def native_program(
+    codecs: PipelineSpec, chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast
+) -> NativeProgram | None:
     """Return the program for the chunks of an array; None if the loops do not know a codec or a conversion.
 
     Parameters
@@ -91,7 +93,7 @@ def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any
         Codecs of a chunk.
     chunk_nbytes : int
         Length in bytes of a decoded chunk.
-    stored : numpy.dtype
+    stored_dtype : numpy.dtype
         Dtype of a decoded chunk's elements.
     cast : Cast
         Conversion of stored elements to those of the result.
@@ -99,33 +101,34 @@ def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any
     if codecs.other is not None or not chunk_nbytes:
         return None
     try:
-        return _program(list(codecs.stages), chunk_nbytes, stored, cast)
+        return _program(list(codecs.stages), chunk_nbytes, stored_dtype, cast)
     except NotKnownError:
         return None
 
 
-def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram:
+def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast) -> NativeProgram:
     """Return the program for `stages`, in the order of decoding; the list is consumed. Raises `NotKnownError`."""
     out_dtype = np.dtype(cast.dtype)
-    steps = [] if cast.only_converts and stored == out_dtype else steps_of_cast(stored, cast)
-    placed_dtype, chunk_nbytes, steps = _fuse_filters(stages, stored, chunk_nbytes, steps)
-    is_copy = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
+    is_cast = not cast.only_converts or stored_dtype != out_dtype
+    steps = steps_of_cast(stored_dtype, cast) if is_cast else []
+    placed_dtype, chunk_nbytes, steps = _fuse_filters(stages, stored_dtype, chunk_nbytes, steps)
+    keeps_elements = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
     n_checksums = _take_checksums(stages)
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
     codec = _codec_of(compressor)
     lengths = _decoded_lengths(stages, chunk_nbytes)
-    converted = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, lengths[1:], strict=True)]
-    stage_structs = (StageStruct * len(converted))(*(struct for struct, _ in converted))
+    structs_and_memory = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, lengths[1:], strict=True)]
+    stage_structs = (StageStruct * len(stages))(*(struct for struct, _ in structs_and_memory))
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
     inflate = _inflating_codec(compressor)
     needs_unshuffle = bool(inflate.decode) or any(isinstance(spec, ShuffleSpec) for spec in stages)
-    native_steps = None if is_copy else Steps(placed_dtype, steps, out_dtype)
+    native_steps = None if keeps_elements else Steps(placed_dtype, steps, out_dtype)
     struct = JobStruct(
         codec=codec.number,
         chunk_nbytes=chunk_nbytes,
         itemsize=placed_dtype.itemsize,
         packed_nbytes=lengths[0],
-        n_stages=len(converted),
+        n_stages=len(stages),
         n_checksums=n_checksums,
         out_itemsize=out_dtype.itemsize,
         area_nbytes=area_nbytes,
@@ -139,28 +142,29 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         stages=ctypes.addressof(stage_structs),
         steps=0 if native_steps is None else native_steps.address,
     )
-    decodes_parts = codec.decode_part and not converted and chunk_nbytes >= _LEAST_PARTED_NBYTES
+    decodes_parts = codec.decode_part and not stages and chunk_nbytes >= _LEAST_PARTED_NBYTES
     return NativeProgram(
         placed_dtype=placed_dtype,
-        changes_elements=not is_copy,
-        is_copied=codec.number == 0 and not converted and not n_checksums and is_copy,
+        changes_elements=not keeps_elements,
+        is_copied=compressor is None and not stages and not n_checksums and keeps_elements,
         decodes=_partial_decoding(compressor) if decodes_parts else "all",
-        scratch_nbytes=area_nbytes * 2 if converted or inflate.decode else area_nbytes,
+        scratch_nbytes=area_nbytes * 2 if stages or inflate.decode else area_nbytes,
         struct=struct,
-        referenced=(converted, stage_structs, native_steps),
+        referenced=(structs_and_memory, stage_structs, native_steps),
     )
 
 
 def _fuse_filters(
-    stages: list[StageSpec], decoded: np.dtype[Any], chunk_nbytes: int, steps: list[Step]
+    stages: list[StageSpec], dtype: np.dtype[Any], chunk_nbytes: int, steps: list[Step]
 ) -> tuple[np.dtype[Any], int, list[Step]]:
     """Remove the last filters from `stages` as far as steps decode them, and put their steps before `steps`.
 
-    Returns the dtype of the elements before these steps, their length in bytes in a chunk, and all steps.
+    `dtype` and `chunk_nbytes` are those of the elements before `steps`. Returns the same of the elements before all
+    steps, and these steps.
     """
     while stages:
         spec = stages[-1]
-        if not isinstance(spec, ElementSpec) or np.dtype(spec.decoded) != decoded:
+        if not isinstance(spec, ElementSpec) or np.dtype(spec.decoded) != dtype:
             break
         try:
             filter_steps = steps_of_filter(spec)
@@ -168,9 +172,9 @@ def _fuse_filters(
             break
         stages.pop()
         steps = filter_steps + steps
-        decoded = np.dtype(spec.encoded)
+        dtype = np.dtype(spec.encoded)
         chunk_nbytes = _encoded_nbytes(spec, chunk_nbytes)
-    return decoded, chunk_nbytes, steps
+    return dtype, chunk_nbytes, steps
 
 
 def _take_checksums(stages: list[StageSpec]) -> int:
@@ -183,7 +187,10 @@ def _take_checksums(stages: list[StageSpec]) -> int:
 
 
 def _codec_of(compressor: BytesBytesSpec | None) -> NativeCodec:
-    """Return the functions that decode a compressor. Raises `NotKnownError`, and warns of codecs without them."""
+    """Return the functions that decode the frames of a compressor, or raw bytes if it is None.
+
+    Raises `NotKnownError` if there are none, and then warns of all codecs whose library does not export them.
+    """
     name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
     if codec is None:
@@ -209,7 +216,7 @@ def _partial_decoding(compressor: BytesBytesSpec | None) -> _PartialDecoding:
 
 
 def _decoded_lengths(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int]:
-    """Return the bytes that the compressor decodes to, and those that each stage behind it decodes to."""
+    """Return the number of bytes that the compressor decodes to, and that of each later stage."""
     lengths = [chunk_nbytes]
     for spec in reversed(stages):
         lengths.insert(0, _encoded_nbytes(spec, lengths[0]))
@@ -230,7 +237,7 @@ def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
     Raises `NotKnownError`.
     """
     if isinstance(spec, ShuffleSpec):
-        if spec.elementsize > _MOST_TYPESIZE or nbytes > _MOST_NBYTES:
+        if spec.elementsize > _MAX_TYPESIZE or nbytes > _MAX_BLOCK_NBYTES:
             raise NotKnownError
         return StageStruct(kind=_UNSHUFFLE, nbytes=nbytes, elementsize=spec.elementsize), None
     if not isinstance(spec, ElementSpec):

@@ -50,7 +50,7 @@ def swapped_nbytes(dtype: np.dtype[Any]) -> int:
 
 
 def conversion(before: str, after: str) -> list[Step]:
-    """Return the steps that convert one dtype to another as NumPy does, which may go through a third dtype.
+    """Return the steps that convert one dtype to another as NumPy does, which may take a third dtype in between.
 
     Raises `NotKnownError` for floats to integers, and for complex numbers to anything else: where a value does not
     fit, C leaves the result undefined, and NumPy's differs from machine to machine.
@@ -58,6 +58,8 @@ def conversion(before: str, after: str) -> list[Step]:
     are_both_integers = before[0] in "iu" and after[0] in "iu"
     if before == after or (are_both_integers and before[1:] == after[1:]):
         return []
+    # The loops convert to float16 from other floats only, and to a complex dtype from another one or from the float of
+    # its parts.
     between = {"f2": "f4", "c8": "f4", "c16": "f8"}.get(after)
     is_direct = between in (None, before) or before[0] == "c" or (before[0] == "f" and after == "f2")
     dtypes = [before, after] if is_direct or between is None else [before, between, after]
@@ -71,7 +73,11 @@ def conversion(before: str, after: str) -> list[Step]:
 
 
 def _arithmetic(kind: int, dtype: str, number: Any) -> Step:
-    """Return the step of an operation with one number. Raises `NotKnownError`."""
+    """Return the step of an operation with one number.
+
+    Raises `NotKnownError` for integers, for NaN, and for complex numbers except to add one, which the loops do not
+    compute.
+    """
     is_nan = number != number  # noqa: PLR0124
     if dtype[0] not in "fc" or (dtype[0] == "c" and kind != _ADD) or is_nan:
         raise NotKnownError

@@ -82,7 +82,7 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     costs : Costs
         Costs of handing work to other threads.
     """
-    # One chunk is decoded by one thread. Several chunks may be decoded for few requested elements.
+    # Bytes to decode, which may be more than the result has. One chunk keeps one thread busy, whatever its length.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
     is_long = seconds >= costs.serial_s
@@ -96,8 +96,8 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
         share = n_chunks // n_threads // costs.parts_a_thread
         rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_thread))
     # Two threads copy short reads no sooner than one.
-    is_short = not is_long if array.is_copied else seconds < costs.loops_s
-    by_loops = is_local and array.program is not None and (is_single or is_short)
+    caller_suffices = not is_long if array.is_copied else seconds < costs.loops_s
+    by_loops = is_local and array.program is not None and (is_single or caller_suffices)
     n_loop_threads = 1
     if is_single and array.is_copied:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))

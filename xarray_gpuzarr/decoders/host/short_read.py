@@ -117,7 +117,8 @@ def read_short(
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _kept_chunks(keys, source, stored)
     if uses_cache and chunks is None:
-        if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.see_first(keys):
+        # An ordinary read fills missing chunks, and keeps the others, at once or when they are read a second time.
+        if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
             return None
         counters.add(n_cache_misses=len(keys))
     if out is None:

@@ -39,12 +39,12 @@ class Task:
     """Carries out the task. It takes the value that `start` returned."""
     requests: Sequence[Request] = ()
     """Byte ranges of the source that the task reads."""
-    is_started: bool = True
+    starts_requests: bool = True
     """Whether `start` starts the requests. It does not for local files, which `run` reads itself."""
 
     def start(self, source: ByteSource) -> Any:
         """Start the requests and return the pending answers; None if `run` reads the files itself."""
-        return source.start(self.requests) if self.is_started else None
+        return source.start(self.requests) if self.starts_requests else None
 
 
 @dataclass(eq=False)
@@ -107,11 +107,12 @@ class PlanTasks:
             self.call.place(range(self.plan.n_chunks), self.read.schedule)
             return
         assert self.chunks is not None
+        # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
         for row, chunk in self.chunks.found.items():
-            self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.rows[row])
+            self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.piece_numbers[row])
 
     @cached_property
-    def rows(self) -> list[list[int]]:
+    def piece_numbers(self) -> list[list[int]]:
         """Piece numbers of each chunk along the axes, see `ReadPlan.all_row`."""
         rows: list[list[int]] = self.plan.all_row.tolist()
         return rows
@@ -129,15 +130,16 @@ class PlanTasks:
     def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
         """Yield the tasks of the plan: each reads a few objects, or a few ranges of a shard.
 
-        With `rows`, which the compiled loops have left, only the tasks that read and decode these rows in Python.
+        With `rows`, which the compiled loops have left, only the tasks that fetch these rows, and those in between, in
+        Python.
         """
         if rows is not None:
-            inner = [row for row in self.parts if rows[0] < row <= rows[-1]]
-            for start, stop in pairwise([rows[0], *inner, rows[-1] + 1]):
+            inner_bounds = [bound for bound in self.parts if rows[0] < bound <= rows[-1]]
+            for start, stop in pairwise([rows[0], *inner_bounds, rows[-1] + 1]):
                 yield self._part_task([start, stop])
             return
         if self.plan.n_chunks > self.plan.n_stored:
-            yield Task(self._fill_missing, is_started=False)
+            yield Task(self._fill_missing, starts_requests=False)
         array, source = self.read.array, self.read.source
         is_cut = source.cuts_objects and array.is_raw and array.chunk_nbytes > self.read.rule.max_raw_nbytes
         for first, end in pairwise(self._group_parts()):
@@ -145,7 +147,7 @@ class PlanTasks:
             task = self._part_task(bounds)
             if self.call is not None and self.call.files is not None:
                 run = partial(self._run_local, self.call, range(bounds[0], bounds[-1]))
-                yield Task(run, task.requests, is_started=False)
+                yield Task(run, task.requests, starts_requests=False)
                 continue
             piece_tasks = self._piece_tasks(bounds[0]) if is_cut else []
             if piece_tasks:
@@ -154,7 +156,7 @@ class PlanTasks:
                 yield task
 
     def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
-        """Let the loops read, decode and place rows of local files, then do the same in Python for those left."""
+        """Let the loops read, decode and place rows of local files, and then run tasks for those left."""
         remaining = call.read(rows, self.read.schedule)
         if not remaining:
             return
@@ -166,7 +168,7 @@ class PlanTasks:
         if self.call is not None:
             self.call.place(range(self.plan.n_stored, self.plan.n_chunks), self.read.schedule)
         else:
-            for numbers in self.rows[self.plan.n_stored :]:
+            for numbers in self.piece_numbers[self.plan.n_stored :]:
                 self.read.placer.fill(numbers)
 
     def _part_task(self, bounds: list[int]) -> Task:
@@ -193,8 +195,9 @@ class PlanTasks:
         A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output.
         """
         nbytes = int(self.plan.nbytes[row])
-        dst = self.read.placer.contiguous_box(self.rows[row])
-        total, itemsize = self.read.array.chunk_nbytes, self.read.array.stored_dtype.itemsize
+        dst = self.read.placer.contiguous_box(self.piece_numbers[row])
+        total = self.read.array.chunk_nbytes
+        itemsize = self.read.array.stored_dtype.itemsize
         if dst is None or nbytes not in (total, WHOLE_OBJECT):
             return []
         longest = max(1, self.read.rule.max_raw_nbytes // itemsize) * itemsize
@@ -257,9 +260,9 @@ class PlanTasks:
         """Decode and place a chunk in Python, or write the fill value if it does not exist."""
         kept = None if self.chunks is None or self.call is not None else self.chunks.kept.get(row)
         if data is None:
-            self.read.placer.fill(self.rows[row])
+            self.read.placer.fill(self.piece_numbers[row])
         elif kept is None:
-            self.read.placer.place(data, self.rows[row])
+            self.read.placer.place(data, self.piece_numbers[row])
         else:
-            self.read.placer.place_and_keep(data, self.rows[row], kept[1].memory)
+            self.read.placer.place_and_keep(data, self.piece_numbers[row], kept[1].memory)
             self._decoded_rows.append(row)

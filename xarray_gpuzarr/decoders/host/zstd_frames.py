@@ -91,7 +91,7 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
 def _decode_in_parts(zstd: _Functions, context: Any, in_buffer: _BufferStruct, out_buffer: _BufferStruct) -> int:
     """Decode until all input is consumed or the output is full.
 
-    Returns 0 if the last frame is complete, an error of libzstd, or another number.
+    Returns 0 if the last frame is complete, an error of libzstd, or another number if the frame goes on.
     """
     unfinished = 1
     while in_buffer.pos < in_buffer.size or unfinished:

@@ -45,7 +45,7 @@ class CupyStandIn(NDArrayOperatorsMixin):
 
     def __init__(self, host: npt.NDArray[Any]) -> None:
         self._host = host
-        """Values in host memory. Metadata have length zero; values to fill or pad with have not."""
+        """Values in host memory. The metadata of blocks have length zero, unlike values to fill or pad with."""
 
     def get(self) -> npt.NDArray[Any]:
         """Return the values as a NumPy array, as `cupy.ndarray.get` does."""
@@ -104,7 +104,7 @@ def _to_stand_ins(result: Any) -> Any:
 
 
 class WorkersDecoder:
-    """A `Decoder` that reads on machines with a GPU, and describes results on others; see there for its methods.
+    """A `Decoder` that reads on machines with a GPU, and describes results on others; see `Decoder` for its methods.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class WorkersDecoder:
         self._find_missing = find_missing
         self._find_cuda = find_cuda
         self._has_gpu = False
-        """Whether a GPU has been found; not looked for again then."""
+        """Whether a GPU has been found. It is then not looked for again."""
 
     @property
     def device(self) -> Device:
@@ -164,7 +164,10 @@ class WorkersDecoder:
         return self._find_cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
-        """Return a context manager that lets other threads read for this one; see `Decoder.as_caller`."""
+        """Return a function that makes context managers, in which other threads read for this one.
+
+        See `Decoder.as_caller`.
+        """
         return nullcontext if self._missing() else self._find_cuda().as_caller(stream_of)
 
     def may_retry(self, err: Exception) -> bool:
