@@ -229,11 +229,11 @@ class DeviceApi(Protocol):
     def trim(self) -> None:
         """Free unused device memory in the pools of array libraries."""
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
 
     def open_file(self, path: str) -> DeviceFile:
-        """Open a local file; only if `why_no_files` returns None.
+        """Open a local file; only if `why_no_gds` returns None.
 
         Raises
         ------

@@ -115,7 +115,7 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
     return None
 
 
-def cast_kernels() -> list[Defines]:
+def all_cast_defines() -> list[Defines]:
     """Return the macros of every variant of a placing kernel."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     dtypes = [np.dtype(name) for name in REAL_DTYPES]
@@ -129,7 +129,7 @@ def cast_kernels() -> list[Defines]:
     return copies + casts + wide
 
 
-def usual_casts() -> list[Defines]:
+def usual_cast_defines() -> list[Defines]:
     """Return the macros of the variants that most stores need: copies, masks, and numbers packed in small integers."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     pairs = [("f4", "f4"), ("f8", "f8"), ("i2", "f4"), ("i2", "f8"), ("u1", "f4"), ("u1", "f8")]

@@ -239,11 +239,11 @@ class NativeDevice:
             call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
             raise cuda_error(call, error) from error
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
-        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
+        from xarray_gpuzarr.cuda.gds_files import why_no_gds  # noqa: PLC0415  # only if storage="gds"
 
-        return why_no_files()
+        return why_no_gds()
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file for reads into device memory."""

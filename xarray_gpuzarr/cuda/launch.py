@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
-from xarray_gpuzarr.cuda.cast import cast_kernels, usual_casts
+from xarray_gpuzarr.cuda.cast import all_cast_defines, usual_cast_defines
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.process.records import Column
@@ -58,7 +58,7 @@ def _inline_includes(file: str) -> str:
 
 def all_kernels() -> list[Kernel]:
     """Return every kernel below ``kernels/`` in all its variants."""
-    variants = cast_kernels()
+    variants = all_cast_defines()
     scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in variants]
     points = [Kernel(file="points.cu", name="points", defines=defines) for defines in variants]
     return [_MOVE, *checksum_kernels(), *blosc_kernels(), _ZSTD_BLOCKS, *filter_kernels(), *scatter, *points]
@@ -66,7 +66,7 @@ def all_kernels() -> list[Kernel]:
 
 def usual_kernels() -> list[Kernel]:
     """Return the kernels that most reads launch. The others, mostly casts, are built when they are first launched."""
-    scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in usual_casts()]
+    scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in usual_cast_defines()]
     return [_MOVE, *checksum_kernels(), *blosc_kernels(), _ZSTD_BLOCKS, *scatter]
 
 

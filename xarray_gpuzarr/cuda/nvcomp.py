@@ -18,7 +18,7 @@ from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
-"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by one of two algorithms, see `quickest`),
+"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by one of two algorithms, see `fastest_format`),
 raw deflate, or raw snappy."""
 
 MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
@@ -136,7 +136,7 @@ def status_name(code: int) -> str:
     return _STATUS_NAMES.get(code, str(code))
 
 
-def quickest(fmt: Format, max_nbytes: int) -> Format:
+def fastest_format(fmt: Format, max_nbytes: int) -> Format:
     """Return the format with the fastest algorithm for chunks of up to `max_nbytes` decoded bytes."""
     return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _NAIVE_NBYTES else fmt
 

@@ -1,6 +1,6 @@
 """Resources that reads of one device use: streams, rings of pinned slots, and device memory.
 
-A `Workspace` has all of them for one read at a time. `WorkerResources` hands workspaces to reads, whatever their
+A `Workspace` has all of them for one read at a time. `DeviceResources` hands workspaces to reads, whatever their
 threads; a few reads run at once, and others wait.
 
 Uploads run on the `copy` stream, and batches are decoded on the streams of `works` in turn, so that fetching, copying
@@ -57,7 +57,7 @@ class Workspace:
         Numbers and lengths of slots, batches and scratch memory.
     shortage : Shortage, optional
         Limit that the reads of a device share; by default this workspace has its own.
-    keeps_results : bool
+    is_own_consumer : bool
         Whether results are used on the `copy` stream alone, rather than by an array library on its current stream.
     """
 
@@ -67,7 +67,7 @@ class Workspace:
         options: ResourceOptions,
         *,
         shortage: Shortage | None = None,
-        keeps_results: bool = False,
+        is_own_consumer: bool = False,
     ) -> None:
         self.api = api
         self.options = options
@@ -76,7 +76,7 @@ class Workspace:
         """Bytes of device memory that the batches of a read may use besides results."""
         self.copy = api.stream()
         """Stream of uploads."""
-        self._consumer = self.copy if keeps_results else None
+        self._consumer = self.copy if is_own_consumer else None
         self.works = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
@@ -215,7 +215,7 @@ class Workspace:
             ring.drop()
 
 
-class WorkerResources:
+class DeviceResources:
     """The workspaces of this process on one device. Safe to use from several threads."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
@@ -263,7 +263,7 @@ class WorkerResources:
         return [workspace for workspace in self._workspaces if workspace not in in_use]
 
     @property
-    def is_mine(self) -> bool:
+    def is_in_read(self) -> bool:
         """Whether the calling thread is inside a read; a read inside that has the same workspace."""
         return threading.get_ident() in self._in_use or self.lock.is_alone
 

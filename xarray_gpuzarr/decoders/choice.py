@@ -90,7 +90,7 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
-    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only for "gds"
+    from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only for "gds"
 
     resolved = resolve_device(device)
     if resolved == "host":
@@ -105,9 +105,9 @@ def resolve_storage(storage: str, device: str) -> Storage:
             do=remedy,
         )
     decoder = None if resolved == "workers" else decoder_for(resolved)
-    why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
+    why = decoder.why_no_gds() if isinstance(decoder, FileReader) else None
     if why is not None:
-        raise no_direct_files(why)
+        raise no_gds_error(why)
     return "gds"
 
 
@@ -220,7 +220,7 @@ def is_usable(decoder: Decoder) -> bool:
     return not isinstance(decoder, SelfChecking) or decoder.why_unusable() is None
 
 
-def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
+def read_with_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
     """Call `read` with a decoder, or with the host's decoder if the device is unusable, and return its result.
 
     Parameters

@@ -63,7 +63,7 @@ class Decoder(Protocol):
         An array of length zero is the dask meta of everything that this decoder reads.
         """
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
+    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
         """Read a target in one call, without a plan; return None if the read has to be planned.
 
         This is for reads that are so short that planning takes longer than decoding.
@@ -173,7 +173,7 @@ class PreparedDecoder(Decoder, Protocol):
 class FileReader(Protocol):
     """A decoder whose device may read local files itself."""
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files into the device on this machine; None if it can."""
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:

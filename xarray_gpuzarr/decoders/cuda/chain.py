@@ -18,7 +18,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
-from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stream
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -202,7 +202,7 @@ def chunk_device_nbytes(spec: ArraySpec) -> int:
     nbytes = inner_nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
     if isinstance(compressor, ZstdSpec | BloscSpec):
         nbytes += zstd_temp_nbytes(1, inner_nbytes)
-    if isinstance(compressor, GzipSpec) and quickest("gzip", inner_nbytes) != "gzip":
+    if isinstance(compressor, GzipSpec) and fastest_format("gzip", inner_nbytes) != "gzip":
         # An estimate of nvCOMP's scratch memory: the library tells its length only on a machine with a GPU.
         nbytes += inner_nbytes
     if isinstance(compressor, GzipSpec | ZlibSpec | BloscSpec) or (compressor is None and chain.elements):

@@ -19,12 +19,12 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
+from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choose_shadows
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, new_shadow_choice
 from xarray_gpuzarr.decoders.cuda.devices import Devices
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_host_is_faster, why_not_device
@@ -101,15 +101,15 @@ class CudaDecoder:
             return why_not
         if storage != "gds":
             return 'GPUDirect Storage was not asked for (storage="gds")'
-        return self.why_no_files()
+        return self.why_no_gds()
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files into device memory; None if it can. Imports no CuPy."""
         if self._devices.find_device is not native_device:
-            return self._devices.find_device(*self._device_args).why_no_files()
-        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
+            return self._devices.find_device(*self._device_args).why_no_gds()
+        from xarray_gpuzarr.cuda.gds_files import why_no_gds  # noqa: PLC0415  # only if storage="gds"
 
-        return why_no_files()
+        return why_no_gds()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order, the only one that device arrays have."""
@@ -121,8 +121,8 @@ class CudaDecoder:
         with api.activate():
             return api.empty(shape, dtype, api.consumer_stream())
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
-        """Return None, because every read to a device needs a plan; see `Decoder.read_at_once`."""
+    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
+        """Return None, because every read to a device needs a plan; see `Decoder.read_without_plan`."""
         return None
 
     def decode(
@@ -148,7 +148,7 @@ class CudaDecoder:
             out = None
         resources = self._current_resources()
         has_identity = resources.api.identity is not None
-        shadow_choice = choose_shadows(spec, resources.options.verify, has_identity=has_identity)
+        shadow_choice = new_shadow_choice(spec, resources.options.verify, has_identity=has_identity)
 
         def read(workspace: Workspace) -> Any:
             reading = Read(workspace, source, spec, target=target, cast=cast, shadow_choice=shadow_choice, out=out)
@@ -269,7 +269,7 @@ class CudaDecoder:
 
     def why_unusable(self) -> str | None:
         """Return why nothing can be read to the device; None if it can. Starts CUDA, and copies some bytes."""
-        self._devices.require_process()  # a forked process is refused whatever else is wrong
+        self._devices.refuse_after_fork()  # a forked process is refused whatever else is wrong
         try:
             device = self._device()
             _ = device.identity  # looks for nvCOMP
@@ -288,7 +288,7 @@ class CudaDecoder:
     def _device(self) -> DeviceApi:
         return self._devices.device(*self._device_args)
 
-    def _current_resources(self) -> WorkerResources:
+    def _current_resources(self) -> DeviceResources:
         return self._devices.current_resources(*self._device_args)
 
 

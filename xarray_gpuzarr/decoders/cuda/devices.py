@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.resources import WorkerResources
+from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import resource_options
@@ -30,7 +30,7 @@ class Devices:
     def __init__(self, find_device: Callable[..., DeviceApi], trust: Trust) -> None:
         self.find_device = find_device
         self._trust = trust
-        self.resources: dict[int, WorkerResources] = {}
+        self.resources: dict[int, DeviceResources] = {}
         """Resources of each device, by its number."""
         self._lock = threading.Lock()
         self._processes: set[int] = set()
@@ -49,12 +49,12 @@ class Devices:
         DeviceUnavailableError
             If the device's state belongs to the process that this one was forked from.
         """
-        self.require_process()
+        self.refuse_after_fork()
         device = self.find_device(*index)
         self._processes.add(os.getpid())
         return device
 
-    def require_process(self) -> None:
+    def refuse_after_fork(self) -> None:
         """Raise `DeviceUnavailableError` if a process that this one was forked from has used a device."""
         process = os.getpid()
         others = self._processes - {process}
@@ -66,7 +66,7 @@ class Devices:
                 do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
             )
 
-    def current_resources(self, *index: int) -> WorkerResources:
+    def current_resources(self, *index: int) -> DeviceResources:
         """Return the resources of a device (see `device`), made anew after `configure` was called.
 
         Reads that began before end first, so that there are never two pools. A read inside another read keeps the
@@ -88,13 +88,13 @@ class Devices:
                 do='read with device="host" or device="auto"; gpuzarr doctor says more',
             )
         resources = self.resources.get(api.index)
-        if resources is not None and resources.is_mine:
+        if resources is not None and resources.is_in_read:
             return resources
         with self._lock:
             resources = self.resources.get(api.index)
             if resources is None or resources.options is not options or resources.api is not api:
                 self._close_device(api.index)
-                resources = self.resources[api.index] = WorkerResources(api, options)
+                resources = self.resources[api.index] = DeviceResources(api, options)
             return resources
 
     def close(self) -> None:

@@ -306,10 +306,10 @@ def _new_stager(
     """
     if source.storage != "gds" or why_not_direct(chain) is not None:
         return Stager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
-    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only if storage="gds"
+    from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only if storage="gds"
     from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only if storage="gds"
 
-    why_not = workspace.api.why_no_files()
+    why_not = workspace.api.why_no_gds()
     if why_not is not None:
-        raise no_direct_files(why_not)
+        raise no_gds_error(why_not)
     return DirectStager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.nvcomp import quickest
+from xarray_gpuzarr.cuda.nvcomp import fastest_format
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare
@@ -60,7 +60,7 @@ def _compressor_name(spec: CompressorSpec, nbytes: int) -> str:
     """
     if isinstance(spec, BloscSpec):
         return f"blosc {spec.cname.removesuffix('hc')}"
-    name = quickest("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
+    name = fastest_format("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
     return f"{name}, one byte" if nbytes == 1 else name
 
 

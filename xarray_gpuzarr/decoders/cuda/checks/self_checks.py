@@ -211,7 +211,7 @@ def _run(api: DeviceApi, checks: Sequence[Check], results: SimpleQueue[CheckResu
             nonlocal workspace
             if workspace is None:
                 stack.enter_context(api.activate())
-                workspace = Workspace(api, _SMALL_OPTIONS, keeps_results=True)
+                workspace = Workspace(api, _SMALL_OPTIONS, is_own_consumer=True)
                 stack.callback(workspace.close)
             return check.run(workspace)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
+from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, fastest_format
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFormat
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams
@@ -212,7 +212,7 @@ def _find_groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
         temp_nbytes = 0
         alignment = 1
         if stream_format.nvcomp is not None:
-            nvcomp_format = quickest(stream_format.nvcomp, max_nbytes)
+            nvcomp_format = fastest_format(stream_format.nvcomp, max_nbytes)
             total_nbytes = int(nbytes.sum())
             temp_nbytes = nvcomp.temp_nbytes(
                 nvcomp_format, n_chunks=n, max_nbytes=max_nbytes, total_nbytes=total_nbytes

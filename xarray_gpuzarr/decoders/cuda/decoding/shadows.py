@@ -60,7 +60,7 @@ class ShadowChoice:
             _compared.add(hash(self._spec))
 
 
-def choose_shadows(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
+def new_shadow_choice(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
     """Return what chooses the chunks of a read that the host decodes as well; None if it decodes none.
 
     Chunks that are too long for the checksum kernel are not compared. If `verify` is None, one chunk of each array is
