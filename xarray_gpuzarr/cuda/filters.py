@@ -24,7 +24,7 @@ Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-
 
 _ELEMENTS_PER_TILE = 16 * N_THREADS
 _BOOLEANS_PER_TILE = 32 * N_THREADS
-_LANES = 32
+_N_LANES = 32
 """Number of threads in a warp."""
 _DELTA = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
@@ -32,11 +32,11 @@ _DELTA = {
     for decoded in (1, 2, 4, 8)
 }
 _DELTA_TILE = 4096
-"""Number of elements in a tile of a delta."""
+"""Length in elements that segments are multiples of: one tile of ``delta.cu``, or two if elements have 8 bytes."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``: `_WHOLE` for chunks of one segment, else the other three."""
 _LEAST_TILES = 4
-"""Smallest number of tiles in a segment, which is what one block of threads decodes."""
+"""Length of the shortest segment, in multiples of `_DELTA_TILE`. A segment is what one block of threads decodes."""
 _ENOUGH_BLOCKS = 1056
 """Number of blocks of threads that fill 132 multiprocessors."""
 _FLOAT_DELTA = {
@@ -172,12 +172,12 @@ class Delta:
         args = (chunks.table, chunks.n, chunks.n_elements, *dtypes)
         if self.arithmetic_dtype.kind == "f":
             kernel = _FLOAT_DELTA[f"f{self.arithmetic_dtype.itemsize}"]
-            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _LANES)
+            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _N_LANES)
             return
         blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = n_tiles * _DELTA_TILE
-        n_segments = chunks.n_elements // segment_length
+        n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
         steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
         if n_segments <= 1 or blocks_per_chunk == 1:
             steps = [(_WHOLE, chunks.n)]
@@ -207,7 +207,7 @@ def _swap_nbytes(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_word(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as the argument that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
+    """Return a dtype as the word that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
     is_swapped = dtype.itemsize > 1 and not dtype.isnative
     return dtype.itemsize | ord(dtype.kind) << 8 | is_swapped << 16
 

@@ -68,7 +68,7 @@ class NativeFile:
 
 
 class NativeRead:
-    """A read that was started; see `FileRead`. It keeps the description of its destination alive."""
+    """A started read; see `FileRead`. It keeps `buffer`, the description of its destination, alive."""
 
     def __init__(self, wait: Callable[[], int], path: str, buffer: object) -> None:
         self._wait: Callable[[], int] | None = wait
@@ -97,7 +97,7 @@ def _failed(path: str, action: str, err: Exception) -> StoreReadError:
 
 
 def no_gds_error(why: str) -> DeviceUnavailableError:
-    """Return the error for a machine that cannot read files straight into device memory; `why` is `why_no_gds`."""
+    """Return the error for a machine that cannot read files straight into device memory; `why` is from `why_no_gds`."""
     return DeviceUnavailableError(
         'storage="gds" cannot be used here',
         tried="GPUDirect Storage, with kvikio",

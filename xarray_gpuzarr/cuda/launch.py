@@ -32,6 +32,7 @@ MOVE_TILE_NBYTES = 1 << 16
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
 """A zstd frame that decodes to one byte, and takes the place of refused frames; host memory, padded to 16 bytes."""
 _FRAMES_PER_BLOCK = 32
+"""Number of threads of a block, each of which checks a frame."""
 _MOVE, _ZSTD_BLOCKS = Kernel(file="move.cu", name="move"), Kernel(file="zstd_blocks.cu", name="zstd_blocks")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
@@ -50,7 +51,7 @@ def _inline_includes(file: str) -> str:
     text = (resources.files(__package__) / "kernels" / file).read_text()
 
     def included_text(match: re.Match[str]) -> str:
-        next_line = text.count("\n", 0, match.end()) + 2
+        next_line = text.count("\n", 0, match.end()) + 2  # the number of the line below the match, counted from 1
         return f'{_inline_includes(match[1])}#line {next_line} "{file}"'
 
     return f'#line 1 "{file}"\n{_INCLUDE.sub(included_text, text)}'
@@ -96,14 +97,14 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
 
 
 def rows_by_length(nbytes: Column) -> list[slice]:
-    """Cut a table of moves into runs of similar length, for one launch of `move` each.
+    """Cut a table of moves into slices of similar lengths, for one launch of `move` each.
 
-    `nbytes` are lengths in ascending order. A run ends where the number of tiles reaches the next power of two. Lengths
-    of 0 are left out.
+    `nbytes` are the lengths in ascending order. A slice ends where the number of tiles reaches the next power of two.
+    Lengths of 0 are left out.
     """
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
-    octaves = np.frexp(n_tiles)[1] * (n_tiles > 0)
-    bounds = [0, *(np.flatnonzero(np.diff(octaves)) + 1).tolist(), len(nbytes)]
+    exponents = np.frexp(n_tiles)[1]
+    bounds = [0, *(np.flatnonzero(np.diff(exponents)) + 1).tolist(), len(nbytes)]
     return [slice(lo, hi) for lo, hi in pairwise(bounds) if lo < hi and n_tiles[lo]]
 
 

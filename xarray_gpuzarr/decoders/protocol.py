@@ -66,7 +66,9 @@ class Decoder(Protocol):
         An array of length zero is the dask meta of everything that this decoder reads.
         """
 
-    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
+    def read_without_plan(
+        self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any
+    ) -> Any | None:
         """Read a target without a plan, and return the result; return None if the read has to be planned.
 
         This is for reads that are so short that planning takes longer than decoding.

@@ -123,7 +123,14 @@ class CudaDecoder:
         with api.activate():
             return api.empty(shape, dtype, api.consumer_stream())
 
-    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
+    def read_without_plan(
+        self,
+        source: ObjectSource,  # noqa: ARG002
+        spec: ArraySpec,  # noqa: ARG002
+        target: Target,  # noqa: ARG002
+        cast: Cast,  # noqa: ARG002
+        out: Any,  # noqa: ARG002
+    ) -> Any | None:
         """Return None, because every read to a device needs a plan; see `Decoder.read_without_plan`."""
         return None
 

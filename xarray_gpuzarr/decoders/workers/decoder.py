@@ -144,7 +144,9 @@ class WorkersDecoder:
             return CupyStandIn(np.empty(shape, dtype))
         return self._find_cuda().empty(shape, dtype)
 
-    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
+    def read_without_plan(
+        self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any
+    ) -> Any | None:
         """Read a short selection in one call; see `Decoder.read_without_plan`."""
         self._require_gpu(spec.path)
         return self._find_cuda().read_without_plan(source, spec, target, cast, out)

@@ -1,4 +1,4 @@
-"""Checks of compressors, with frames that the package contains, and of codecs of elements, which the host decodes, too."""
+"""Checks of compressors, with frames that the package contains, and of codecs of elements, against the host codecs."""
 
 from __future__ import annotations
 

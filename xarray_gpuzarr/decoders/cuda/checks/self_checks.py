@@ -104,8 +104,8 @@ _USUAL_CODECS: tuple[ElementSpec, ...] = (
 
 
 PATIENCE_S = 120.0
-"""Seconds after which a check is given up. It may have to build a kernel, which takes some seconds, and longer if many
-processes start at once."""
+"""Seconds after which a check is given up. A check may have to build a kernel. That takes some seconds, and longer if
+many processes start at once."""
 _SHORTER_PATIENCE_S = 5.0
 """Seconds that each check has after one was given up: those after it may not end either."""
 _TICK_S = 0.25
@@ -142,7 +142,10 @@ class CheckResult:
 
 
 def check_all(api: DeviceApi) -> Iterator[CheckResult]:
-    """Run all usual checks again, one after another; yield each result. They replace all stored outcomes of the device."""
+    """Run all usual checks again, one after another; yield each result.
+
+    The results replace all stored outcomes of the device.
+    """
     assert api.identity is not None
     outcome_cache.forget(api.identity)
     checks_by_name = {check.name: check for check in usual_checks()}
@@ -155,8 +158,8 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
 def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
     """Run checks one after another, and yield each result as it comes.
 
-    A check that does not end within the time limit has failed. Its thread keeps what it holds for good; the checks after
-    it run on another thread, with a shorter limit.
+    A check that does not end within the time limit has failed. Its thread keeps what it holds for good. Later checks run
+    on another thread, with a shorter limit.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class CheckedDevice:
         self._is_loaded = False
 
     def why_unusable(self) -> str | None:
-        """Return why nothing can be read to this device; None if it can be used. Runs the check of copies if it is due."""
+        """Return why nothing can be read to this device; None if it can be used. Runs the check of copies once."""
         failure, _ = self._first_failure((COPIES,))
         return failure
 

@@ -3,7 +3,7 @@
 A receipt is laid out as follows, and every part has a multiple of 8 bytes:
 
 - for each decompressed stream, in columns: uint64 decoded length, uint64 sum, int32 status. The sum is the checksum of
-  the decoded bytes if the format stores one. For other formats it is 0, or not 0 if the stream was refused before it was
+  the decoded bytes if the format stores one. For other formats it is 0 unless the stream was refused before it was
   decoded.
 - for each chunk with codecs of elements: a uint64 flag, not 0 where one of these codecs leaves the chunk to the host;
 - for each chunk that the host has decoded as well: uint64 CRC-32 of what the device has decoded.

@@ -186,7 +186,7 @@ def _add_shuffled_blocks(table: BatchTable, staged: Staged, decompressed: Addres
 def _add_elements(
     table: BatchTable, chain: Chain, plan: BatchPlan, scratch: Scratch, unshuffled: Addresses, decoded: Addresses
 ) -> list[tuple[int, int]]:
-    """Add the columns and words of each codec of elements; return their offsets. A codec reads what the last one wrote."""
+    """Add the columns and words of each codec of elements, which reads what the last one wrote; return the offsets."""
     if not len(plan.element_chunks):
         return []
     places = [unshuffled[plan.element_chunks], *scratch.elements[1:], decoded[plan.element_chunks]]

@@ -159,9 +159,9 @@ def _check_read(part: _FileRange, n_read: int) -> None:
 
 
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
-    """Return the file ranges of pieces, each with its place in device memory, and the position and length of each chunk.
+    """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
 
-    Positions count from the start of the memory; -1 stands for a chunk whose file is missing.
+    Positions count from the start of the memory. The position of a chunk whose file is missing is -1.
     """
     ranges: list[_FileRange] = []
     starts, lengths = [], []
