@@ -19,8 +19,8 @@ from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
-"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, or raw snappy. A gzip member is
-decoded by one of two algorithms; see `fastest_format`."""
+"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, or raw snappy. Two algorithms
+decode a gzip member; see `fastest_format`."""
 
 MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
     "zstd": (2**31 - 1, 2**31 - 1),

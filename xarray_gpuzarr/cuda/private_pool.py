@@ -51,7 +51,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
     _process = 0
     """Id of the process that made the pool. It is 0 while there is no pool to be destroyed."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any) -> None:  # RMM's class takes `handle` in its `__cinit__`, and has no `__init__`
         self._handle = handle
         """The ``cudaMemPool_t``."""
         self._context = cupy.cuda.driver.ctxGetCurrent()

@@ -158,8 +158,8 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
 def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
     """Run checks one after another, and yield each result as it comes.
 
-    A check that does not end within the time limit has failed. Its thread keeps what it holds for good. Later checks run
-    on another thread, with a shorter limit.
+    A check that does not end within the time limit has failed. Its thread keeps what it holds for good. Later checks
+    run on another thread, with a shorter limit.
 
     Parameters
     ----------
