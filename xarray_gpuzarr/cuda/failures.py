@@ -23,17 +23,16 @@ RMM's C++ errors arrive as plain `RuntimeError`.
 
 # Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA
 # runtime 13.x. The driver has the same names, except LAUNCH_FAILED.
-_FATAL = {
-    *("illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert"),
-    *("hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained"),
-    *("mpsclientterminated", "externaldevice"),
-}
+_FATAL = frozenset({
+    "illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert",
+    "hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained",
+    "mpsclientterminated", "externaldevice",
+})  # fmt: skip
 # Errors that are raised if there is no GPU, or its driver does not work.
-_NO_DEVICE = {
-    *("insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary"),
-    *("systemnotready", "systemdrivermismatch", "compatnotsupportedondevice"),
-    *("initializationerror", "notinitialized"),
-}
+_NO_DEVICE = frozenset({
+    "insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary",
+    "systemnotready", "systemdrivermismatch", "compatnotsupportedondevice", "initializationerror", "notinitialized",
+})  # fmt: skip
 _REMEDIES = {
     "systemnotready": "start NVIDIA's fabric manager (systemctl start nvidia-fabricmanager), then a new process",
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",

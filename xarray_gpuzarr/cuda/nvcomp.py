@@ -127,6 +127,7 @@ class _Alignments(ctypes.Structure):
 
 _POINTER, _NBYTES = ctypes.c_void_p, ctypes.c_size_t
 _TEMP_SIZE = (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES)
+"""Argument types of ``GetTempSizeAsync``, and all but the last one of ``GetTempSize``."""
 _ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
     "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
     "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),

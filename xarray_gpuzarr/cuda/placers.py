@@ -64,9 +64,11 @@ class _Placer:
         self._kernel = Kernel(file=f"{name}.cu", name=name, defines=cast.defines(self.unit_nbytes))
         self._n_words = n_words
         self._fields = [0] * (2 * n_words)
+        """Words of both sets of parameters."""
         self._columns: list[Words] = []
+        """Columns that follow them in the table."""
         self._pointers: list[int] = []
-        """Numbers of the words that are pointers, kept as offsets from the start of the table."""
+        """Positions of the words that are pointers. Until `pack`, they are offsets from the start of the table."""
         self.nbytes = 2 * n_words * 8
         """Length of the table in bytes."""
         fill_offset = self._append(pad_words(np.full(factor, fill, cast.stored)))
@@ -82,7 +84,7 @@ class _Placer:
         return offset
 
     def _write(self, first: int, fields: Sequence[int], pointers: Sequence[int] = ()) -> None:
-        """Set words from `first` on; `pointers` are the positions in `fields` of offsets in the table."""
+        """Set the parameters from word `first` on; `pointers` are the positions in `fields` that are pointers."""
         self._fields[first : first + len(fields)] = fields
         self._pointers += [first + i for i in pointers]
 

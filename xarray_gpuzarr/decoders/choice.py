@@ -147,7 +147,7 @@ def resolve_device(device: str) -> Device:
                 found=f"{count}, the last of them 'cuda:{count - 1}'",
                 do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
             )
-        return _with_one_stream(device)
+        return _resolve_with_gpu(device)
     lacks_packages_only = set(missing) <= set(_CUDA_PACKAGES.values())
     if device != "auto":
         condition = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
@@ -167,7 +167,7 @@ def resolve_device(device: str) -> Device:
     return "host"
 
 
-def _with_one_stream(device: str) -> Device:
+def _resolve_with_gpu(device: str) -> Device:
     """Return the device to use on a machine with a usable GPU. CuPy is not imported.
 
     If the environment sets CuPy to a default stream per thread, this is the host for ``"auto"``, and an error for a GPU
