@@ -124,8 +124,8 @@ def resolve_device(device: str) -> Device:
     OptionError
         If `device` is not ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"`` or ``"workers"``.
     DeviceUnavailableError
-        If a GPU was requested, and something that it needs is missing, there is no GPU of that number, or CuPy uses a
-        stream per thread.
+        If a GPU was requested and cannot be used: something that it needs is missing, no GPU has that number, or CuPy
+        is set to use a default stream per thread.
     """
     if not is_device(device):
         raise OptionError(
@@ -138,15 +138,7 @@ def resolve_device(device: str) -> Device:
         return device
     missing = missing_for_cuda()
     if not missing:
-        number = _number(device)
-        count = _n_visible()
-        if number is not None and count is not None and number >= count:
-            raise DeviceUnavailableError(
-                f"device='cuda:{number}' cannot be used here",
-                tried="the GPUs that this process may use, counted from 0",
-                found=f"{count}, the last of them 'cuda:{count - 1}'",
-                do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
-            )
+        _check_number(device)
         return _resolve_with_gpu(device)
     lacks_packages_only = set(missing) <= set(_CUDA_PACKAGES.values())
     if device != "auto":
@@ -167,8 +159,21 @@ def resolve_device(device: str) -> Device:
     return "host"
 
 
+def _check_number(device: str) -> None:
+    """Raise `DeviceUnavailableError` if `device` has a number, and this process has no GPU with that number."""
+    number = _number(device)
+    count = _n_visible()
+    if number is not None and count is not None and number >= count:
+        raise DeviceUnavailableError(
+            f"device='cuda:{number}' cannot be used here",
+            tried="the GPUs that this process may use, counted from 0",
+            found=f"{count}, the last of them 'cuda:{count - 1}'",
+            do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
+        )
+
+
 def _resolve_with_gpu(device: str) -> Device:
-    """Return the device to use on a machine with a usable GPU. CuPy is not imported.
+    """Return the device that reads use, on a machine that has all that a GPU needs. CuPy is not imported.
 
     If the environment sets CuPy to a default stream per thread, this is the host for ``"auto"``, and an error for a GPU
     that was requested.
