@@ -3,7 +3,7 @@
 A `Workspace` has all of them for one read at a time. `DeviceResources` hands workspaces to reads, whatever their
 threads; a few reads run at once, and others wait.
 
-Uploads run on the `copy` stream, and batches are decoded on the streams of `works` in turn, so that fetching, copying
+Uploads run on the `copy` stream, and batches are decoded on the `batch_streams` in turn, so that fetching, copying
 and decoding overlap. Events order them.
 """
 
@@ -78,7 +78,7 @@ class Workspace:
         self.copy = api.stream()
         """Stream of uploads."""
         self._consumer = self.copy if is_own_consumer else None
-        self.works = tuple(api.stream() for _ in range(options.n_batches))
+        self.batch_streams = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """Pinned memory for encoded bytes."""
@@ -101,7 +101,7 @@ class Workspace:
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
 
-    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
+    def new_result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to at once.
 
         The consumer, which is the library that uses the result, may do so after the host has waited for `streams`. When
@@ -134,8 +134,8 @@ class Workspace:
         with counters.stage("wait"):
             return self.slots.borrow(nbytes)
 
-    def free(self, memory: DeviceMemory) -> None:
-        """Take borrowed device memory back into the workspace. The device must be done with it."""
+    def take_back(self, memory: DeviceMemory) -> None:
+        """Take borrowed device memory back, for later reads. The device must be done with it."""
         for owner in self._memories:
             if owner.take_back(memory):
                 return
@@ -152,7 +152,7 @@ class Workspace:
 
     def wait_until_idle(self) -> None:
         """Block until all streams that reads use are idle."""
-        for stream in (self.copy, *self.works):
+        for stream in (self.copy, *self.batch_streams):
             self.api.synchronize(stream)
 
     def free_all(self, keep: Collection[DeviceMemory] = ()) -> None:

@@ -191,7 +191,7 @@ class CudaDecoder:
         values = np.asarray(cast_array(_native(cast), block), order="C")
 
         def send(workspace: Workspace) -> Any:
-            out = workspace.result(values.shape, values.dtype, [workspace.copy])
+            out = workspace.new_result(values.shape, values.dtype, [workspace.copy])
             upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
             workspace.api.synchronize(workspace.copy)
             return out

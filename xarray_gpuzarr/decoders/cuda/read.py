@@ -106,9 +106,9 @@ class Read:
         self.stager = _new_stager(workspace, source, spec, chain=self._chain, shadow_choice=shadow_choice)
         dtype = np.dtype(cast.dtype)
         if out is None or self._api.address(out) % dtype.itemsize:
-            out = workspace.result(target.shape, dtype, workspace.works)
+            out = workspace.new_result(target.shape, dtype, workspace.batch_streams)
         else:
-            workspace.accept_output(out, workspace.works)
+            workspace.accept_output(out, workspace.batch_streams)
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(out))
         self._decoder = BatchDecoder(workspace, self._placing, self._chain)
@@ -167,7 +167,7 @@ class Read:
             self._retire()
         for batch, numbers in self._failed:
             self._decode_on_host(batch, numbers)
-        self._workspace.free(self._placing.memory)
+        self._workspace.take_back(self._placing.memory)
         return self.out
 
     def _decode_on_host(self, pieces: Sequence[Piece], numbers: Rows) -> None:
@@ -250,7 +250,8 @@ class Read:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in pieces] + self._missing
         if not rows:
             return
-        api, streams = self._api, self._workspace.works
+        api = self._api
+        streams = self._workspace.batch_streams
         stream = streams[self._n_submitted % len(streams)]
         done = api.event()
         self._n_submitted += 1
@@ -298,7 +299,7 @@ class Read:
         oldest = self._submitted.popleft()
         self._workspace.wait_for(oldest.done)
         for memory in oldest.memories:
-            self._workspace.free(memory)
+            self._workspace.take_back(memory)
         receipt = oldest.receipt
         failed = NO_ROWS if receipt is None else receipt.failed_chunks()
         if len(failed):
