@@ -7,9 +7,9 @@ many are under way, and at the end of the read.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +134,7 @@ class Read:
         self._cutter = self._new_cutter(first_sizes)
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
-        """Carry out plans that together cover the target; return the result, which any stream may use at once.
+        """Carry out plans that together cover the target; return the result, which every stream may use without waiting.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class Read:
             self._retire()
 
     def _segments(self, plans: Iterator[ReadPlan]) -> Iterator[_Segment]:
-        """Cut plans into segments; yield each segment once the store has as many requests as it takes.
+        """Cut plans into segments; yield each segment once as many requests are under way as the store takes.
 
         A piece is cut only when its turn comes, so that the pieces after a batch that had to be shortened are cut for
         shorter batches, too.
@@ -242,7 +242,7 @@ class Read:
         """Return a cutter for batches within the current limits; the first ones have `first_sizes` chunks at most."""
         # An encoded chunk is hardly longer than a decoded one, so this limits the gaps between chunks.
         max_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
-        sizes = chain(first_sizes, repeat(self._limits.n_chunks))
+        sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
         return Cutter(sizes, max_nbytes=max_nbytes, slot_nbytes=self.stager.slot_nbytes)
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
