@@ -34,7 +34,8 @@ _FIRST_SLOT_NBYTES = 256 * 1024
 
 def pinned_nbytes(options: ResourceOptions) -> int:
     """Return the largest number of bytes of pinned memory that a workspace keeps."""
-    return options.n_slots * options.slot_nbytes + 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES
+    rings_nbytes = 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES  # tables and receipts
+    return options.n_slots * options.slot_nbytes + rings_nbytes
 
 
 def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:

@@ -82,7 +82,7 @@ class RmmMemory:
         self._private: Any = None
         """Pool of reads alone; None until it is needed."""
         self._last_current: object = None
-        """RMM's current resource when it was last used."""
+        """RMM's current resource when it was last used, so that advice is given once for each."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
