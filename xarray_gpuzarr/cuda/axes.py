@@ -21,9 +21,9 @@ N_THREADS = 256
 MAX_BLOCKS = 2**31 - 1
 """Largest number of blocks of threads in one launch."""
 MAX_TILE = 8192
-"""Largest number of elements in a tile; ``scatter.cu`` gives the reason."""
+"""Largest number of elements in a tile: ``scatter.cu`` has a quick division for numbers this small."""
 MAX_LINES = 256
-"""Largest number of lines in a tile; ``scatter.cu`` gives the reason."""
+"""Largest number of lines in a tile: each thread of a block computes the addresses of one."""
 STAGE_NBYTES = 17408
 """Bytes of shared memory through which a tile is transposed."""
 MAX_TRANSPOSED_LINES = 64

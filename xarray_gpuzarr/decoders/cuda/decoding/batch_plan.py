@@ -39,7 +39,8 @@ class Staged:
     address: Addresses
     """shape (n,): device address of the chunk, 0 for a missing chunk."""
     nbytes: Rows
-    """shape (n,): length of the stored chunk in bytes, without checksums that the host has checked."""
+    """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. It has no meaning for
+    chunks that the host has decoded."""
     streams: Streams
     """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
     shuffled_blocks: ShuffledBlocks

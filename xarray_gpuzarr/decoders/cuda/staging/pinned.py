@@ -80,7 +80,7 @@ class Stager:
         self.requests: Requests | None = Requests(source)
         """Requests for pieces that will be staged; None if pieces are read when they are staged."""
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
-        """Which neighbouring chunks make a piece. It may be of any length if segments and requests may cut it."""
+        """Which neighbouring chunks make a piece. A piece may be of any length if segments and requests may cut it."""
         self.slot_nbytes = workspace.options.slot_nbytes
         """Bytes that a segment should have at most."""
         self.n_by_host = 0
