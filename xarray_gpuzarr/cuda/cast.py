@@ -15,7 +15,7 @@ Words = npt.NDArray[np.uint64]
 """Parameters of a kernel, as 64-bit words in host memory."""
 
 UNIT_NBYTES = (1, 2, 4, 8, 16)
-"""Lengths in bytes that the copying kernels are compiled for. A unit is what is copied as one: one element or several."""
+"""Lengths in bytes that the copying kernels are compiled for. A unit is one element or several, copied as one."""
 
 REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 """Stored and result dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for."""

@@ -134,7 +134,7 @@ class Read:
         self._cutter = self._new_cutter(first_sizes)
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
-        """Carry out plans that together cover the target; return the result, which every stream may use without waiting.
+        """Carry out plans that together cover the target; return the result, which every stream may use without a wait.
 
         Raises
         ------

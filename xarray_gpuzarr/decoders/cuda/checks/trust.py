@@ -102,6 +102,7 @@ class CheckedDevice:
         if not missing or any(outcomes.get(check.name) for check in checks):
             return None
         results = list(run_checks(self.api, missing, until_failure=True))
+        # Outcomes that hold for the device are stored. Passed checks and other lasting failures hold for this process.
         lasting = {result.name: result.dated_finding for result in results if result.scope == "device"}
         outcomes.update((result.name, "") for result in results if result.passed)
         last = results[-1]
