@@ -22,7 +22,7 @@ from xarray.core import indexing
 from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.decoders.choice import read_with_usable, decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for, read_with_usable
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource

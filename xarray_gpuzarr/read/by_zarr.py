@@ -8,7 +8,7 @@ import numpy as np
 import zarr
 from zarr.registry import get_pipeline_class
 
-from xarray_gpuzarr.decoders.choice import read_with_usable, decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for, read_with_usable
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
 from xarray_gpuzarr.fetch import object_source

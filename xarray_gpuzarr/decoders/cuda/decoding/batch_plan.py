@@ -39,7 +39,7 @@ class Staged:
     address: Addresses
     """shape (n,): device address of the chunk, 0 for a missing chunk."""
     nbytes: Rows
-    """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. It means nothing for
+    """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. Meaningless for
     chunks that the host has decoded."""
     streams: Streams
     """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
