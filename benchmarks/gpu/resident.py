@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Batch, Format, quickest
+from xarray_gpuzarr.cuda.nvcomp import Batch, Format, fastest_format
 
 FORMATS: dict[str, tuple[Format, int, int]] = {
     "zstd": ("zstd", 0, 0),
@@ -151,7 +151,7 @@ def resident_streams(
     shift : int
         Below 16.
     """
-    n, fmt = len(streams), quickest(fmt, nbytes)
+    n, fmt = len(streams), fastest_format(fmt, nbytes)
     lengths = np.array([len(stream) for stream in streams])
     homes = -(-(lengths + shift) // 16) * 16
     starts = np.cumsum(homes) - homes + shift

@@ -7,7 +7,7 @@ import pytest
 
 from xarray_gpuzarr import StoreReadError
 from xarray_gpuzarr.cuda import gds_files
-from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
+from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_gds
 
 STREAM = SimpleNamespace(handle=0x10)
 
@@ -50,9 +50,9 @@ def kvikio(monkeypatch):
     fake = FakeKvikio()
     for name, module in fake.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    why_no_files.cache_clear()
+    why_no_gds.cache_clear()
     yield fake
-    why_no_files.cache_clear()
+    why_no_gds.cache_clear()
 
 
 def opened(kvikio):
@@ -101,7 +101,7 @@ def test_failure_is_an_error_that_names_the_file(kvikio, call):
 def test_where_files_cannot_be_read_there_is_a_reason(kvikio, change, why):
     vars(kvikio).update(change)
 
-    assert why in str(why_no_files())
+    assert why in str(why_no_gds())
 
 
 NOT_LOADED = [
@@ -117,7 +117,7 @@ def test_kvikio_that_cannot_be_imported_is_a_reason(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(gds_files.importlib, "import_module", fail)
-    why_no_files.cache_clear()
+    why_no_gds.cache_clear()
 
-    assert str(error) in why_no_files()
-    why_no_files.cache_clear()
+    assert str(error) in why_no_gds()
+    why_no_gds.cache_clear()

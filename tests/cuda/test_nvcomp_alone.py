@@ -13,7 +13,7 @@ from helpers.simulated import gpu as simulated_gpu
 from on_gpu import damage
 
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
-from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.machine.diagnosis import rates
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, series
 from xarray_gpuzarr.read import reading
@@ -51,7 +51,7 @@ def test_streams_at_any_address_that_nvcomp_takes(gpu, codec, shift):
     fmt, head, tail = FORMATS[codec]
     values = series(256)
     encoded = WRITERS[codec].encode(values)
-    if shift % gpu.nvcomp.alignment(quickest(fmt, values.nbytes)).source:
+    if shift % gpu.nvcomp.alignment(fastest_format(fmt, values.nbytes)).source:
         return  # nvCOMP says that it does not take them
     with closing(Workspace(gpu)) as space:
         streams = resident_streams(space, fmt, [encoded[head : len(encoded) - tail]] * 50, values.nbytes, shift=shift)

@@ -53,7 +53,7 @@ class Downloaded:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def read_at_once(self, *_: Any) -> None:
+    def read_without_plan(self, *_: Any) -> None:
         return None
 
     def decode(self, plans: Iterator[Any], source: Any, *, out: Any = None, **keywords: Any) -> np.ndarray:

@@ -33,7 +33,7 @@ def set_costs(patch: pytest.MonkeyPatch, **costs: float) -> None:
 
 def without_short_reads(patch: pytest.MonkeyPatch) -> None:
     """Let every read be planned."""
-    patch.setattr(HostDecoder, "read_at_once", lambda *_: None)
+    patch.setattr(HostDecoder, "read_without_plan", lambda *_: None)
 
 
 def leaving_all(patch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ class Taken:
 def rows_taken() -> Iterator[Taken]:
     """Count the chunks that the loops decode and place within a block."""
     taken, place_rows, read_rows = Taken(), LoopOutput.place_rows, LoopOutput.read_rows
-    read_at_once = HostDecoder.read_at_once
+    read_without_plan = HostDecoder.read_without_plan
 
     def counted(row: int, end: int, n_left: int) -> int:
         taken.given.append(end - row)
@@ -100,13 +100,13 @@ def rows_taken() -> Iterator[Taken]:
         return counted(row, end, read_rows(output, rows, files, row, end, *more))
 
     def at_once(decoder: HostDecoder, source: Any, spec: Any, target: Any, cast: Any, out: Any) -> Any:
-        result = read_at_once(decoder, source, spec, target, cast, out)
+        result = read_without_plan(decoder, source, spec, target, cast, out)
         if result is not None:
             counted(0, target.n_chunks, 0)
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HostDecoder, "read_at_once", at_once)
+        patch.setattr(HostDecoder, "read_without_plan", at_once)
         patch.setattr(LoopOutput, "place_rows", place)
         patch.setattr(LoopOutput, "read_rows", read)
         yield taken

@@ -118,7 +118,7 @@ class StrictDecoder:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> StrictArray:
         return StrictArray(self._host.empty(shape, dtype))
 
-    def read_at_once(self, *_: Any) -> None:
+    def read_without_plan(self, *_: Any) -> None:
         return None
 
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> StrictArray:

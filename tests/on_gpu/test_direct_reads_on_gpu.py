@@ -22,7 +22,7 @@ def reads_files(native, monkeypatch):
         importlib.import_module("kvikio")
     except ImportError as error:
         pytest.skip(f"no kvikio: {error}")
-    monkeypatch.setattr(native, "why_no_files", lambda: None)
+    monkeypatch.setattr(native, "why_no_gds", lambda: None)
     opened, original = [], native.NativeFile
 
     def open_file(*args):
@@ -57,6 +57,6 @@ def test_long_reads(tmp_path, reads_files):
 
 
 def test_gpudirect_storage_is_real_or_says_why_not(native):
-    why = gds_files.why_no_files()
+    why = gds_files.why_no_gds()
 
     assert why is None or "kvikio" in why

@@ -85,7 +85,7 @@ SCRIPTS = {
         from xarray_gpuzarr.decoders.cuda.checks import self_checks
 
         api = SimpleNamespace(activate=lambda: nullcontext(driver.call()))
-        self_checks._next_answer = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
+        self_checks._next_result = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
         list(self_checks.run_checks(api, [SimpleNamespace(name="copies")]))
         """,
     "a fork waits for no thread of its parent": """

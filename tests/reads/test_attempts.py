@@ -16,7 +16,7 @@ from helpers.simulated.simulator import SimulatedDevice
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.cuda.resources import WorkerResources
+from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import (
@@ -155,11 +155,11 @@ def test_each_reason_of_the_device_is_good_for_one_more_attempt(array):
 
 
 def test_what_the_host_decodes_for_a_full_device_is_tried_alone_as_often_as_anything(monkeypatch):
-    made, is_full, alone, trim = scene(ON_HOST), [], [], WorkerResources.trim
+    made, is_full, alone, trim = scene(ON_HOST), [], [], DeviceResources.trim
     device = SimulatedDevice(0, fail_allocations=lambda nbytes: bool(is_full) and nbytes >= made.expected.nbytes)
     reads = CudaReads(device, may_decode_again=True)
     monkeypatch.setattr("xarray_gpuzarr.decoders.cuda.decoder._PATIENCE_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(WorkerResources, "trim", lambda self: (alone.append(self.lock.is_alone), trim(self)))
+    monkeypatch.setattr(DeviceResources, "trim", lambda self: (alone.append(self.lock.is_alone), trim(self)))
     with limits():
         with ThreadPoolExecutor(2) as threads:  # several have read
             together = Barrier(2, timeout=30)

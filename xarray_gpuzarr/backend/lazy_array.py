@@ -22,7 +22,7 @@ from xarray.core import indexing
 from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for, read_with_usable
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
@@ -115,7 +115,7 @@ class LazyArray(BackendArray):
 
         If that decoder is unusable and `or_host` is set, the function is called with the host's decoder.
         """
-        return by_usable(decoder_for(self.device), read, or_host=self.or_host)
+        return read_with_usable(decoder_for(self.device), read, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # This does without xarray's explicit_indexing_adapter, which fails on empty slices with a negative step.

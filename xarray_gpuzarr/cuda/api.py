@@ -3,8 +3,9 @@
 `device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it a second time as a simulator on
 host memory, whose streams run late and in any order that the events allow, so that a missing wait fails a test.
 
-Addresses are plain integers, which only `cuda` and `decoders.cuda` pass on. Nothing here blocks the host except
-`synchronize`, `synchronize_event`, the allocation of pinned memory, and reads of files.
+Addresses are plain integers, which only `cuda` and `decoders.cuda` pass on. Work is enqueued on streams. Nothing here
+waits for the device except `synchronize`, `synchronize_event`, `trim` and reads of files. Pinning memory and compiling
+kernels take long, too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Event(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Device memory that belongs to the stream it was allocated on. Garbage collection frees it as `free` does."""
+    """Device memory. It belongs to the stream that it was allocated on. Garbage collection frees it as `free` does."""
 
     @property
     def address(self) -> Address:
@@ -97,7 +98,7 @@ class PinnedMemory(Protocol):
 
 
 class FileRead(Protocol):
-    """A read of a file into device memory that was started."""
+    """A started read of a file into device memory."""
 
     def finish(self) -> int:
         """Block until every stream can see the bytes; return their number. May be called again."""
@@ -107,7 +108,7 @@ class DeviceFile(Protocol):
     """A local file, open for reads into device memory."""
 
     def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
-        """Start reading a range of the file, behind all work that `stream` has been given so far.
+        """Start reading a range of the file, after all work that `stream` has been given so far.
 
         The range is cut off at the end of the file. No stream may use the bytes before `FileRead.finish` has returned.
 
@@ -158,7 +159,7 @@ class DeviceApi(Protocol):
         """Return the stream that the calling thread's array library works on now."""
 
     def consumer_stream(self) -> Stream:
-        """Return the current stream, on which a result will be used."""
+        """Return the current stream of the calling thread's array library, on which a result will be used."""
 
     def external_stream(self, handle: int) -> Stream:
         """Return the stream of a ``cudaStream_t`` that another library has made on this device, and keeps alive."""
@@ -191,7 +192,7 @@ class DeviceApi(Protocol):
         """
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
-        """Return page-locked host memory. This takes milliseconds, so memory is kept for later reads.
+        """Return page-locked host memory. This takes milliseconds, so callers keep the memory for later reads.
 
         Raises
         ------
@@ -203,7 +204,7 @@ class DeviceApi(Protocol):
         """Return an uninitialised C-ordered device array whose memory belongs to `stream`."""
 
     def array(self, values: npt.NDArray[Any]) -> Any:
-        """Return a device array with a few values, made on the caller's stream."""
+        """Return a device array with a few values, made on the current stream of the calling thread's array library."""
 
     def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
         """Return a C-ordered device array in `memory`; the array and its views keep `owner` alive."""
@@ -212,13 +213,13 @@ class DeviceApi(Protocol):
         """Return the address of the first element of a device array."""
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
-        """Copy pinned host memory to the device; `data` must not change until that is done."""
+        """Enqueue a copy of pinned host memory to the device; `data` must not change until it is done."""
 
     def download(self, into: Bytes, start: Address, stream: Stream) -> None:
-        """Copy device memory to pinned host memory."""
+        """Enqueue a copy of device memory to pinned host memory; `into` holds it once `stream` has passed here."""
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
-        """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+        """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
 
     def build(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels, so that no read has to wait for that."""
@@ -227,13 +228,13 @@ class DeviceApi(Protocol):
         """Let the array library allocate from RMM's current pool, process-wide; see `rmm_memory.share_memory`."""
 
     def trim(self) -> None:
-        """Free unused device memory in the pools of array libraries."""
+        """Wait until the device is idle, and free unused device memory in the pools of array libraries."""
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
 
     def open_file(self, path: str) -> DeviceFile:
-        """Open a local file; only if `why_no_files` returns None.
+        """Open a local file; only if `why_no_gds` returns None.
 
         Raises
         ------
@@ -243,7 +244,7 @@ class DeviceApi(Protocol):
 
     @property
     def nvcomp(self) -> Nvcomp:
-        """The binding to nvCOMP."""
+        """The functions of nvCOMP. Raises `DeviceUnavailableError` if it is missing or its version is unsuitable."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
         """Mark a ``with`` block as a range on a profiler's timeline."""

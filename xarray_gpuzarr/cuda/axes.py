@@ -21,16 +21,16 @@ N_THREADS = 256
 MAX_BLOCKS = 2**31 - 1
 """Largest number of blocks of threads in one launch."""
 MAX_TILE = 8192
-"""Largest number of elements in a tile; ``scatter.cu`` gives the reason."""
+"""Largest number of elements in a tile: ``scatter.cu`` has a quick division for numbers this small."""
 MAX_LINES = 256
-"""Largest number of lines in a tile; ``scatter.cu`` gives the reason."""
+"""Largest number of lines in a tile: each thread of a block computes the addresses of one."""
 STAGE_NBYTES = 17408
 """Bytes of shared memory through which a tile is transposed."""
 MAX_TRANSPOSED_LINES = 64
 """Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together."""
 MAX_STEP = 2**31
-"""Limit of the distance in bytes between neighbours on the last axis, which the kernel keeps in a signed 32-bit number,
-unless a tile is one element wide."""
+"""Limit of the distance in bytes between neighbours on the last axis, because the kernel keeps it in a signed 32-bit
+number. Farther neighbours are in different tiles, one element wide."""
 MAX_BOX = 2**31
 """Limit of the number of elements in a box: positions inside it are 32-bit numbers."""
 LEAST_TILE = 32
@@ -47,7 +47,7 @@ class AxisColumns:
     in_start: Column
     """First wanted element, counted from the start of the chunk."""
     count: Column
-    """Number of wanted elements of the piece."""
+    """Number of wanted elements."""
     out_start: Column
     """First position in the output."""
     index: Column | None
@@ -77,9 +77,9 @@ class Walk:
 
     axes: tuple[AxisColumns, ...]
     columns: tuple[int, ...]
-    """For each axis, the number of its column of piece numbers."""
+    """For each axis, the number of its column in the rows of piece numbers."""
     in_first: int = 0
-    """Elements before the box on axes that were dropped."""
+    """Number of elements before the box in the chunk, because of the axes that were dropped."""
     factor: int = 1
     """Number of stored elements that are copied as one."""
 
@@ -111,7 +111,7 @@ class Tiling:
 
 
 def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bool) -> Walk:
-    """Return the walk over a target that is fastest for the kernel.
+    """Return the walk over a target: with as few axes, and elements as wide, as the target allows.
 
     Parameters
     ----------
@@ -165,8 +165,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
     if not length * n_all_lines:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    elements_per_bank = max(1, 4 // itemsize)
-    if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:
+    elements_per_bank = max(1, 4 // itemsize)  # a bank of shared memory is 4 bytes wide
+    if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:  # elements have up to 16 bytes
         width = 1
         max_lines = MAX_LINES
     elif walk.is_transposed:

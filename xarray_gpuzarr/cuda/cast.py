@@ -1,4 +1,4 @@
-"""Conversion of elements on their way to the result, as data, and the macros that compile the kernels for it.
+"""Description of how elements are converted on their way to the result, and the macros that compile kernels for it.
 
 Pure NumPy. `placers` packs an `ElementCast` into the kernels' parameters, and ``kernels/cast.cuh`` carries it out.
 """
@@ -15,7 +15,7 @@ Words = npt.NDArray[np.uint64]
 """Parameters of a kernel, as 64-bit words in host memory."""
 
 UNIT_NBYTES = (1, 2, 4, 8, 16)
-"""Lengths of the units, in bytes, that the copying kernels are compiled for."""
+"""Lengths in bytes that the copying kernels are compiled for. A unit is one element or several, copied as one."""
 
 REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 """Stored and result dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for."""
@@ -48,7 +48,7 @@ class ElementCast:
     offset: complex | None = None
     """Summand; None for none."""
     wide: np.dtype[Any] | None = None
-    """Native dtype of the arithmetic if it is wider than `result`; None if it is `result`."""
+    """Native dtype of the arithmetic if it is wider than `result`; None if the arithmetic is done in `result`."""
 
     def __post_init__(self) -> None:
         why = can_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
@@ -88,7 +88,10 @@ class ElementCast:
         return pad_words(np.array(self.mask, self.work))
 
     def words(self, mask_offset: int) -> list[int]:
-        """Return the fields of ``struct Cast`` except the last; `mask_offset` is the place of `mask_words`."""
+        """Return the fields of ``struct Cast`` except the last.
+
+        `mask_offset` is the offset in bytes of `mask_words` in the table.
+        """
         has_scale, has_offset = self.scale is not None, self.offset is not None
         scale, offset = self._constant_word(self.scale), self._constant_word(self.offset)
         return [self.swap_nbytes, len(self.mask), mask_offset, has_scale, has_offset, scale, offset]
@@ -115,8 +118,8 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
     return None
 
 
-def cast_kernels() -> list[Defines]:
-    """Return the macros of every variant of a placing kernel."""
+def all_cast_defines() -> list[Defines]:
+    """Return the macros of every variant of a kernel that places elements."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     dtypes = [np.dtype(name) for name in REAL_DTYPES]
     pairs = [(stored, result) for stored in dtypes for result in dtypes]
@@ -129,8 +132,8 @@ def cast_kernels() -> list[Defines]:
     return copies + casts + wide
 
 
-def usual_casts() -> list[Defines]:
-    """Return the macros of the variants that most stores need: copies, masks, and numbers packed in small integers."""
+def usual_cast_defines() -> list[Defines]:
+    """Return the macros of the usual variants: copies, masked floating numbers, and unpacked small integers."""
     copies = [_copy_defines(n) for n in UNIT_NBYTES]
     pairs = [("f4", "f4"), ("f8", "f8"), ("i2", "f4"), ("i2", "f8"), ("u1", "f4"), ("u1", "f8")]
     return copies + [(("STORED", stored), ("RESULT", result)) for stored, result in pairs]

@@ -61,6 +61,7 @@ def checksum(  # noqa: PLR0913
     """
     if max_nbytes > MAX_NBYTES:
         raise ValueError(f"{kind} of {max_nbytes} bytes: a message may have at most {MAX_NBYTES}")
+    # The kernel pads a message to whole words at aligned addresses, by up to 15 bytes.
     n_tiles = -(-(max_nbytes + _WORD_NBYTES - 1) // TILE_NBYTES) if max_nbytes else 0
     n_blocks = n * n_tiles
     if n_blocks > MAX_BLOCKS:
@@ -72,7 +73,7 @@ def checksum(  # noqa: PLR0913
 def final_checksums(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
     """Return the checksums, uint32 of shape (n,), from a column of results of `checksum`, in host memory.
 
-    A result has a CRC in its lower half, or the two sums of an Adler-32 in its halves, not yet reduced.
+    A result has a CRC in its lower half, or in its halves the two sums of an Adler-32, before the last modulo.
     """
     if kind != "adler32":
         return column.astype(np.uint32)

@@ -8,27 +8,26 @@ from typing import Any
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
-from xarray_gpuzarr.process import device_options as decoding
-from xarray_gpuzarr.process import fetch_options as fetching
+from xarray_gpuzarr.process import device_options, fetch_options
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
 from xarray_gpuzarr.process.settings import ActiveSettings
 
 _RECORDS: tuple[tuple[ActiveSettings[Any], frozenset[str]], ...] = (
-    (fetching.in_force, frozenset(field.name for field in fields(FetchOptions))),
-    (decoding.in_force, frozenset(field.name for field in fields(ResourceOptions))),
+    (fetch_options.in_force, frozenset(field.name for field in fields(FetchOptions))),
+    (device_options.in_force, frozenset(field.name for field in fields(ResourceOptions))),
 )
-"""The options in force, and the names of their fields."""
+"""The two records of options that are in force, each with the names of its fields."""
 
 
 def options_in_force() -> dict[str, Any]:
     """Return the values of all options now, as keywords of `configure`."""
-    return {**asdict(fetching.fetch_options()), **asdict(decoding.resource_options())}
+    return {**asdict(fetch_options.fetch_options()), **asdict(device_options.resource_options())}
 
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
-    options = decoding.with_engine(options)
+    options = device_options.with_engine(options)
     known = sorted({"engine"}.union(*(names for _, names in _RECORDS)))
     if unknown := sorted(options.keys() - known):
         raise OptionError(
@@ -38,6 +37,7 @@ def check_options(options: Mapping[str, object]) -> None:
             do=f"choose one of these{perhaps(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
+        # Makes a record, which checks its values, and drops it.
         in_force.chosen({name: options[name] for name in options if name in names})
 
 
@@ -71,7 +71,7 @@ def configure(**options: object) -> dict[str, Any]:
     67108864
     """
     check_options(options)
-    chosen = decoding.with_engine(options)
+    chosen = device_options.with_engine(options)
     for in_force, names in _RECORDS:
         in_force.choose({name: chosen[name] for name in chosen if name in names})
     return options_in_force()

@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: a real GPU for the CUDA decoder.
 
-It decides nothing about reads: streams, events and sizes are the caller's. The only process-wide state that it changes
-is CuPy's allocator, by `rmm_memory.share_memory`. Importing this module needs CuPy and RMM, but no GPU.
+It decides nothing about reads: callers choose streams, events and sizes. The only process-wide state that it changes is
+CuPy's allocator, by `rmm_memory.share_memory`. Importing this module needs CuPy and RMM, but no GPU.
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ class NativeDevice:
 
     def external_stream(self, handle: int) -> NativeStream:
         """Return the stream of a ``cudaStream_t`` that another library has made and keeps."""
+        # The 0 is the version of the protocol.
         return NativeStream(cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle))))
 
     @cuda_call("cupy.cuda.Stream.use")
@@ -211,7 +212,7 @@ class NativeDevice:
 
     @cuda_call("cupy.asarray")
     def array(self, values: npt.NDArray[Any]) -> Any:
-        """Return a `cupy.ndarray` with these values, made on the caller's stream."""
+        """Return a `cupy.ndarray` with these values, made on CuPy's current stream of the calling thread."""
         return cupy.asarray(values)
 
     def address(self, array: Any) -> Address:
@@ -220,18 +221,18 @@ class NativeDevice:
 
     @cuda_call("cudaMemcpyAsync, host to device")
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
-        """Copy pinned host memory to the device; `data` must not change until that is done."""
+        """Enqueue a copy of pinned host memory to the device; `data` must not change until it is done."""
         kind = cupy.cuda.runtime.memcpyHostToDevice
         cupy.cuda.runtime.memcpyAsync(to, data.ctypes.data, data.nbytes, kind, stream.handle)
 
     @cuda_call("cudaMemcpyAsync, device to host")
     def download(self, into: Bytes, start: Address, stream: Stream) -> None:
-        """Copy device memory to pinned host memory."""
+        """Enqueue a copy of device memory to pinned host memory; `into` holds it once `stream` has passed here."""
         kind = cupy.cuda.runtime.memcpyDeviceToHost
         cupy.cuda.runtime.memcpyAsync(into.ctypes.data, start, into.nbytes, kind, stream.handle)
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
-        """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+        """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
         function = self._kernels.get(kernel) or self._compile(kernel)
         try:
             function((n_blocks,), (n_threads,), list(np.array(args, np.uint64)), stream=_native(stream).for_cupy)
@@ -239,11 +240,11 @@ class NativeDevice:
             call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
             raise cuda_error(call, error) from error
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files straight into device memory; None if it can."""
-        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
+        from xarray_gpuzarr.cuda.gds_files import why_no_gds  # noqa: PLC0415  # only if storage="gds"
 
-        return why_no_files()
+        return why_no_gds()
 
     def open_file(self, path: str) -> DeviceFile:
         """Open a local file for reads into device memory."""
@@ -252,7 +253,7 @@ class NativeDevice:
         return NativeFile(path, self.synchronize)
 
     def build(self, kernels: Iterable[Kernel]) -> None:
-        """Compile kernels that have not been launched yet."""
+        """Compile the kernels that have not been compiled yet."""
         for kernel in kernels:
             self._compile(kernel)
 
@@ -272,7 +273,7 @@ class NativeDevice:
 
     @cached_property
     def nvcomp(self) -> Nvcomp:
-        """The binding to the installed nvCOMP."""
+        """The functions of the installed nvCOMP."""
         return Nvcomp(find_nvcomp())
 
     def range(self, name: str) -> AbstractContextManager[object]:

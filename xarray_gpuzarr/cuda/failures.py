@@ -1,7 +1,7 @@
 """Translate errors of CUDA, CuPy and RMM into this package's errors.
 
-The message names the call and CUDA's own error, and tells whether the process can go on. `device` and `rmm_memory` use
-this module; statuses of nvCOMP are translated in `nvcomp`.
+The message names the call and CUDA's own error, and tells whether the process can go on. Statuses of nvCOMP are
+translated in `nvcomp`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ RMM's C++ errors arrive as plain `RuntimeError`.
 
 # Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA
 # runtime 13.x. The driver has the same names, except LAUNCH_FAILED.
-_FATAL = {
-    *("illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert"),
-    *("hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained"),
-    *("mpsclientterminated", "externaldevice"),
-}
-_NO_DEVICE = {
-    *("insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary"),
-    *("systemnotready", "systemdrivermismatch", "compatnotsupportedondevice"),
-    *("initializationerror", "notinitialized"),
-}
+_FATAL = frozenset({
+    "illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert",
+    "hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained",
+    "mpsclientterminated", "externaldevice",
+})  # fmt: skip
+# Errors that are raised if there is no GPU, or its driver does not work.
+_NO_DEVICE = frozenset({
+    "insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary",
+    "systemnotready", "systemdrivermismatch", "compatnotsupportedondevice", "initializationerror", "notinitialized",
+})  # fmt: skip
 _REMEDIES = {
     "systemnotready": "start NVIDIA's fabric manager (systemctl start nvidia-fabricmanager), then a new process",
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
@@ -70,7 +70,7 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
 
     Any call may fail for lack of device memory, which is a `DeviceMemoryError`.
     """
-    name = _name(error)
+    name = _cuda_name(error)
     if is_out_of_memory(error):
         return DeviceMemoryError("not enough device memory", tried=call, found=str(error), do=_FREE_MEMORY)
     if name in _FATAL:
@@ -90,7 +90,7 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
 
 
 def _driver_remedy() -> str:
-    """Return what to do about a driver that is missing or older than the installed packages need."""
+    """Return advice about a driver that is missing or older than the installed packages need."""
     version = cuda_version()
     if not version:
         return "there is no NVIDIA driver here, or it cannot be loaded: install one"
@@ -105,11 +105,14 @@ def is_out_of_memory(error: Exception) -> bool:
 
     RMM raises MemoryError whatever the reason, and names the CUDA error in its message.
     """
-    name = _name(error)
+    name = _cuda_name(error)
     return name in _OUT_OF_MEMORY or (name is None and isinstance(error, MemoryError))
 
 
-def _name(error: Exception) -> str | None:
-    """Return the name of the CUDA error in a message, lower case without prefix and underscores; None without one."""
+def _cuda_name(error: Exception) -> str | None:
+    """Return the name of the CUDA error in a message, in lower case, without prefix and underscores; None without one.
+
+    So ``cudaErrorInvalidDevice``, of the runtime, and ``CUDA_ERROR_INVALID_DEVICE``, of the driver, have the same name.
+    """
     match = re.search(r"\b(?:cudaError|CUDA_ERROR_)(\w+)", str(error))
     return match[1].replace("_", "").lower() if match else None

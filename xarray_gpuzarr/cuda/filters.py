@@ -21,25 +21,26 @@ from xarray_gpuzarr.cuda.cast import REAL_DTYPES, Words, dtype_name, pad_words
 Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
 """How ``element_codec.cu`` turns an encoded element into a decoded one."""
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
+"""How floating numbers are rounded, in the order of ``Rounding`` in ``element_codec.cu``."""
 
 _ELEMENTS_PER_TILE = 16 * N_THREADS
 _BOOLEANS_PER_TILE = 32 * N_THREADS
-_LANES = 32
+_N_LANES = 32
 """Number of threads in a warp."""
-_DELTA = {
+_DELTA_KERNELS = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
     for stored in (1, 2, 4, 8)
     for decoded in (1, 2, 4, 8)
 }
 _DELTA_TILE = 4096
-"""Number of elements in a tile of a delta."""
+"""Length in elements that segments are multiples of: one tile of ``delta.cu``, or two if elements have 8 bytes."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``: `_WHOLE` for chunks of one segment, else the other three."""
 _LEAST_TILES = 4
-"""Smallest number of tiles in a segment, which is what one block of threads decodes."""
+"""Length of the shortest segment, in multiples of `_DELTA_TILE`. A segment is what one block of threads decodes."""
 _ENOUGH_BLOCKS = 1056
 """Number of blocks of threads that fill 132 multiprocessors."""
-_FLOAT_DELTA = {
+_FLOAT_DELTA_KERNELS = {
     name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
 }
 _PACKBITS = Kernel(file="packbits.cu", name="packbits")
@@ -57,7 +58,7 @@ def filter_kernels() -> list[Kernel]:
     codecs = []
     for rule, dtypes in pairs_of_rule.items():
         codecs += [_element_kernel(encoded, decoded, rule) for encoded, decoded in dtypes]
-    return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *codecs]
+    return [*_DELTA_KERNELS.values(), *_FLOAT_DELTA_KERNELS.values(), _PACKBITS, *codecs]
 
 
 def _element_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
@@ -171,19 +172,19 @@ class Delta:
         dtypes = dtype_word(self.encoded), dtype_word(self.decoded)
         args = (chunks.table, chunks.n, chunks.n_elements, *dtypes)
         if self.arithmetic_dtype.kind == "f":
-            kernel = _FLOAT_DELTA[f"f{self.arithmetic_dtype.itemsize}"]
-            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _LANES)
+            kernel = _FLOAT_DELTA_KERNELS[f"f{self.arithmetic_dtype.itemsize}"]
+            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _N_LANES)
             return
         blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = n_tiles * _DELTA_TILE
-        n_segments = chunks.n_elements // segment_length
+        n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
         steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
         if n_segments <= 1 or blocks_per_chunk == 1:
             steps = [(_WHOLE, chunks.n)]
             n_segments = 1
             segment_length = chunks.n_elements
-        kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
+        kernel = _DELTA_KERNELS[self.encoded.itemsize, self.decoded.itemsize]
         for step, n_blocks in steps:
             _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, segment_length))
 
@@ -207,7 +208,7 @@ def _swap_nbytes(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_word(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as the argument that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
+    """Return a dtype as the word that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
     is_swapped = dtype.itemsize > 1 and not dtype.isnative
     return dtype.itemsize | ord(dtype.kind) << 8 | is_swapped << 16
 

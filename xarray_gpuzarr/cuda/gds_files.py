@@ -1,6 +1,6 @@
 """Read local files straight into device memory with GPUDirect Storage, through kvikio.
 
-`why_no_files` tells whether cuFile really reaches the GPU on this machine. In the compatibility modes of kvikio and of
+`why_no_gds` tells whether cuFile really reaches the GPU on this machine. In the compatibility modes of kvikio and of
 cuFile, bytes are copied through host memory, which this package does faster itself. Importing this module does not need
 kvikio.
 
@@ -22,7 +22,7 @@ from xarray_gpuzarr.errors import DeviceUnavailableError, StoreReadError
 
 
 @cache
-def why_no_files() -> str | None:
+def why_no_gds() -> str | None:
     """Return why files cannot be read straight into device memory on this machine; None if they can."""
     try:
         defaults = importlib.import_module("kvikio.defaults")
@@ -68,7 +68,7 @@ class NativeFile:
 
 
 class NativeRead:
-    """A read that was started; see `FileRead`. It keeps the description of its destination alive."""
+    """A started read; see `FileRead`. It keeps `buffer`, the description of its destination, alive."""
 
     def __init__(self, wait: Callable[[], int], path: str, buffer: object) -> None:
         self._wait: Callable[[], int] | None = wait
@@ -96,8 +96,8 @@ def _failed(path: str, action: str, err: Exception) -> StoreReadError:
     )
 
 
-def no_direct_files(why: str) -> DeviceUnavailableError:
-    """Return the error for a machine that cannot read files straight into device memory; `why` is `why_no_files`."""
+def no_gds_error(why: str) -> DeviceUnavailableError:
+    """Return the error for a machine that cannot read files straight into device memory; `why` is from `why_no_gds`."""
     return DeviceUnavailableError(
         'storage="gds" cannot be used here',
         tried="GPUDirect Storage, with kvikio",

@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
-from xarray_gpuzarr.cuda.cast import cast_kernels, usual_casts
+from xarray_gpuzarr.cuda.cast import all_cast_defines, usual_cast_defines
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.process.records import Column
@@ -32,6 +32,7 @@ MOVE_TILE_NBYTES = 1 << 16
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
 """A zstd frame that decodes to one byte, and takes the place of refused frames; host memory, padded to 16 bytes."""
 _FRAMES_PER_BLOCK = 32
+"""Number of threads of a block, each of which checks a frame."""
 _MOVE, _ZSTD_BLOCKS = Kernel(file="move.cu", name="move"), Kernel(file="zstd_blocks.cu", name="zstd_blocks")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
@@ -50,7 +51,7 @@ def _inline_includes(file: str) -> str:
     text = (resources.files(__package__) / "kernels" / file).read_text()
 
     def included_text(match: re.Match[str]) -> str:
-        next_line = text.count("\n", 0, match.end()) + 2
+        next_line = text.count("\n", 0, match.end()) + 2  # the number of the line below the match, counted from 1
         return f'{_inline_includes(match[1])}#line {next_line} "{file}"'
 
     return f'#line 1 "{file}"\n{_INCLUDE.sub(included_text, text)}'
@@ -58,7 +59,7 @@ def _inline_includes(file: str) -> str:
 
 def all_kernels() -> list[Kernel]:
     """Return every kernel below ``kernels/`` in all its variants."""
-    variants = cast_kernels()
+    variants = all_cast_defines()
     scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in variants]
     points = [Kernel(file="points.cu", name="points", defines=defines) for defines in variants]
     return [_MOVE, *checksum_kernels(), *blosc_kernels(), _ZSTD_BLOCKS, *filter_kernels(), *scatter, *points]
@@ -66,7 +67,7 @@ def all_kernels() -> list[Kernel]:
 
 def usual_kernels() -> list[Kernel]:
     """Return the kernels that most reads launch. The others, mostly casts, are built when they are first launched."""
-    scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in usual_casts()]
+    scatter = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in usual_cast_defines()]
     return [_MOVE, *checksum_kernels(), *blosc_kernels(), _ZSTD_BLOCKS, *scatter]
 
 
@@ -96,14 +97,14 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
 
 
 def rows_by_length(nbytes: Column) -> list[slice]:
-    """Cut a table of moves into runs of similar length, for one launch of `move` each.
+    """Cut a table of moves into slices of similar lengths, for one launch of `move` each.
 
-    `nbytes` are lengths in ascending order. A run ends where the number of tiles reaches the next power of two. Lengths
-    of 0 are left out.
+    `nbytes` are the lengths in ascending order. A slice ends where the number of tiles reaches the next power of two.
+    Lengths of 0 are left out.
     """
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
-    octaves = np.frexp(n_tiles)[1] * (n_tiles > 0)
-    bounds = [0, *(np.flatnonzero(np.diff(octaves)) + 1).tolist(), len(nbytes)]
+    exponents = np.frexp(n_tiles)[1]
+    bounds = [0, *(np.flatnonzero(np.diff(exponents)) + 1).tolist(), len(nbytes)]
     return [slice(lo, hi) for lo, hi in pairwise(bounds) if lo < hi and n_tiles[lo]]
 
 

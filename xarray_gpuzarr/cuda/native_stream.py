@@ -42,7 +42,7 @@ class StreamOwner:
     """
 
     def __init__(self, stream: Any) -> None:
-        self._streams = [stream]
+        self._streams = [stream]  # a list, so that the reference can be dropped inside the context
         self._context = cupy.cuda.driver.ctxGetCurrent()
 
     def __del__(self) -> None:

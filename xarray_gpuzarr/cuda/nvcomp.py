@@ -2,8 +2,9 @@
 
 Addresses are passed as integers; nothing here allocates memory or waits for a stream. nvCOMP 5.3 and 6 are supported,
 which differ only in the function that returns the length of scratch memory. All numbers are from the headers of 6.0.0,
-or were measured with that library; those of 5.3.0, which RAPIDS 26.10 requires, are the same. 5.1 has others: it
-documents no largest chunk. Before 5.3, a damaged snappy stream could keep the GPU busy for ever.
+or were measured with that library; those of 5.3.0, which RAPIDS 26.10 requires, are the same. Earlier versions are not
+supported: 5.1 has other numbers and documents no largest chunk, and before 5.3, a damaged snappy stream could keep the
+GPU busy for ever.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
-"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by one of two algorithms, see `quickest`),
-raw deflate, or raw snappy."""
+"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, or raw snappy. Two algorithms
+decode a gzip member; see `fastest_format`."""
 
 MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
     "zstd": (2**31 - 1, 2**31 - 1),
@@ -34,11 +35,13 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 _TEMP_SIZE_VERSION = 6000
 """Version from which on ``GetTempSize`` takes a stream, in place of ``GetTempSizeAsync``, which takes none."""
 _BACKEND_CUDA = 2
-"""Corrupt LZ4 is undefined behaviour in the hardware engine, while the CUDA kernels report it."""
+"""Backend of all calls: the CUDA kernels, which report corrupt LZ4. In the hardware engine, it is undefined."""
 _LOOKAHEAD = 1
+"""Algorithm of gzip that looks ahead."""
 _NAIVE_NBYTES = 64 * 1024
 """Decoded length of a gzip chunk above which the header recommends the algorithm that looks ahead."""
-_CUDA_ERROR, _INTERNAL = 1000, 10000
+_CUDA_ERROR = 1000
+_INTERNAL = 10000
 _STATUS_NAMES = {
     0: "Success",
     10: "InvalidValue",
@@ -99,7 +102,7 @@ class Batch:
     outputs: Address
     """uint64: address for each decompressed chunk."""
     statuses: Address
-    """int32, written: 0, or what is wrong with a chunk; see `status_name`."""
+    """int32, written: 0, or the status of a chunk that could not be decoded; see `status_name`."""
 
 
 class _Properties(ctypes.Structure):
@@ -107,7 +110,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    """Options of any format. They differ only in the meaning of bytes that are zero here."""
+    """Options of a format. Those of other formats differ only in bytes that are zero here."""
 
     _fields_ = (("backend", ctypes.c_int), ("algorithm", ctypes.c_int), ("zero", ctypes.c_uint8 * 56))
 
@@ -124,6 +127,7 @@ class _Alignments(ctypes.Structure):
 
 _POINTER, _NBYTES = ctypes.c_void_p, ctypes.c_size_t
 _TEMP_SIZE = (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES)
+"""Argument types of ``GetTempSizeAsync``, and all but the last one of ``GetTempSize``."""
 _ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
     "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
     "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
@@ -136,13 +140,13 @@ def status_name(code: int) -> str:
     return _STATUS_NAMES.get(code, str(code))
 
 
-def quickest(fmt: Format, max_nbytes: int) -> Format:
+def fastest_format(fmt: Format, max_nbytes: int) -> Format:
     """Return the format with the fastest algorithm for chunks of up to `max_nbytes` decoded bytes."""
     return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _NAIVE_NBYTES else fmt
 
 
 def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
-    """Return the bytes of scratch memory that decoding a batch of zstd chunks takes, without calling the library.
+    """Return the bytes of scratch memory that decoding a batch of zstd chunks takes, by a formula.
 
     This is for planning on machines without nvCOMP; a call must be given what `Nvcomp.temp_nbytes` returns. The formula
     equals ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 for fewer than 2**24 chunks. It was fitted to 980 000 of
@@ -196,7 +200,7 @@ class Nvcomp:
     Parameters
     ----------
     functions : object
-        Has the functions as attributes: the library of `find_nvcomp`, or ctypes callbacks of the same types.
+        Has the functions as attributes: the library that `find_nvcomp` returns, or ctypes callbacks of the same types.
 
     References
     ----------
@@ -223,7 +227,7 @@ class Nvcomp:
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
         """Return the bytes of scratch memory that `decompress` needs.
 
-        The call takes about 3 us. It needs a GPU only for the algorithm that looks ahead.
+        This takes about 3 us. It needs a GPU only for the algorithm that looks ahead.
 
         Parameters
         ----------
@@ -263,8 +267,8 @@ class Nvcomp:
     ) -> None:
         """Enqueue the decompression of a batch on a stream; returns before it is done.
 
-        A chunk that cannot be decoded does not raise. It has a status other than 0, or is decoded to anything, so the
-        length in `batch.actual` must be checked as well.
+        A chunk that cannot be decoded raises no error. It gets a status other than 0, or is decoded to wrong bytes, so
+        the length in `batch.actual` must be checked as well.
 
         Parameters
         ----------

@@ -23,16 +23,19 @@ from xarray_gpuzarr.process.records import Column
 _CAST_WORDS = 8
 """Number of words in ``struct Cast``; see `ElementCast.words`."""
 _MASK_WORD = 2
-"""Word of ``struct Cast`` that points to the mask values."""
+"""Position in ``struct Cast`` of the address of the mask values."""
 _MISSING_WORD = 7
-"""Word of ``struct Cast`` that points to the fill value; 0 for decoded chunks."""
+"""Position in ``struct Cast`` of the address of the fill value, which is 0 for decoded chunks."""
 _N_TARGET_WORDS = 8
-"""Number of words between the cast and the axes in ``scatter.cu``, and behind the cast in ``points.cu``."""
+"""Number of words between the cast and the axes in ``scatter.cu``, and after the cast in ``points.cu``."""
 _AXIS_WORDS = 8
 """Number of words of an axis in ``scatter.cu``."""
 _NO_COLUMN = -1
-"""Number of the column of pieces of an axis that has a single piece."""
+"""Takes the place of the number of a column of piece numbers for an axis with a single piece, which needs none."""
+_POINTS_PER_THREAD = 16
+"""Number of points that a thread takes in ``points.cu``."""
 _WORD_MASK = 2**64 - 1
+"""Mask that turns any integer, also a negative one, into a word of 64 bits."""
 
 
 class _Placer:
@@ -52,7 +55,7 @@ class _Placer:
     fill : scalar
         Value of missing chunks, as an element of ``cast.stored``.
     factor : int
-        Number of stored elements that are copied as one.
+        Number of stored elements that the kernel handles as one.
     """
 
     def __init__(self, cast: ElementCast, name: str, n_words: int, *, fill: Any, factor: int) -> None:
@@ -61,9 +64,11 @@ class _Placer:
         self._kernel = Kernel(file=f"{name}.cu", name=name, defines=cast.defines(self.unit_nbytes))
         self._n_words = n_words
         self._fields = [0] * (2 * n_words)
+        """Words of both sets of parameters."""
         self._columns: list[Words] = []
+        """Columns that follow them in the table."""
         self._pointers: list[int] = []
-        """Numbers of the words that are pointers, kept as offsets from the start of the table."""
+        """Positions of the words that are pointers. Until `pack`, they are offsets from the start of the table."""
         self.nbytes = 2 * n_words * 8
         """Length of the table in bytes."""
         fill_offset = self._append(pad_words(np.full(factor, fill, cast.stored)))
@@ -79,13 +84,13 @@ class _Placer:
         return offset
 
     def _write(self, first: int, fields: Sequence[int], pointers: Sequence[int] = ()) -> None:
-        """Set words from `first` on; `pointers` are the positions in `fields` of offsets in the table."""
+        """Set the parameters from word `first` on; `pointers` are the positions in `fields` that are pointers."""
         self._fields[first : first + len(fields)] = fields
         self._pointers += [first + i for i in pointers]
 
     @functools.cached_property
     def _words(self) -> Words:
-        """All words of the table, pointers as offsets. It is made once, after everything has been added."""
+        """All words of the table, with offsets in place of pointers. Made once, after everything has been added."""
         fields = np.array([int(f) & _WORD_MASK for f in self._fields], np.uint64)
         return np.concatenate([fields, *self._columns])
 
@@ -186,12 +191,13 @@ class Scatter(_Placer):
             piece_column = column if len(axis.count) > 1 else _NO_COLUMN
             columns = [self._append(_as_column(c)) for c in (axis.in_start, axis.count, axis.out_start)]
             index = 0
-            pointers = [0, 1, 2]
+            pointers = [0, 1, 2]  # positions in the axis' words
             if axis.index is not None:
                 index = self._append(_as_column(axis.index))
                 pointers.append(3)
             step = axis.step * axis.in_stride
             self._write(word, [*columns, index, step, axis.in_stride, axis.out_stride, piece_column], pointers)
+            # Without index, step and stride, every element of a missing chunk is read from the one fill value.
             self._write(word + n_words, [*columns, 0, 0, 0, axis.out_stride, piece_column], (0, 1, 2))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
@@ -205,26 +211,28 @@ class Points(_Placer):
     ----------
     bounds : int64, shape (n_groups + 1,)
         Points ``[bounds[i], bounds[i + 1])`` lie in the chunk of group i.
-    within : int64, shape (n_points,)
+    chunk_offset : int64, shape (n_points,)
         Number of elements before each point in its decoded chunk.
     position : int64, shape (n_points,)
         Position of each point in the output.
     cast, out, fill
-        As of `Scatter`.
+        As for `Scatter`.
     """
 
     def __init__(
-        self, bounds: Column, within: Column, position: Column, cast: ElementCast, *, out: Address, fill: Any
+        self, bounds: Column, chunk_offset: Column, position: Column, cast: ElementCast, *, out: Address, fill: Any
     ) -> None:
         n_words = _CAST_WORDS + _N_TARGET_WORDS
         super().__init__(cast, "points", n_words, fill=fill, factor=1)
         longest = int(np.diff(bounds).max(initial=0))
         self._log_lanes = min(8, max(0, longest - 1).bit_length())
         """Binary logarithm of the number of threads that share a group."""
-        self._n_tiles = -(-longest // (16 << self._log_lanes))
-        first, offset, target = (self._append(_as_column(c)) for c in (bounds, within, position))
-        self._write(_CAST_WORDS, [out, first, offset, target, self._log_lanes], (1, 2, 3))
-        self._write(n_words + _CAST_WORDS, [out, first, 0, target, self._log_lanes], (1, 3))
+        self._n_tiles = -(-longest // (_POINTS_PER_THREAD << self._log_lanes))
+        bounds_column, offset_column, position_column = (
+            self._append(_as_column(column)) for column in (bounds, chunk_offset, position)
+        )
+        self._write(_CAST_WORDS, [out, bounds_column, offset_column, position_column, self._log_lanes], (1, 2, 3))
+        self._write(n_words + _CAST_WORDS, [out, bounds_column, 0, position_column, self._log_lanes], (1, 3))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
         n_groups = N_THREADS >> self._log_lanes

@@ -42,20 +42,21 @@ def private_pool(index: int, total_nbytes: int) -> PrivatePool:
 class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # RMM has no types here
     """RMM's resource for a pool of the driver, which it owns.
 
-    By default, CUDA lets a stream wait for the kernels of the stream that freed the memory it gets. This pool does so
-    only if there is no other memory left. It gives idle memory back to the device only above `kept_nbytes`. CUDA's
-    threshold for that includes memory in use, so the threshold is moved at each allocation.
+    By default, CUDA may hand memory that one stream has freed to another stream, and lets that one wait for the first
+    one's kernels. This pool does so only if there is no other memory left. It gives idle memory back to the device only
+    above `kept_nbytes`. CUDA's threshold for that includes memory in use, so the threshold is moved whenever memory is
+    allocated or freed.
     """
 
     _process = 0
     """Id of the process that made the pool. It is 0 while there is no pool to be destroyed."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any) -> None:  # RMM's class takes `handle` in its `__cinit__`, and has no `__init__`
         self._handle = handle
         """The ``cudaMemPool_t``."""
         self._context = cupy.cuda.driver.ctxGetCurrent()
         self._process = os.getpid()
-        self._waiting = threading.Lock()
+        self._waiting_lock = threading.Lock()
         self._kept_nbytes = 0
         switches = numbers_from_environment(_SWITCHES, os.environ)
         self._waits = bool(switches.get("pool_waits"))
@@ -74,7 +75,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         except MemoryError:
             if self._waits:
                 raise
-            with self._waiting:
+            with self._waiting_lock:
                 self._set_waiting(allowed=True)
                 try:
                     address = super().allocate(nbytes, stream)
@@ -84,7 +85,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         return int(address)
 
     def deallocate(self, address: int, nbytes: int, stream: Any) -> None:
-        """Free memory behind what `stream` has been given."""
+        """Free memory once the work that `stream` has been given so far is done."""
         super().deallocate(address, nbytes, stream)
         self._update_threshold()
 
@@ -99,7 +100,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._set("cudaMemPoolReuseAllowInternalDependencies", int(allowed))
 
     def _update_threshold(self) -> None:
-        """Let the pool keep its share besides what is in use now."""
+        """Set CUDA's threshold so that the pool keeps `kept_nbytes` bytes besides those that are in use now."""
         nbytes = self._fixed_nbytes
         if nbytes is None:
             attribute = runtime.cudaMemPoolAttr.cudaMemPoolAttrUsedMemCurrent

@@ -1,9 +1,9 @@
 """Resources that reads of one device use: streams, rings of pinned slots, and device memory.
 
-A `Workspace` has all of them for one read at a time. `WorkerResources` hands workspaces to reads, whatever their
+A `Workspace` has all of them for one read at a time. `DeviceResources` hands workspaces to reads, whatever their
 threads; a few reads run at once, and others wait.
 
-Uploads run on the `copy` stream, and batches are decoded on the streams of `works` in turn, so that fetching, copying
+Uploads run on the `copy` stream, and batches are decoded on the `batch_streams` in turn, so that fetching, copying
 and decoding overlap. Events order them.
 """
 
@@ -34,14 +34,15 @@ _FIRST_SLOT_NBYTES = 256 * 1024
 
 def pinned_nbytes(options: ResourceOptions) -> int:
     """Return the largest number of bytes of pinned memory that a workspace keeps."""
-    return options.n_slots * options.slot_nbytes + 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES
+    rings_nbytes = 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES  # tables and receipts
+    return options.n_slots * options.slot_nbytes + rings_nbytes
 
 
 def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
     """Return the bytes of device memory that the batches of a read may use besides its result.
 
-    If the options do not set it, this is a share of `device_nbytes`, all memory of the device. Free memory would say
-    little where a pool holds nearly everything, or where other threads read.
+    If the options do not set it, this is a share of `device_nbytes`, all memory of the device. The free memory would be
+    a poor measure if a pool holds nearly everything, or other threads read.
     """
     return options.scratch_nbytes or device_nbytes * 3 // 4 // options.n_reads
 
@@ -57,8 +58,9 @@ class Workspace:
         Numbers and lengths of slots, batches and scratch memory.
     shortage : Shortage, optional
         Limit that the reads of a device share; by default this workspace has its own.
-    keeps_results : bool
-        Whether results are used on the `copy` stream alone, rather than by an array library on its current stream.
+    is_own_consumer : bool
+        Whether results are used on the `copy` stream alone, as in self-checks, rather than by an array library on its
+        current stream.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Workspace:
         options: ResourceOptions,
         *,
         shortage: Shortage | None = None,
-        keeps_results: bool = False,
+        is_own_consumer: bool = False,
     ) -> None:
         self.api = api
         self.options = options
@@ -76,8 +78,8 @@ class Workspace:
         """Bytes of device memory that the batches of a read may use besides results."""
         self.copy = api.stream()
         """Stream of uploads."""
-        self._consumer = self.copy if keeps_results else None
-        self.works = tuple(api.stream() for _ in range(options.n_batches))
+        self._consumer = self.copy if is_own_consumer else None
+        self.batch_streams = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """Pinned memory for encoded bytes."""
@@ -100,11 +102,11 @@ class Workspace:
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
 
-    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
+    def new_result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to at once.
 
-        The consumer may use it after the host has waited for `streams`. When the array is dropped, its memory is freed
-        behind what the consumer's stream has been given by then.
+        The consumer, which is the library that uses the result, may do so after the host has waited for `streams`. When
+        the array is dropped, its memory is freed after the work that the consumer's stream has been given by then.
         """
         consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
@@ -114,7 +116,7 @@ class Workspace:
         return array
 
     def accept_output(self, array: Any, streams: Sequence[Stream]) -> None:
-        """Let `streams` write to an array of the consumer, behind what the consumer's stream has been given so far."""
+        """Let `streams` write to an array of the consumer, after what the consumer's stream has been given so far."""
         self._outputs.append(array)
         self.order(self.api.consumer_stream(), streams)
 
@@ -126,21 +128,21 @@ class Workspace:
             self.api.wait(stream, event)
 
     def borrow_slot(self, nbytes: int) -> Slot:
-        """Return a slot for encoded bytes; blocks until one is released.
+        """Return a slot for encoded bytes; blocks until the next one is released.
 
-        The other rings never block, because they have more slots than there are batches under way.
+        Other rings are used directly. They never block, because they have more slots than there are batches under way.
         """
         with counters.stage("wait"):
             return self.slots.borrow(nbytes)
 
-    def free(self, memory: DeviceMemory) -> None:
-        """Take back borrowed device memory. The device must be done with it."""
+    def take_back(self, memory: DeviceMemory) -> None:
+        """Take borrowed device memory back, for later reads. The device must be done with it."""
         for owner in self._memories:
             if owner.take_back(memory):
                 return
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
-        """Copy pinned host memory to the device; `data` must not change until that is done."""
+        """Enqueue a copy of pinned host memory to the device; `data` must not change until it is done."""
         self.api.upload(to, data, stream)
         counters.add(copied_nbytes=data.nbytes)
 
@@ -151,7 +153,7 @@ class Workspace:
 
     def wait_until_idle(self) -> None:
         """Block until all streams that reads use are idle."""
-        for stream in (self.copy, *self.works):
+        for stream in (self.copy, *self.batch_streams):
             self.api.synchronize(stream)
 
     def free_all(self, keep: Collection[DeviceMemory] = ()) -> None:
@@ -163,8 +165,8 @@ class Workspace:
     def run[Result](self, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for this workspace, which no other read uses meanwhile.
 
-        If `read` fails, the workspace is cleaned: nothing is freed that the streams still write to. If that is
-        interrupted, the next call cleans it first.
+        If `read` fails, its memory is freed once the streams no longer write to it. If that is interrupted, the next
+        call does it first.
         """
         try:
             self._clean()
@@ -176,12 +178,13 @@ class Workspace:
             self._is_clean = True
         finally:
             if not self._is_clean:
+                # A KeyboardInterrupt, say, is no `Exception`.
                 self._was_interrupted |= not isinstance(sys.exception(), Exception)
             self._clean()
         return result
 
     def _clean(self) -> None:
-        """Bring the workspace into a state in which a read may begin."""
+        """Free what an earlier read has left behind, so that a read may begin."""
         if not self._is_clean:
             self.wait_until_idle()
             self.free_all()
@@ -215,7 +218,7 @@ class Workspace:
             ring.drop()
 
 
-class WorkerResources:
+class DeviceResources:
     """The workspaces of this process on one device. Safe to use from several threads."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
@@ -244,6 +247,7 @@ class WorkerResources:
             return self.lock.shared(self._run_with_own, thread, read)
 
     def _run_with_own[Result](self, thread: int, read: Callable[[Workspace], Result]) -> Result:
+        """Return what `read` returns for an idle workspace, or a new one if all are in use."""
         try:
             with self._lock:
                 idle = self._idle_workspaces()
@@ -263,8 +267,8 @@ class WorkerResources:
         return [workspace for workspace in self._workspaces if workspace not in in_use]
 
     @property
-    def is_mine(self) -> bool:
-        """Whether the calling thread is inside a read; a read inside that has the same workspace."""
+    def is_in_read(self) -> bool:
+        """Whether the calling thread is inside a read, or reads alone, so that these resources must not be closed."""
         return threading.get_ident() in self._in_use or self.lock.is_alone
 
     @property
@@ -273,7 +277,10 @@ class WorkerResources:
         return len(self._threads) > 1
 
     def prepare(self, n_threads: int) -> None:
-        """Make the streams and allocate the pinned memory that the reads of `n_threads` more threads use."""
+        """Make the streams and allocate the pinned memory that the reads of `n_threads` more threads use.
+
+        There are never more workspaces than reads that may run at once.
+        """
         with self._lock:
             n_new = min(n_threads, self.options.n_reads - len(self._workspaces))
             self._workspaces += [Workspace(self.api, self.options, shortage=self._shortage) for _ in range(n_new)]

@@ -56,7 +56,7 @@ class NativeMemory:
             resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
 
     def free_behind(self, stream: Any) -> None:
-        """Free the memory on another stream, behind the work of that one; see `DeviceMemory.free_behind`."""
+        """Free the memory on another stream, after the work of that one; see `DeviceMemory.free_behind`."""
         self._stream = stream
         self.free()
 
@@ -65,14 +65,14 @@ class NativeMemory:
 
 
 class RmmMemory:
-    """Allocates memory of one device.
+    """Allocates memory of one device, from the RMM resource that the option `memory` selects.
 
     Parameters
     ----------
     index : int
         Number of the device.
-    choice : str
-        `ResourceOptions.memory`.
+    choice : {"auto", "pool", "async", "current"}
+        Where the memory comes from; see `ResourceOptions.memory`.
     """
 
     def __init__(self, index: int, choice: MemoryChoice) -> None:
@@ -82,7 +82,7 @@ class RmmMemory:
         self._private: Any = None
         """Pool of reads alone; None until it is needed."""
         self._last_current: object = None
-        """RMM's current resource when it was last used."""
+        """RMM's current resource when it was last used, so that advice is given once for each."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
@@ -139,7 +139,7 @@ class RmmMemory:
 
 
 def is_plain(resource: object) -> bool:
-    """Whether a resource is RMM's initial one, which keeps no memory and stalls the device at every call."""
+    """Whether a resource is like RMM's initial one, which keeps no memory and stalls the device at every call."""
     return type(resource) is rmm.mr.CudaMemoryResource
 
 
@@ -172,7 +172,7 @@ def share_memory(index: int) -> Undo:
     if before is rmm_cupy_allocator or has_no_pool(rmm.mr.get_per_device_resource(index)):
         return lambda: None
     cupy.cuda.set_allocator(rmm_cupy_allocator)
-    to_restore = [before]
+    to_restore = [before]  # empty once it was restored
 
     def undo() -> None:
         if to_restore and cupy.cuda.get_allocator() is rmm_cupy_allocator:

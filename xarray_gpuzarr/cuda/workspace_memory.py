@@ -1,8 +1,8 @@
 """Memory that a workspace owns and reuses, so that no read waits for an allocation or for other reads.
 
-A borrowed piece of pinned host memory is reused once the device is done with it; device memory is reused once the host
-has seen that the device is done. Nothing is given back to the pool while the device may still use it: the pool may hand
-it on to another stream at once, and would then make that stream wait.
+Pinned host memory is reused once the device is done with it. Device memory is reused once the host, too, knows that the
+device is done with it. No memory is given back to a pool while the device may still use it: the pool may hand it on to
+another stream at once, and would then make that stream wait.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ class WorkspaceMemory:
         """Unused memory, the shortest first."""
 
     def borrow(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return at least `nbytes` bytes for use on `stream`, until `take_back`; errors as of `DeviceApi.allocate`."""
+        """Return at least `nbytes` bytes for use on `stream`, until `take_back`.
+
+        Raises the errors of `DeviceApi.allocate`.
+        """
         for memory in self._idle:
             if memory.nbytes >= nbytes:
                 self._idle.remove(memory)
                 break
         else:
-            self.free_idle()  # all of it is too short
+            self.free_idle()  # every idle piece is too short
             # Round up by at most a sixteenth, to a multiple of a power of two.
             step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
             memory = self._api.allocate(max(1, -(-nbytes // step) * step), stream)
@@ -68,7 +71,7 @@ class WorkspaceMemory:
             self.take_back(memory)
 
     def free_idle(self, kept_nbytes: int = 0) -> None:
-        """Free idle memory, except pieces of `kept_nbytes` together, the shortest ones."""
+        """Free idle memory, except the shortest pieces, which together have at most `kept_nbytes` bytes."""
         idle, self._idle = self._idle, []
         for memory in idle:
             if memory.nbytes <= kept_nbytes:
@@ -84,6 +87,7 @@ def max_allocated_nbytes(nbytes: int) -> int:
 
 
 _N_LIMITED_READS = 64
+"""Number of reads for which a limit holds after memory was short."""
 
 
 class Shortage:
@@ -115,7 +119,7 @@ class ResultOwner:
     """Keeps the memory of a result until the result is garbage collected.
 
     The memory was allocated on a stream of the workspace, so that decoding can begin at once. Results are used on the
-    consumer's stream, so the memory is freed behind what that stream has been given by then.
+    consumer's stream, so the memory is freed after the work that this stream has been given by then.
     """
 
     __slots__ = ("_consumer", "_memory")
@@ -139,7 +143,7 @@ class Slot:
         self._released = api.event()
 
     def release_after(self, stream: Stream) -> None:
-        """Let the slot be borrowed again once `stream` has done what it has been given so far."""
+        """Let the slot be borrowed again once `stream` has done the work that it has been given so far."""
         self._api.record(self._released, stream)
 
     def wait_until_released(self) -> None:
@@ -162,7 +166,7 @@ class PinnedRing:
     nbytes : int
         Length of each slot at first, in bytes.
     full_nbytes : int, optional
-        Length up to which slots are made longer than requested.
+        Length above which slots are never longer than requested, and to which `fill` allocates them.
     kept_nbytes : int, optional
         Length above which a slot is freed when its read has ended; without it, none is.
     """

@@ -37,6 +37,7 @@ _OTHER_NAMES = {"cpu": "host", "gpu": "cuda"}
 """Names of devices in other packages, and the names here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 _PER_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
+"""Environment variable with which CuPy uses a default stream per thread."""
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
@@ -63,16 +64,19 @@ def missing_for_cuda() -> list[str]:
 
 def _n_visible() -> int | None:
     """Return the number of GPUs that this process may use; None if it cannot be told without starting CUDA."""
-    count, listed = driver.n_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = driver.n_gpus()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return count
-    # CUDA ignores all GPUs behind the first one that does not exist.
+    # CUDA ignores all GPUs after the first one that does not exist, such as the usual -1.
     visible = list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, listed.split(","))))
     return len(visible) if count is None else min(count, len(visible))
 
 
 def resolve_storage(storage: str, device: str) -> Storage:
-    """Check the option `storage`: how local files reach a device.
+    """Return the option `storage`, after checking that results on `device` allow it and that this machine has it.
+
+    The option says how local files reach a device.
 
     Raises
     ------
@@ -90,7 +94,7 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="valid options: " + ", ".join(map(repr, get_args(Storage))),
             do="leave storage out, or choose one of these",
         )
-    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only for "gds"
+    from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only for "gds"
 
     resolved = resolve_device(device)
     if resolved == "host":
@@ -104,10 +108,11 @@ def resolve_storage(storage: str, device: str) -> Storage:
             found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
             do=remedy,
         )
+    # Results on workers: it is their machines that need GPUDirect Storage, not this one.
     decoder = None if resolved == "workers" else decoder_for(resolved)
-    why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
+    why = decoder.why_no_gds() if isinstance(decoder, FileReader) else None
     if why is not None:
-        raise no_direct_files(why)
+        raise no_gds_error(why)
     return "gds"
 
 
@@ -119,8 +124,8 @@ def resolve_device(device: str) -> Device:
     OptionError
         If `device` is not ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"`` or ``"workers"``.
     DeviceUnavailableError
-        If a GPU was requested, and something that it needs is missing, there is no GPU of that number, or CuPy uses a
-        stream per thread.
+        If a GPU was requested and cannot be used: something that it needs is missing, no GPU has that number, or CuPy
+        is set to use a default stream per thread.
     """
     if not is_device(device):
         raise OptionError(
@@ -133,15 +138,8 @@ def resolve_device(device: str) -> Device:
         return device
     missing = missing_for_cuda()
     if not missing:
-        number, count = _number(device), _n_visible()
-        if number is not None and count is not None and number >= count:
-            raise DeviceUnavailableError(
-                f"device='cuda:{number}' cannot be used here",
-                tried="the GPUs that this process may use, counted from 0",
-                found=f"{count}, the last of them 'cuda:{count - 1}'",
-                do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
-            )
-        return _with_one_stream(device)
+        _check_number(device)
+        return _resolve_with_gpu(device)
     lacks_packages_only = set(missing) <= set(_CUDA_PACKAGES.values())
     if device != "auto":
         condition = "" if lacks_packages_only else "on a machine with an NVIDIA GPU and its driver: "
@@ -161,8 +159,25 @@ def resolve_device(device: str) -> Device:
     return "host"
 
 
-def _with_one_stream(device: str) -> Device:
-    """Return the device to use, unless CuPy is set to use a stream per thread. CuPy is not imported."""
+def _check_number(device: str) -> None:
+    """Raise `DeviceUnavailableError` if `device` has a number, and this process has no GPU with that number."""
+    number = _number(device)
+    count = _n_visible()
+    if number is not None and count is not None and number >= count:
+        raise DeviceUnavailableError(
+            f"device='cuda:{number}' cannot be used here",
+            tried="the GPUs that this process may use, counted from 0",
+            found=f"{count}, the last of them 'cuda:{count - 1}'",
+            do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
+        )
+
+
+def _resolve_with_gpu(device: str) -> Device:
+    """Return the device that reads use, on a machine that has all that a GPU needs. CuPy is not imported.
+
+    If the environment sets CuPy to a default stream per thread, this is the host for ``"auto"``, and an error for a GPU
+    that was requested.
+    """
     setting = os.environ.get(_PER_THREAD, "0")
     if setting == "0":
         return "cuda" if device == "auto" else device
@@ -194,7 +209,7 @@ def _number(device: str) -> int | None:
 
 @cache
 def decoder_for(device: str) -> Decoder:
-    """Return the decoder of a device; there is one in a process. Raises the errors of `resolve_device`."""
+    """Return the decoder of a device, always the same one in a process. Raises the errors of `resolve_device`."""
     resolved = resolve_device(device)
     if resolved != device:
         return decoder_for(resolved)
@@ -206,11 +221,14 @@ def decoder_for(device: str) -> Decoder:
     from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # imports much that the host does not need
 
     decoder: Decoder = cuda.CudaDecoder()
-    return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
+    if resolved == "cuda":
+        return decoder
+    # A client may have no GPU. Only a read needs the decoder that the last argument returns.
+    return WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 
 
 def usable_device(device: str) -> Device:
-    """Return `resolve_device(device)`, or ``"host"`` if "auto" has found a GPU that turns out unusable. Starts CUDA."""
+    """Return `resolve_device(device)`, or ``"host"`` if `device` is "auto" and the GPU is unusable. Starts CUDA."""
     resolved = resolve_device(device)
     return "host" if device == "auto" and not is_usable(decoder_for(resolved)) else resolved
 
@@ -220,7 +238,7 @@ def is_usable(decoder: Decoder) -> bool:
     return not isinstance(decoder, SelfChecking) or decoder.why_unusable() is None
 
 
-def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
+def read_with_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
     """Call `read` with a decoder, or with the host's decoder if the device is unusable, and return its result.
 
     Parameters
@@ -238,13 +256,14 @@ def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or
         try:
             return read(decoder)
         except DeviceUnavailableError:
+            # The device may have become unusable since it was checked. If it has not, the error has another cause.
             if is_usable(decoder):
                 raise
     return read(decoder_for("host"))
 
 
 def _unpack(host: npt.NDArray[Any]) -> Any:
-    """Return a CuPy array, or a stand-in on a machine without GPU, such as that of a scheduler."""
+    """Return values as a CuPy array, or as a stand-in on a machine without GPU, such as that of a scheduler."""
     if missing_for_cuda():
         return CupyStandIn(host)
     api = native_device()
@@ -252,4 +271,5 @@ def _unpack(host: npt.NDArray[Any]) -> Any:
         return api.array(host)
 
 
+# A stand-in that is sent to a machine with a GPU becomes a CuPy array there.
 copyreg.pickle(CupyStandIn, lambda stand_in: (_unpack, (stand_in.get(),)))

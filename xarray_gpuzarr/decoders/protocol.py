@@ -23,9 +23,9 @@ from xarray_gpuzarr.stored.cf import Cast
 Device = str
 """Where arrays are decoded and live: ``host``, ``workers``, ``cuda``, or ``cuda:1`` with any number.
 
-``workers`` means the GPUs of a cluster's workers, whatever the client has; ``cuda`` the calling thread's current GPU.
+``workers`` means the GPUs of a cluster's workers, even if the client has none; ``cuda`` means the calling thread's
+current GPU.
 """
-
 
 StreamOf = Callable[[int], int | None]
 """Function that returns the handle of the stream on which a library works now, given the number of the GPU.
@@ -36,7 +36,7 @@ It returns None if the library has no such stream.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where an array is decoded. Its metadata alone determine this."""
+    """Where an array is decoded, as far as this is known without reading it."""
 
     where: str
     """The place, such as ``"host"``, ``"cuda"`` or ``"host, by zarr-python"``."""
@@ -52,10 +52,13 @@ class Decoder(Protocol):
         """Where results live: ``"host"``, or ``"cuda"`` for any GPU, including those of workers."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
-        """Return where the chunks of an array are decoded, and why, without I/O."""
+        """Return where the chunks of an array are decoded, and why, without reading any of them."""
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype of results for a requested `dtype`. Device arrays have the machine's byte order only."""
+        """Return the dtype that results have if `dtype` is requested.
+
+        Only the byte order may differ: arrays on a device always have the machine's.
+        """
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array of this decoder's library.
@@ -63,8 +66,10 @@ class Decoder(Protocol):
         An array of length zero is the dask meta of everything that this decoder reads.
         """
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
-        """Read a target in one call, without a plan; return None if the read has to be planned.
+    def read_without_plan(
+        self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any
+    ) -> Any | None:
+        """Read a target without a plan, and return the result; return None if the read has to be planned.
 
         This is for reads that are so short that planning takes longer than decoding.
 
@@ -91,8 +96,8 @@ class Decoder(Protocol):
         Parameters
         ----------
         plans : iterator of ReadPlan
-            Plans that together cover `target`. They are drawn lazily, by one thread at a time; drawing one may read a
-            shard index.
+            Plans that together cover `target`. The decoder draws them as it needs them, by one thread at a time;
+            drawing one may read a shard index.
         source : ByteSource
             Where the encoded chunks are stored.
         spec : ArraySpec
@@ -131,12 +136,12 @@ class Decoder(Protocol):
     def may_retry(self, err: Exception) -> bool:
         """Whether a read that ended in an error of the device may succeed if it is repeated.
 
-        An array that the device has decoded to other values than the host is decoded by the host from then on. A read
-        that ran out of memory is repeated by `alone`.
+        If the device has decoded an array to other values than the host, this lets the host decode the array from now
+        on. A read that ran out of memory is to be repeated through `alone`.
         """
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read`, which calls `decode`, with the device to itself.
+        """Call `read`, which calls `decode`, while no other thread reads to the device; return its result.
 
         Raises
         ------
@@ -145,7 +150,7 @@ class Decoder(Protocol):
         """
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Return an array that zarr-python has decoded, copied to `device` and cast."""
+        """Cast `block`, an array in host memory that zarr-python has decoded, and return it on `device`."""
 
 
 @runtime_checkable
@@ -160,21 +165,24 @@ class PreparedDecoder(Decoder, Protocol):
     """A decoder whose preparations for its first reads can be made in advance, and undone."""
 
     def prepare(self) -> Undo:
-        """Check the device, build kernels, and use the caller's memory pool. Return a function that stops using it."""
+        """Check the device, build kernels, and let the array library use the caller's memory pool.
+
+        Returns a function that ends the use of this pool.
+        """
 
     def prepare_threads(self, n_threads: int) -> None:
         """Allocate what reads on `n_threads` further threads will use."""
 
     def close(self) -> None:
-        """Free what all threads have allocated, after their reads have ended. Later reads allocate it again."""
+        """Wait until all reads have ended, and free what is kept for later ones, which allocate it again."""
 
 
 @runtime_checkable
 class FileReader(Protocol):
     """A decoder whose device may read local files itself."""
 
-    def why_no_files(self) -> str | None:
-        """Return why GPUDirect Storage cannot read files into the device on this machine; None if it can."""
+    def why_no_gds(self) -> str | None:
+        """Return why GPUDirect Storage cannot read files into device memory on this machine; None if it can."""
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Return why the chunks of an array go through host memory; None if the device reads them itself.

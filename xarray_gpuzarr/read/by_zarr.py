@@ -8,7 +8,7 @@ import numpy as np
 import zarr
 from zarr.registry import get_pipeline_class
 
-from xarray_gpuzarr.decoders.choice import by_usable, decoder_for
+from xarray_gpuzarr.decoders.choice import decoder_for, read_with_usable
 from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
 from xarray_gpuzarr.fetch import object_source
@@ -91,7 +91,7 @@ def read_by_zarr(
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
-    return by_usable(decoder, lambda usable: usable.upload(block, stored.cast), or_host=or_host)
+    return read_with_usable(decoder, lambda usable: usable.upload(block, stored.cast), or_host=or_host)
 
 
 def checked_array(array: zarr.Array[Any]) -> zarr.Array[Any]:

@@ -142,7 +142,7 @@ def _read_target(
         account.switch("decode")
         # Reads in one call report no progress, and take no more than the usual care.
         if not shown_bars and source.identity not in care_by_store:
-            array = decoder.read_at_once(source, spec, target, stored.cast, out)
+            array = decoder.read_without_plan(source, spec, target, stored.cast, out)
             if array is not None:
                 return array
         attempts = Attempts(source, spec, decoder, or_host=or_host)

@@ -18,7 +18,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.locks import SharedLock
-from xarray_gpuzarr.cuda.resources import WorkerResources
+from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 from xarray_gpuzarr.read import read, stored_array
@@ -85,7 +85,7 @@ def lent_at_once(pool, n_threads):
 
 
 def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
-    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions())
 
     lent = set(lent_at_once(pool, 3))
 
@@ -98,7 +98,7 @@ def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
 @pytest.mark.parametrize("n_reads", [1, 4])
 def test_one_read_more_waits_until_one_has_ended(n_reads):
     device = SimulatedDevice(LAZY)
-    pool = WorkerResources(device, ResourceOptions(n_reads=n_reads))
+    pool = DeviceResources(device, ResourceOptions(n_reads=n_reads))
     all_there = threading.Barrier(n_reads + 1, timeout=0.5)
     with pytest.raises(threading.BrokenBarrierError):
         at_once(lambda _: pool.run_read(lambda _: all_there.wait()), n_reads + 1)
@@ -109,7 +109,7 @@ def test_one_read_more_waits_until_one_has_ended(n_reads):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_read_that_fails_gives_its_workspace_back(error):
     device = SimulatedDevice(LAZY)
-    pool = WorkerResources(device, ResourceOptions())
+    pool = DeviceResources(device, ResourceOptions())
 
     for _ in range(7):
         with pytest.raises(error):
@@ -119,13 +119,13 @@ def test_a_read_that_fails_gives_its_workspace_back(error):
 
 @pytest.mark.parametrize(("n_reads", "nbytes"), [(1, 750 * MIB), (3, 250 * MIB), (5, 150 * MIB)])
 def test_scratch_is_divided_by_those_who_may_read(n_reads, nbytes):
-    pool = WorkerResources(SimulatedDevice(LAZY, 1000 * MIB), ResourceOptions(n_reads=n_reads))
+    pool = DeviceResources(SimulatedDevice(LAZY, 1000 * MIB), ResourceOptions(n_reads=n_reads))
 
     assert pool.run_read(lambda space: space.scratch_nbytes) == nbytes
 
 
 def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
-    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions())
     reads, closed = threading.Event(), threading.Event()
 
     def read(workspace):
@@ -165,7 +165,7 @@ def test_reads_begin_in_the_order_in_which_they_came():
 
 def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_copies_have_run(monkeypatch):
     device = SimulatedDevice(LAZY)
-    pool = WorkerResources(device, ResourceOptions())
+    pool = DeviceResources(device, ResourceOptions())
 
     def read(workspace):
         slot, memory = workspace.borrow_slot(KIB), workspace.device_slots.borrow(KIB, workspace.copy)
@@ -184,7 +184,7 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
 
 def test_slots_of_an_interrupted_read_are_dropped_however_often_cleaning_fails(monkeypatch):
     device = NotingDevice(LAZY)
-    pool = WorkerResources(device, ResourceOptions())
+    pool = DeviceResources(device, ResourceOptions())
     with monkeypatch.context() as patch:
         patch.setattr(resources.Workspace, "wait_until_idle", lambda *_: fail(ArithmeticError))
         for _ in range(3):  # the first of them is the read's own
@@ -220,7 +220,7 @@ def test_an_output_outlives_a_cleaning_that_was_interrupted(monkeypatch):
 
 def test_long_tables_are_given_back_when_their_read_ends():
     device = SimulatedDevice(LAZY)
-    pool = WorkerResources(device, ResourceOptions())
+    pool = DeviceResources(device, ResourceOptions())
 
     def read(workspace):
         for ring in (workspace.tables, workspace.receipts):
@@ -233,7 +233,7 @@ def test_long_tables_are_given_back_when_their_read_ends():
 
 
 def test_an_interrupted_closing_leaves_the_others_to_be_settled(monkeypatch):
-    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions())
     settled = []
     workspaces = list(lent_at_once(pool, 3))
     settle = resources.Workspace.wait_until_idle
@@ -281,6 +281,6 @@ def test_there_is_one_pool_at_a_time(end):
 
 
 def test_the_test_of_turns_can_fail():
-    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions(n_reads=N_THREADS))
+    pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions(n_reads=N_THREADS))
 
     assert len(set(lent_at_once(pool, 9))) == 9

@@ -67,13 +67,13 @@ def written(store, *, codec="zstd", sharded=True, data=DATA, **keywords):
 def short_reads(read):
     """Return the result of `read`, and how many reads of it were short."""
     results = []
-    original = HostDecoder.read_at_once
+    original = HostDecoder.read_without_plan
 
     def spy(*arguments):
         results.append(original(*arguments))
         return results[-1]
 
-    with patch.object(HostDecoder, "read_at_once", spy):
+    with patch.object(HostDecoder, "read_without_plan", spy):
         result = read()
     return result, sum(each is not None for each in results)
 

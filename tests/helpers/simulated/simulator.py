@@ -214,7 +214,7 @@ class SimulatedDevice:
             touches = [Touch(p, min(p + 1, end), "pointer") for p, end in zip(pointers, ends, strict=True)]
             self._scheduler.give(stream, name, partial(self._run_kernel, kernel, n_blocks, n_threads, words), *touches)
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         return None if self._reads_files else "the simulated device reads no files"
 
     def open_file(self, path: str) -> SimulatedFile:

@@ -6,7 +6,7 @@ typedef unsigned int u4;
 typedef unsigned long long u8;
 
 constexpr u4 n_threads = 256, n_lanes = 32, n_warps = n_threads / n_lanes;
-constexpr u4 n_shared = 8192;  // words of 4 bytes
+constexpr u4 n_shared = 8192;  // number of words of 4 bytes in shared memory
 
 struct Block {
     const u1* in;
@@ -14,7 +14,7 @@ struct Block {
     u4 nbytes, typesize, n;  // n: number of whole elements
 };
 
-// Return 32 bits of the two words from bit `shift` on; shift < 32.
+// Return 32 bits, from bit `shift` of `low` on; shift < 32.
 __device__ inline u4 joined(u4 low, u4 high, u4 shift) { return (u4)(((u8)high << 32 | low) >> shift); }
 
 template <u4 n> struct alignas(n < 4 ? 4 : n) Bytes { u4 part[n < 4 ? 1 : n / 4]; };

@@ -25,11 +25,12 @@ typedef unsigned int u4;
 typedef unsigned long long u8;
 
 constexpr u4 n_lanes = 32, n_warps = 2, all_lanes = 0xffffffff;
-constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job in one lane; in 8
+constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job that one lane holds; that 8 lanes hold
 constexpr u4 n_streams = n_lanes / job_lanes;  // number of streams of a warp, each with one job at a time
-constexpr u4 n_steps = 7, most = (1 + n_steps) * step;  // limits: steps of a job that are not held; bytes of a job
+constexpr u4 n_steps = 7;  // limit of the steps of a job that the whole warp copies
+constexpr u4 most = (1 + n_steps) * step;  // limit of the bytes of a job
 constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;
-constexpr u4 token_nbytes = 12;  // bytes that a turn looks at
+constexpr u4 token_nbytes = 12;  // largest number of bytes of the source that a turn looks at
 
 struct alignas(16) Words { u4 word[4]; };
 
@@ -98,7 +99,7 @@ struct Input {
             ring[slot + 1] = ahead[1];
             if (slot == 0) ring[ring_nbytes / 16] = ahead[0];
             staged += ahead_nbytes;
-            load();  // arrives when it is next stored
+            load();  // the bytes need not have arrived before they are put into the ring
         }
     }
 
@@ -185,7 +186,7 @@ struct Decoder {
         input.stage(at);
     }
 
-    // Bytes that were repeated once are the same as those of a match with twice the distance.
+    // Go on with a token. Bytes that repeat at a distance also repeat at its multiples, so a turn copies more each time.
     __device__ void go_on()
     {
         if (reciprocal) limit = distance * (((step - 1) * reciprocal >> 10) + 1);
@@ -258,7 +259,7 @@ struct Shared {
     Job jobs[2][n_streams];
 };
 
-// Return when the streams of all lanes are decoded.
+// Decode the streams of all lanes of a warp.
 __device__ inline void decode(Decoder& decoder, Shared& shared, u4 lane)
 {
     Held held = {};

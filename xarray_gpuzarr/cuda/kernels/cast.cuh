@@ -38,8 +38,8 @@ template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], 
 
 __device__ inline f2 rounded_product(f2 a, f2 b) { return As<f2>::from(rounded_product(as_f4(a), as_f4(b))); }
 
-// Mask, scale and add. GPUs lose the payload of a NaN. If a result may be NaN, all is computed again by slower code that
-// keeps payloads.
+// Mask, scale and add. GPUs lose the payload of a NaN. So if any result may be NaN, slower code that keeps payloads
+// computes all of them again.
 template <class R> struct Arithmetic {  // results that are integers have no arithmetic
     template <u4 n> static __device__ void apply(R (&)[n], const Cast&) {}
 };
@@ -66,6 +66,7 @@ template <class R, class Bits> struct FloatArithmetic {
         for (u4 j = 0; j < (u4)cast.n_mask; ++j) {
             const Bits masked = bits<Bits>(cast.mask[j]);
             if (is_nan(masked)) continue;
+            // All bits are compared, but the sign of a zero is not.
             const Bits magnitude = Float<Bits>::sign - 1, kept = masked & magnitude ? (Bits)~(Bits)0 : magnitude;
 #pragma unroll
             for (u4 i = 0; i < n; ++i)

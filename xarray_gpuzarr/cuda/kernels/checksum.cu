@@ -6,8 +6,8 @@
 // behind it is removed from the result.
 //
 // Grid: n * tiles_per_message blocks of 256 threads; a block adds 64 KiB of one message to the message's result. `table`
-// has two columns of n words: address, and length up to 2^32 - 16. `result` has one column, zeros at first; `finish` in
-// checksum.py makes the checksums from it.
+// has two columns of n words: address, and length up to 2^32 - 16. `results` has one column, zeros at first;
+// `final_checksums` in checksum.py makes the checksums from it.
 // Memory: neighbouring threads read neighbouring words of 16 bytes. Words that cross an end of a message are read byte by
 // byte.
 // Python, per message: zlib.crc32(message), google_crc32c.value(message), zlib.adler32(message)
@@ -22,6 +22,10 @@ struct alignas(16) Word { u4 part[4]; };
 #define UNROLL _Pragma("unroll")
 
 constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is one word of each thread
+
+// A KIND sums up the words of one thread (`add`), adds that to the total of its block (`join`), and adds this total to the
+// message's result (`put`). `behind` is the number of bytes that follow: in `join`, those after the thread's word in a
+// stride; in `put`, those after the tile in the padded message. `put_constant` adds what depends on the length alone.
 
 // ---- CRC: a polynomial over GF(2) modulo another polynomial; bit 31 is the coefficient of x^0
 
@@ -90,7 +94,8 @@ typedef Crc<0x82f63b78u> crc32c;
 
 struct adler32 {
     static constexpr u4 modulus = 65521;
-    u4 a = 0, b = 0, strides = 0;  // strides: sum of `a` over all strides so far; within a tile, all fit into 32 bits
+    // strides: sum over all strides so far of what `a` was before the stride. In a tile, all sums fit into 32 bits.
+    u4 a = 0, b = 0, strides = 0;
 
     __device__ void add(const Word& word)
     {

@@ -150,8 +150,8 @@ struct Scan {
         steps[warp][0][lane] = steps[warp][1][lane] = 0;
     }
 
-    // Return the sum of `mine` over all threads before this one; `total` is the sum over all threads. `turn` must alternate
-    // between 0 and 1: slower threads may still read the totals of the previous call.
+    // Return the sum of `mine` over all threads before this one, and set `total` to the sum over all threads. `turn` must
+    // alternate between 0 and 1: slower threads may still read the totals of the previous call.
     __device__ Sum before(Sum mine, u4 turn, Sum& total)
     {
         const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
@@ -176,6 +176,7 @@ struct Scan {
     }
 };
 
+// Add up a segment.
 __device__ inline void sum_up(Scan& scan, const Differences& differences, u8* result)
 {
     Sum mine = 0, total;
@@ -203,6 +204,7 @@ __device__ inline void sum_up_segments(Scan& scan, u8 first, u8 stride, u4 n)
     }
 }
 
+// Write the elements of a segment; `done` is the sum of all segments before it.
 __device__ inline void write(Scan& scan, const Differences& differences, u8 decoded, const DType& to, Sum done)
 {
     Elements<FROM> next = differences.load(0);

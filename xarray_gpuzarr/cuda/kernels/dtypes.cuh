@@ -13,6 +13,7 @@ __device__ inline bool is_float(const DType& dtype) { return dtype.kind == 'f'; 
 
 __device__ inline DType dtype_of(u8 word) { return DType{(u4)word & 0xff, (u1)(word >> 8), (u1)(word >> 16)}; }
 
+// Return element `at` of an array as a word.
 __device__ inline u8 load(const DType& dtype, u8 address, u4 at)
 {
     u8 word = 0;
@@ -65,13 +66,14 @@ __device__ inline u8 as_floating(const DType& from, u8 word, const DType& to)
     return bits<u8>(number<f8>(from, word));
 }
 
-// Whether an integer dtype can represent a number without a fraction.
+// Whether an integer dtype can represent `value`, a number without a fraction.
 __device__ inline bool holds(const DType& dtype, f8 value)
 {
     const f8 beyond = bits<f8>((u8)(1023 + 8 * dtype.nbytes - (dtype.kind == 'i')) << 52);
     return value < beyond && value >= (dtype.kind == 'i' ? -beyond : 0.0);
 }
 
+// Whether an integer dtype can represent an integer of 64 bits, which is signed or not.
 __device__ inline bool holds(const DType& dtype, u8 word, bool is_signed)
 {
     const bool is_negative = is_signed && (i8)word < 0;

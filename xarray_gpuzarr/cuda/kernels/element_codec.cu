@@ -25,7 +25,7 @@ struct Codec {  // fields of `filters.ElementCodec.words`
     // Followed by pairs of an encoded integer and its decoded value.
 };
 
-// Return false if the value of an element is undefined, or differs between computers.
+// Convert an element as NumPy does. Return false if the result is undefined, or differs between computers.
 __device__ inline bool convert(const DType& from, u8 word, const DType& to, u8& result)
 {
     if (is_float(to)) {
@@ -58,7 +58,7 @@ __device__ inline bool decode_scaled(const DType& from, u8 word, const DType& to
     return convert(inner, value, to, result);
 }
 
-// Return false unless `scale` divides `word`. Elements of up to 4 bytes are divided as integers of 4 bytes.
+// Whether `scale` divides `word`; sets `quotient`. Elements of up to 4 bytes are divided as integers of 4 bytes.
 template <class U, class S>
 __device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotient)
 {

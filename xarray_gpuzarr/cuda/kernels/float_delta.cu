@@ -34,9 +34,9 @@ struct Kept {
     }
 };
 
-// Add up a tile. Once a sum is NaN, all later sums are: if the last one is not, none is, and payloads need no care.
-// If several elements are NaN, NumPy keeps the payload of either, depending on how it was compiled. This code keeps the
-// first.
+// Write the running sums of a tile, after the sum `before`; return the last one. Once a sum is NaN, all later ones are. So
+// if the last one is not NaN, none is, and payloads need no care. If several elements are NaN, NumPy keeps the payload of
+// any one of them, depending on how it was compiled. This code keeps the first.
 __device__ inline SUM add_up(const Tile& numbers, Tile& sums, u4 count, SUM before)
 {
     SUM last = before;
@@ -135,7 +135,7 @@ extern "C" __global__ void float_delta(u8 table, u8 n, u8 n_elements, u8 encoded
             carrier.load_ahead(first + 2 * n_tile);
         } else if (threadIdx.x == 0) {
             done = add_up(numbers[turn], sums[turn], carrier.count(first), done);
-            if (first == 0) sums[0].value[0] = numbers[0].value[0];  // keeps a signalling NaN
+            if (first == 0) sums[0].value[0] = numbers[0].value[0];  // not a sum, so a signalling NaN stays one
         }
         __syncthreads();
     }

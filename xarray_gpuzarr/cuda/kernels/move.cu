@@ -23,7 +23,7 @@ template <class Word> __device__ inline void move_words(const Word* __restrict__
     for (u4 i = threadIdx.x; i < n; i += blockDim.x) dst[i] = src[i];
 }
 
-// `src` is aligned, and begins `shift` bytes, 1 to 7, before the first byte that is copied.
+// Copy from a source that is not aligned. `src` is the aligned address `shift` bytes, 1 to 7, before its first byte.
 __device__ inline void move_shifted(const u8* __restrict__ src, u8* __restrict__ dst, u4 n, u4 shift)
 {
 #pragma unroll 4

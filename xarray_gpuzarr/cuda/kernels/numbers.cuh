@@ -27,6 +27,7 @@ template <class To, class From> __device__ inline To bits(From value)
     return both.to;
 }
 
+// Return a word with its lowest `nbytes` bytes reversed; 2, 4 or 8.
 __device__ inline u8 swapped(u8 word, u4 nbytes)
 {
     word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);
@@ -118,7 +119,8 @@ __device__ inline f8 widened(f4 a)
     return r;
 }
 
-// GPUs lose the payload of a NaN. x86 keeps that of the first operand, and new NaNs are negative.
+// Return `result`, computed from `a` and `b`. If it is NaN, give it the payload that x86 would: that of the first operand
+// that is NaN, or none and a negative sign if neither is. GPUs lose payloads.
 template <class F, class Bits> __device__ inline F with_payload(F result, F a, F b)
 {
     if (!is_nan(bits<Bits>(result))) return result;

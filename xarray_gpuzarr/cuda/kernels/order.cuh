@@ -1,11 +1,11 @@
 // Swap the bytes of elements into the machine's order, without a branch for each element.
 
-// Selectors of `__byte_perm` for the two halves of a word of 8 bytes after its bytes were swapped.
+// Selectors of `__byte_perm` that give the two halves of a word of 8 bytes with its bytes swapped.
 struct Order {
     u4 low, high;
 };
 
-// Return the order for elements of which `swap_nbytes` bytes at a time are reversed; 0 leaves them as they are.
+// Return the order that reverses `swap_nbytes` bytes at a time. For other numbers, such as 0, nothing is swapped.
 __device__ inline Order order_of(u4 swap_nbytes)
 {
     switch (swap_nbytes) {
@@ -16,7 +16,7 @@ __device__ inline Order order_of(u4 swap_nbytes)
     }
 }
 
-// Return a word with its bytes swapped. A word of 1, 2 or 4 bytes is only the lower half.
+// Return a word with its bytes in another order. A word of 1, 2 or 4 bytes has only a lower half.
 template <class Word> __device__ inline Word ordered(Word word, const Order& order)
 {
     const u4 low = (u4)word, high = sizeof(Word) == 8 ? (u4)((u8)word >> 32) : 0;

@@ -31,7 +31,7 @@ extern "C" __global__ void packbits(u8 table, u8 n, u8 tiles_per_chunk, u8 n_ele
     const u4 at = threadIdx.x < 8 ? threadIdx.x : tail + threadIdx.x - 8;
     if (threadIdx.x < 16 && at < (threadIdx.x < 8 ? head : n_here)) out[at] = (u1)(packed[at / 8] >> (7 - at % 8) & 1);
 
-    u4 pair[n_each];  // a word takes bits of two bytes, unless it begins at a byte
+    u4 pair[n_each];  // the two bytes that hold the bits of a word of results, which may begin inside a byte
 #pragma unroll
     for (u4 i = 0; i < n_each; ++i) {  // behind the last byte, the last byte is loaded again
         const u4 word = threadIdx.x + i * n_threads;

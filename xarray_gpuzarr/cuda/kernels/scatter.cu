@@ -21,7 +21,8 @@ struct Target {
     Cast cast;
     RESULT* out;
     i8 in_first;
-    u8 n_axes, row_width, width, n_lines, tiles_across;  // width, n_lines, tiles_across: as in `axes.Tiling`
+    u8 n_axes, row_width;  // row_width: number of piece numbers of a row
+    u8 width, n_lines, tiles_across;  // as in `axes.Tiling`
     u8 pitch;  // elements between lines in shared memory; 0 if tiles are not transposed
     Axis axis[8];
 };
@@ -38,7 +39,8 @@ struct Line {  // addresses of the line's first element in this tile
 
 constexpr u4 n_threads = 256, n_each = 4, max_lines = 256, stage_nbytes = 17408;  // see axes.py
 
-__device__ inline u8 stepped(u8 address, i4 at, i4 step)  // one instruction, which compilers do not choose by themselves
+// Return address + at * step. This is one instruction, which compilers do not choose by themselves.
+__device__ inline u8 stepped(u8 address, i4 at, i4 step)
 {
     u8 result;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(at), "r"(step), "l"(address));
@@ -67,22 +69,23 @@ __device__ inline Side side_of(const Axis& axis, const i8* pieces)
     return side;
 }
 
+// Move the addresses by `at` positions along an axis.
 __device__ inline void advance(Line& place, const Side& side, u4 at)
 {
     place.in += sizeof(STORED) * (side.index ? side.index[at] * side.in_stride : side.in_first + at * side.in_step);
     place.out += sizeof(RESULT) * (side.out_first + at * side.out_stride);
 }
 
-// Return the start of line number `below`, counted over all axes except the last.
-__device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 below)
+// Return line `number`, counted over all axes except the last; `place` is the first line of the box.
+__device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 number)
 {
 #pragma unroll 1
     for (int axis = (int)n_axes - 2; axis > 0; --axis) {
-        const u4 count = side[axis].count, next = below / count;
-        advance(place, side[axis], below - next * count);
-        below = next;
+        const u4 count = side[axis].count, outer = number / count;
+        advance(place, side[axis], number - outer * count);
+        number = outer;
     }
-    if (n_axes > 1) advance(place, side[0], below);
+    if (n_axes > 1) advance(place, side[0], number);
     return place;
 }
 
@@ -110,7 +113,7 @@ struct Staged {
     __device__ STORED at(u4 line, i4 at) const { return stage[line * pitch + at]; }
 };
 
-// Return `number`, or `last` behind it: the last element is then loaded again, but not stored.
+// Return `number`, but `last` if that is less: the last element is then loaded again, but not stored.
 __device__ inline u4 up_to(u4 number, u4 last) { return number < last ? number : last; }
 
 template <class Source>
@@ -169,14 +172,15 @@ extern "C" __global__ void scatter(u8 target_address, u8 src_address, u8 row_add
         side[threadIdx.x] = side_of(target.axis[threadIdx.x], (const i8*)row_address + row * target.row_width);
     __syncthreads();
 
-    u4 n_below = 1;
+    u4 n_box_lines = 1;
 #pragma unroll 1
-    for (u4 i = 0; i + 1 < n_axes; ++i) n_below *= side[i].count;
+    for (u4 i = 0; i + 1 < n_axes; ++i) n_box_lines *= side[i].count;
     const Side across = side[n_axes - 1];
-    const u4 first_at = tile % tiles_across * (u4)target.width, first_below = tile / tiles_across * (u4)target.n_lines;
-    if (first_at >= across.count || first_below >= n_below) return;
+    const u4 first_at = tile % tiles_across * (u4)target.width, first_line = tile / tiles_across * (u4)target.n_lines;
+    if (first_at >= across.count || first_line >= n_box_lines) return;
     const u4 width = across.count - first_at < (u4)target.width ? across.count - first_at : (u4)target.width;
-    const u4 n_lines = n_below - first_below < (u4)target.n_lines ? n_below - first_below : (u4)target.n_lines;
+    const u4 lines_left = n_box_lines - first_line;
+    const u4 n_lines = lines_left < (u4)target.n_lines ? lines_left : (u4)target.n_lines;
     const u4 n = width * n_lines;
 
     if (threadIdx.x < n_lines) {
@@ -185,7 +189,7 @@ extern "C" __global__ void scatter(u8 target_address, u8 src_address, u8 row_add
         Line start = {(u8)src, (u8)target.out};
         start.in += sizeof(STORED) * (across.index ? 0 : across.in_first + first_at * across.in_step);
         start.out += sizeof(RESULT) * (across.out_first + first_at * across.out_stride);
-        lines[threadIdx.x] = line_of(start, side, n_axes, first_below + threadIdx.x);
+        lines[threadIdx.x] = line_of(start, side, n_axes, first_line + threadIdx.x);
     }
     __syncthreads();
 

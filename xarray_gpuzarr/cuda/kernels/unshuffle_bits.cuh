@@ -1,6 +1,7 @@
 // Undo the bit shuffle for typesizes 1, 2, 4, 8 and 16: from planes to words of 16 bytes, which the threads of a warp
 // exchange through shared memory.
 
+// One of the three steps that transpose matrices of 8 x 8 bits: swap squares of `distance` x `distance` bits.
 template <u4 distance, u4 mask> __device__ inline void exchange(u4 (&row)[8])
 {
 #pragma unroll
@@ -12,7 +13,7 @@ template <u4 distance, u4 mask> __device__ inline void exchange(u4 (&row)[8])
     }
 }
 
-// Transpose four matrices of 8 x 8 bits side by side.
+// Transpose four matrices of 8 x 8 bits, which lie side by side in the rows.
 __device__ inline void transpose_bits(u4 (&row)[8])
 {
     exchange<4, 0x0f0f0f0f>(row);
@@ -114,6 +115,7 @@ __device__ inline bool unshuffle_bits(Bytes<16>* shared, const Block& block, u4 
     if ((u8)block.out % 16) return false;
     const u4 lane = threadIdx.x % n_lanes, warp = threadIdx.x / n_lanes, plane = block.n / 8;
     const bool is_aligned = ((u8)block.in | plane) % 4 == 0;
+    // `load_anywhere` reads a few bytes before and behind, which must be the block's: keep off both ends.
     const u4 edge = is_aligned ? 0 : 1, n_groups = block.n / 32 > edge ? block.n / 32 - edge : edge;
     Bytes<16>* const units = shared + warp * n_units;
     const u1* const in = block.in + lane % Mine::n_parts * 8 * Mine::n_bytes * plane;

@@ -1,6 +1,6 @@
 // Undo the byte shuffle for typesizes 1, 2, 4, 8 and 16: from planes to words of 16 bytes, in registers.
 
-// Return the bytes of `a` and `b` in turn.
+// Return the bytes of `a` and `b` in turn: a[0], b[0], a[1], b[1] and so on.
 template <u4 n> __device__ inline Bytes<2 * n> alternated(const Bytes<n>& a, const Bytes<n>& b)
 {
     Bytes<2 * n> both;
@@ -15,7 +15,8 @@ template <u4 n> __device__ inline Bytes<2 * n> alternated(const Bytes<n>& a, con
     return both;
 }
 
-// Return `width` elements made of every `step`-th plane.
+// Return `width` neighbouring elements, made of `n_planes` planes that are `step` planes apart, the first of them at `in`.
+// `n` is the length of a plane.
 template <u4 n_planes, u4 width, bool is_aligned, u4 step = 1>
 __device__ inline Bytes<n_planes * width> elements(const u1* in, u4 n)
 {
@@ -53,6 +54,7 @@ template <u4 typesize> __device__ inline bool unshuffle_bytes(const Block& block
     if ((u8)block.out % typesize) return false;
     const u4 skipped = (u4)(-(u8)block.out % 16) / typesize;
     const bool is_aligned = !((u8)(block.in + skipped) % width || (typesize > 1 && block.n % width));
+    // `load_anywhere` reads a few bytes before and behind, which must be the block's: keep off both ends.
     const u4 edge = is_aligned || width < 4 ? 0 : width, begin = skipped + edge;
     const u4 n_words = block.n > begin + edge ? (block.n - begin - edge) / width : 0;
     if (is_aligned) unshuffle_words<typesize, true>(block, begin, n_words, tile, n_tiles);

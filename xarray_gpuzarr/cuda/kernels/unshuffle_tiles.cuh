@@ -32,7 +32,8 @@ struct Groups {
     }
 };
 
-// Write the bytes to shared memory: in a turn, byte k of 4 elements; the loads of 4 turns are issued together.
+// Write elements to shared memory, from element `first` on, as many as fit. In a turn, a thread writes byte k of 4
+// elements. The loads of 4 turns are issued together.
 __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     constexpr u4 ahead = 4;
@@ -56,7 +57,7 @@ __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& 
     }
 }
 
-// Write the bytes to shared memory: in a turn, byte k of 32 elements.
+// Write elements of a bit shuffle to shared memory likewise. In a turn, a thread writes byte k of 32 elements.
 __device__ inline void put_bits(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     const u4 typesize = block.typesize, plane = block.n / 8;

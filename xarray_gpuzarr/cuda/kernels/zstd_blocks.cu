@@ -13,7 +13,7 @@ typedef unsigned long long u8;
 
 constexpr u4 magic = 0xFD2FB528;
 constexpr u4 most_nbytes = 128 * 1024;  // longest block that the format allows
-constexpr u4 spare_nbytes = 10;  // length of the shortest frame that decodes to a byte
+constexpr u4 spare_nbytes = 10;  // length of the frame at `spare`: no frame that decodes to any byte is shorter
 enum Kind { raw, repeated, compressed, reserved };
 
 // Return the longest block of a frame with a window; 0 if the window is larger than libzstd ever allows.
@@ -44,7 +44,7 @@ __device__ inline bool sound(const u1* frame, u8 nbytes, u8 expected)
     if (at > nbytes || number(frame + at - width, width) + (width == 2 ? 256 : 0) != expected) return false;
     u8 limit = expected < most_nbytes ? expected : most_nbytes;
     if (!single) limit = window_limit(frame[5]);
-    u8 least = 0, n_compressed = 0;
+    u8 least = 0, n_compressed = 0;  // least: decoded bytes of the blocks that are not compressed
     // libzstd splits 128 KiB into at most 196 blocks. Frames with far more are refused, because they would take too long.
     for (u8 left = limit ? 64 + expected / 512 : 0; left > 0; --left) {
         if (at + 3 > nbytes) return false;

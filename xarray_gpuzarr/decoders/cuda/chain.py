@@ -1,8 +1,7 @@
 """The chain of codecs that the device undoes for each chunk: one compressor, one shuffle, codecs of elements.
 
-The chain is decided from metadata alone. The host checks the checksums around stored chunks before the chunks cross to
-the device. An array whose codecs come in another order, or that has a codec without a kernel, has no chain, but a
-reason why not.
+The chain follows from metadata alone. The host checks the checksums around stored chunks before the chunks cross to
+the device. An array has no chain if its codecs come in another order, or if there is no kernel for one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
-from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stream
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -44,6 +43,7 @@ from xarray_gpuzarr.stored.codecs import (
 )
 
 _MAX_TYPESIZE = 255
+"""Largest length in bytes of an element that the kernel unshuffles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class ElementStage:
     filter: Filter
     """Kernel that undoes it."""
     nbytes: int
-    """Bytes of a chunk before this codec is undone."""
+    """Bytes of a chunk before this codec is undone, that is, encoded by it."""
     n_elements: int
     """Number of elements of a chunk."""
 
@@ -88,7 +88,7 @@ class Chain:
 
 @lru_cache(maxsize=256)
 def find_chain(spec: ArraySpec) -> Chain | str:
-    """Return the chain of an array, or why the device cannot decode it, in words."""
+    """Return the chain of an array, or the reason why the device cannot decode it, in words."""
     remaining = deque(spec.codecs.stages)
     checksums = tuple(_take_leading(remaining, ChecksumSpec))
     compressor = next(_take_leading(remaining, CompressorSpec), None)
@@ -98,6 +98,7 @@ def find_chain(spec: ArraySpec) -> Chain | str:
         return f"{spec.codecs}: checksums, one compressor, one shuffle and codecs of elements are undone, in this order"
     stages: list[ElementStage] = []
     nbytes = spec.chunk_nbytes
+    # The last codec gives decoded chunks, so lengths are found from the last one to the first.
     for codec in reversed(elements):
         stage = _element_stage(codec, nbytes)
         if isinstance(stage, str):
@@ -137,7 +138,7 @@ def _why_no_bytes_stage(compressor: CompressorSpec | None, shuffle: ShuffleSpec 
 
 
 def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
-    """Return the stage of a codec that decodes to `nbytes` bytes a chunk, or why no kernel undoes it, in words."""
+    """Return the stage of a codec that decodes a chunk to `nbytes` bytes, or why no kernel undoes it, in words."""
     encoded, decoded = np.dtype(codec.encoded), np.dtype(codec.decoded)
     stage_nbytes = encoded_nbytes(codec, nbytes)
     n_elements = nbytes // decoded.itemsize
@@ -154,23 +155,26 @@ def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
 DType = np.dtype[Any]
 
 
-def _scaled(codec: FixedScaleOffsetSpec | ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
+def _scale_filter(codec: FixedScaleOffsetSpec | ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
+    # FixedScaleOffset always divides with "/"; scale_offset has integer arithmetic for integers.
     is_floating = isinstance(codec, FixedScaleOffsetSpec) or decoded.kind == "f"
     rule: Rule = "scaled" if is_floating else "scaled_integer"
     return ElementCodec(rule=rule, encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
 
 
-def _delta(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
+def _delta_filter(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
     delta = Delta(encoded=encoded, decoded=decoded)
+    # The kernels convert sums only to another length, not to another kind of number.
     kinds = "f" if delta.arithmetic_dtype.kind == "f" else "iu"
     return delta if decoded.kind in kinds else f"NumPy adds up elements of {delta.arithmetic_dtype}"
 
 
-def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter | str:
+def _cast_value_filter(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter | str:
     if np.dtype("f2") in (encoded.newbyteorder("="), decoded.newbyteorder("=")):
         return "no kernel for float16"
     if codec.scalar_map and encoded.kind == "f":
         return "no kernel for a scalar map of floating numbers"
+    # NumPy calls the cast of 8-byte integers to float64 safe, although it rounds.
     is_exact = np.can_cast(encoded, decoded) and not (encoded.kind in "iu" and encoded.itemsize == 8)
     if decoded.kind == "f" and codec.rounding != "nearest-even" and not is_exact:
         return f"no kernel rounds floating numbers {codec.rounding}"
@@ -182,38 +186,43 @@ _FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = complete_tab
     AnyElementSpec,
     {
         AsTypeSpec: lambda _, encoded, decoded: ElementCodec(rule="astype", encoded=encoded, decoded=decoded),
-        CastValueSpec: _cast_value,
-        DeltaSpec: _delta,
-        FixedScaleOffsetSpec: _scaled,
+        CastValueSpec: _cast_value_filter,
+        DeltaSpec: _delta_filter,
+        FixedScaleOffsetSpec: _scale_filter,
         PackBitsSpec: lambda *_: PackBits(),
-        ScaleOffsetSpec: _scaled,
+        ScaleOffsetSpec: _scale_filter,
     },
 )
+"""Class of a codec of elements -> function that returns its filter, or why no kernel undoes it, in words.
+
+The arguments are the codec, its encoded dtype and its decoded dtype.
+"""
 
 
 @lru_cache(maxsize=256)
 def chunk_device_nbytes(spec: ArraySpec) -> int:
     """Return the bytes of device memory that one chunk of a batch takes: encoded, decoded, and scratch memory.
 
-    The result is not counted. Each part is rounded up to a multiple of 16.
+    The result is not counted. Each part is rounded up to a multiple of 16. An encoded chunk is taken to be as long as
+    it is after decompression.
     """
     chain = require_chain(spec)
     compressor, inner_nbytes = chain.compressor, aligned(chain.inner_nbytes)
     nbytes = inner_nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
-    if isinstance(compressor, ZstdSpec | BloscSpec):
+    if isinstance(compressor, ZstdSpec | BloscSpec):  # a Blosc frame may hold zstd streams
         nbytes += zstd_temp_nbytes(1, inner_nbytes)
-    if isinstance(compressor, GzipSpec) and quickest("gzip", inner_nbytes) != "gzip":
+    if isinstance(compressor, GzipSpec) and fastest_format("gzip", inner_nbytes) != "gzip":
         # An estimate of nvCOMP's scratch memory: the library tells its length only on a machine with a GPU.
         nbytes += inner_nbytes
     if isinstance(compressor, GzipSpec | ZlibSpec | BloscSpec) or (compressor is None and chain.elements):
         nbytes += inner_nbytes  # the copy at an aligned address
     if isinstance(compressor, BloscSpec) or (compressor is not None and chain.shuffle is not None):
-        nbytes += inner_nbytes  # decompressed, but not unshuffled yet
+        nbytes += inner_nbytes  # the decompressed chunk, before it is unshuffled
     return nbytes
 
 
 def require_chain(spec: ArraySpec) -> Chain:
-    """Return the chain of an array that has one: `routes.route` sends all other arrays to the host."""
+    """Return the chain of an array that must have one: `routes.route` sends all other arrays to the host."""
     chain = find_chain(spec)
     if isinstance(chain, str):
         raise TypeError(chain)

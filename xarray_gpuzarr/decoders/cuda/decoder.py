@@ -19,12 +19,12 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
+from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choose_shadows
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, new_shadow_choice
 from xarray_gpuzarr.decoders.cuda.devices import Devices
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_host_is_faster, why_not_device
@@ -46,7 +46,7 @@ _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 
 
 class CudaDecoder:
-    """A `Decoder` whose results are CuPy arrays; see there for its methods.
+    """A `Decoder` whose results are CuPy arrays. The protocol describes the methods.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class CudaDecoder:
         self._trust = Trust()
         self._devices = Devices(find_device, self._trust)
         self._device_args: tuple[int, ...] = ()
-        """Arguments that choose the device: its number, or none for the calling thread's current device."""
+        """Arguments that select the device: its number, or none for the calling thread's current device."""
         self._host = HostDecoder(keeps_chunks=False)
         self._start_failure = ""
         """Why CUDA, or a library that it needs, could not be started at the last try; empty if it could."""
@@ -87,6 +87,7 @@ class CudaDecoder:
         if options.checks != "off":
             why = self._trust.known_failure(device, spec, _native(cast))
         if why is None and options.little == "auto":  # reads of a few chunks may go to the host
+            # The usual read is a dask task, which reads a shard.
             why = why_host_is_faster(spec, math.prod(spec.grid.chunks_per_shard))
         if why is not None:
             return Route(where=f"host, {ONE_COPY}", why=why)
@@ -101,15 +102,16 @@ class CudaDecoder:
             return why_not
         if storage != "gds":
             return 'GPUDirect Storage was not asked for (storage="gds")'
-        return self.why_no_files()
+        return self.why_no_gds()
 
-    def why_no_files(self) -> str | None:
+    def why_no_gds(self) -> str | None:
         """Return why GPUDirect Storage cannot read files into device memory; None if it can. Imports no CuPy."""
+        # A native device would give the answer of the function below, but finding it imports CuPy.
         if self._devices.find_device is not native_device:
-            return self._devices.find_device(*self._device_args).why_no_files()
-        from xarray_gpuzarr.cuda.gds_files import why_no_files  # noqa: PLC0415  # only if storage="gds"
+            return self._devices.find_device(*self._device_args).why_no_gds()
+        from xarray_gpuzarr.cuda.gds_files import why_no_gds  # noqa: PLC0415  # only if storage="gds"
 
-        return why_no_files()
+        return why_no_gds()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order, the only one that device arrays have."""
@@ -121,8 +123,15 @@ class CudaDecoder:
         with api.activate():
             return api.empty(shape, dtype, api.consumer_stream())
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:  # noqa: ARG002
-        """Return None, because every read to a device needs a plan; see `Decoder.read_at_once`."""
+    def read_without_plan(
+        self,
+        source: ObjectSource,  # noqa: ARG002
+        spec: ArraySpec,  # noqa: ARG002
+        target: Target,  # noqa: ARG002
+        cast: Cast,  # noqa: ARG002
+        out: Any,  # noqa: ARG002
+    ) -> Any | None:
+        """Return None, because every read to a device needs a plan; see `Decoder.read_without_plan`."""
         return None
 
     def decode(
@@ -148,7 +157,7 @@ class CudaDecoder:
             out = None
         resources = self._current_resources()
         has_identity = resources.api.identity is not None
-        shadow_choice = choose_shadows(spec, resources.options.verify, has_identity=has_identity)
+        shadow_choice = new_shadow_choice(spec, resources.options.verify, has_identity=has_identity)
 
         def read(workspace: Workspace) -> Any:
             reading = Read(workspace, source, spec, target=target, cast=cast, shadow_choice=shadow_choice, out=out)
@@ -159,7 +168,7 @@ class CudaDecoder:
         return resources.run_read(read)
 
     def _host_decodes(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
-        """Whether the host decodes a read; runs the self-checks that the read depends on and that have not been run."""
+        """Whether the host decodes a read. Runs the self-checks that the read depends on, if they have not been run."""
         if why_not_device(spec, cast) is not None or not fits_kernels(target):
             return True
         options = resource_options()
@@ -177,12 +186,12 @@ class CudaDecoder:
         return self.alone(lambda: self._upload(block, cast))
 
     def _upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Cast a block and copy it, without a second try if memory is short."""
-        # Not `ascontiguousarray`, which turns an array without axes into one with an axis.
+        """Do the work of `upload` once. Raises `DeviceMemoryError` if memory is short."""
+        # Not `ascontiguousarray`, which gives an array without axes an axis.
         values = np.asarray(cast_array(_native(cast), block), order="C")
 
         def send(workspace: Workspace) -> Any:
-            out = workspace.result(values.shape, values.dtype, [workspace.copy])
+            out = workspace.new_result(values.shape, values.dtype, [workspace.copy])
             upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
             workspace.api.synchronize(workspace.copy)
             return out
@@ -190,7 +199,7 @@ class CudaDecoder:
         return self._current_resources().run_read(send)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
-        """Return a function that makes context managers, in which other threads read for this one.
+        """Return a function that makes context managers, in which other threads read for the calling thread.
 
         See `Decoder.as_caller`.
         """
@@ -213,7 +222,7 @@ class CudaDecoder:
         return reading
 
     def may_retry(self, err: Exception) -> bool:
-        """Whether a read that ended in an error may be tried once more by `alone`; see `Decoder.may_retry`.
+        """Whether a read that ended in an error may be repeated; see `Decoder.may_retry`.
 
         If the device has decoded a chunk to other bytes than the host, the host decodes the array from now on.
         """
@@ -223,9 +232,10 @@ class CudaDecoder:
         return isinstance(err, DeviceMemoryError) and not isinstance(err, ChunkDoesNotFitError)
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read` while no other thread reads, after freeing idle memory; again later if memory is still short.
+        """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
 
-        Waits until the reads of other threads have ended. Their results may be freed a little later, by their users.
+        If several threads have read and memory is still short, this is repeated after a pause: the results of other
+        threads may be freed a little later, by their users.
         """
         resources = self._current_resources()
 
@@ -264,15 +274,15 @@ class CudaDecoder:
             resources.prepare(n_threads)
 
     def close(self) -> None:
-        """Free what is kept for all devices, after their reads have ended; later reads allocate it again."""
+        """Wait until all reads have ended, and free what is kept for all devices; later reads allocate it again."""
         self._devices.close()
 
     def why_unusable(self) -> str | None:
         """Return why nothing can be read to the device; None if it can. Starts CUDA, and copies some bytes."""
-        self._devices.require_process()  # a forked process is refused whatever else is wrong
+        self._devices.refuse_after_fork()  # a forked process is refused whatever else is wrong
         try:
             device = self._device()
-            _ = device.identity  # looks for nvCOMP
+            _ = device.identity  # raises an error if CUDA does not start, or nvCOMP is missing or unsuitable
             self._start_failure = ""
         except (CudaError, DeviceMemoryError, DeviceUnavailableError) as error:
             self._start_failure = f"{error.headline}: {error.found}"
@@ -288,7 +298,7 @@ class CudaDecoder:
     def _device(self) -> DeviceApi:
         return self._devices.device(*self._device_args)
 
-    def _current_resources(self) -> WorkerResources:
+    def _current_resources(self) -> DeviceResources:
         return self._devices.current_resources(*self._device_args)
 
 

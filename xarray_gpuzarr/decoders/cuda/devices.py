@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.resources import WorkerResources
+from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import resource_options
 
 
 class Devices:
-    """Devices of this process, found when they are first used. Safe to use from several threads.
+    """Devices that this process reads to, found when they are first used. Safe to use from several threads.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Devices:
     def __init__(self, find_device: Callable[..., DeviceApi], trust: Trust) -> None:
         self.find_device = find_device
         self._trust = trust
-        self.resources: dict[int, WorkerResources] = {}
+        self.resources: dict[int, DeviceResources] = {}
         """Resources of each device, by its number."""
         self._lock = threading.Lock()
         self._processes: set[int] = set()
@@ -42,19 +42,19 @@ class Devices:
         return os.getpid() in self._processes
 
     def device(self, *index: int) -> DeviceApi:
-        """Return the device of a number, or without one the calling thread's current device.
+        """Return the device with a number, or the calling thread's current device if there is no argument.
 
         Raises
         ------
         DeviceUnavailableError
             If the device's state belongs to the process that this one was forked from.
         """
-        self.require_process()
+        self.refuse_after_fork()
         device = self.find_device(*index)
         self._processes.add(os.getpid())
         return device
 
-    def require_process(self) -> None:
+    def refuse_after_fork(self) -> None:
         """Raise `DeviceUnavailableError` if a process that this one was forked from has used a device."""
         process = os.getpid()
         others = self._processes - {process}
@@ -66,11 +66,11 @@ class Devices:
                 do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
             )
 
-    def current_resources(self, *index: int) -> WorkerResources:
-        """Return the resources of a device (see `device`), made anew after `configure` was called.
+    def current_resources(self, *index: int) -> DeviceResources:
+        """Return the resources of a device, which is selected as for `device`.
 
-        Reads that began before end first, so that there are never two pools. A read inside another read keeps the
-        resources of the outer one.
+        After `configure` was called, they are made anew, once the reads that use the old ones have ended, so that there
+        are never two pools. A read inside another read keeps the resources of the outer one.
 
         Raises
         ------
@@ -88,23 +88,27 @@ class Devices:
                 do='read with device="host" or device="auto"; gpuzarr doctor says more',
             )
         resources = self.resources.get(api.index)
-        if resources is not None and resources.is_mine:
-            return resources
+        if resources is not None and resources.is_in_read:
+            return resources  # waiting for the outer read to end would never end
         with self._lock:
             resources = self.resources.get(api.index)
+            # `api` is another object if the option `memory` has changed.
             if resources is None or resources.options is not options or resources.api is not api:
                 self._close_device(api.index)
-                resources = self.resources[api.index] = WorkerResources(api, options)
+                resources = self.resources[api.index] = DeviceResources(api, options)
             return resources
 
     def close(self) -> None:
-        """Free what is kept for all devices, after their reads have ended; later reads allocate it again."""
+        """Wait until all reads have ended, and free what is kept for all devices; later reads allocate it again."""
         with self._lock:
             for index in list(self.resources):
                 self._close_device(index)
 
     def _close_device(self, index: int) -> None:
-        """Free what is kept for a device, after its reads have ended. An interrupted call frees nothing."""
+        """Wait until the reads of a device have ended, and free what is kept for it.
+
+        An interrupted call keeps the resources, for the next call to close.
+        """
         resources = self.resources.get(index)
         if resources is not None:
             with resources.api.activate():

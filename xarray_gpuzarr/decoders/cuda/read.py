@@ -7,9 +7,9 @@ many are under way, and at the end of the read.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     Cutter,
     Piece,
     aligned,
-    n_chunks,
+    count_chunks,
     plan_pieces,
     row_of,
 )
@@ -48,17 +48,19 @@ class _Segment(NamedTuple):
 
     pieces: list[Piece]
     ends_batch: bool
+    """Whether this is the last segment of its batch."""
 
 
 @record
 class _Submitted:
-    """A batch whose work the device has been given."""
+    """A batch of which all work has been enqueued."""
 
     pieces: Sequence[Piece]
     receipt: Receipt | None
     memories: Sequence[DeviceMemory]
     """All device memory that the batch uses."""
     done: Event
+    """Reached when the device has done the batch's work."""
 
 
 class Read:
@@ -79,8 +81,8 @@ class Read:
     shadow_choice : ShadowChoice, optional
         Chooses the chunks that the host decodes as well.
     out : device array in C order, optional
-        Array of the target's shape and the cast's dtype that is filled. A new one is made without it, or if it is not
-        aligned to its elements, which the kernels require.
+        Array of the target's shape and the cast's dtype that receives the result. Without it, or if it is not aligned
+        to its elements, which the kernels require, a new array does.
     """
 
     def __init__(  # noqa: PLR0913  # everything that makes up one read
@@ -104,34 +106,35 @@ class Read:
         self.stager = _new_stager(workspace, source, spec, chain=self._chain, shadow_choice=shadow_choice)
         dtype = np.dtype(cast.dtype)
         if out is None or self._api.address(out) % dtype.itemsize:
-            out = workspace.result(target.shape, dtype, workspace.works)
+            out = workspace.new_result(target.shape, dtype, workspace.batch_streams)
         else:
-            workspace.accept_output(out, workspace.works)
+            workspace.accept_output(out, workspace.batch_streams)
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(out))
         self._decoder = BatchDecoder(workspace, self._placing, self._chain)
         self._uncut: deque[Piece] = deque()
         """Pieces whose rows belong to no segment yet."""
-        self._next_segment: list[Piece] = []
+        self._open_segment: list[Piece] = []
         """Pieces of the segment that is not full yet."""
-        self._expected: deque[_Segment] = deque()
-        """Segments that wait to be staged. Their requests are under way as far as the store's lookahead allows."""
+        self._unstaged: deque[_Segment] = deque()
+        """Full segments that wait to be staged. Their requests are under way as far as the store's lookahead allows."""
         self._missing: list[Rows] = []
-        """Rows of missing chunks, as `ReadPlan.missing_row`, that are filled with the next batch."""
+        """Rows of missing chunks, as `ReadPlan.missing_row`, whose fill values the next batch writes."""
         self._submitted: deque[_Submitted] = deque()
         """Batches that are under way, the oldest first."""
         self._n_submitted = 0
         self._is_shortened = False
-        """Whether memory was short for a batch, and none was submitted since."""
+        """Whether memory was short for a batch, and no batch was submitted since."""
         self._failed: list[tuple[Sequence[Piece], Rows]] = []
         """Pieces of a batch, and the numbers of its chunks that the device could not decode."""
         # The first batch takes the chunks that full batches leave over, so that decoding begins while the others are
         # fetched.
         n_over = target.n_chunks % self._limits.n_chunks
-        self._cutter = self._new_cutter(*([n_over] if n_over else []))
+        first_sizes = [n_over] if n_over else []
+        self._cutter = self._new_cutter(first_sizes)
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
-        """Carry out plans that together cover the target; return the result, which any stream may use.
+        """Carry out plans that together cover the target; return the result, which every stream may use without a wait.
 
         Raises
         ------
@@ -140,8 +143,11 @@ class Read:
         DeviceMemoryError
             If memory does not suffice even for shorter batches.
         """
-        pieces, staged = list[Piece](), list[Staged]()  # of the batch that is being staged
+        # The batch that is being staged.
+        pieces: list[Piece] = []
+        staged: list[Staged] = []
         for segment in self._segments(plans):
+            # Begin a batch only once another one may hold memory.
             while not pieces and len(self._submitted) >= self._limits.n_batches:
                 self._retire()
             pieces += segment.pieces
@@ -150,57 +156,62 @@ class Read:
                     staged.append(self.stager.stage(segment.pieces))
                 if segment.ends_batch:
                     self._submit(pieces, staged)
-                    pieces, staged = [], []
+                    pieces = []
+                    staged = []
             except DeviceMemoryError:
                 if not self._restart_shorter(pieces):
                     raise
-                pieces, staged = [], []
+                pieces = []
+                staged = []
         while self._submitted:
             self._retire()
         for batch, numbers in self._failed:
             self._decode_on_host(batch, numbers)
-        self._workspace.free(self._placing.memory)
+        self._workspace.take_back(self._placing.memory)
         return self.out
 
     def _decode_on_host(self, pieces: Sequence[Piece], numbers: Rows) -> None:
-        """Let the host decode chunks that the device could not; damage that it finds is an error."""
-        step = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
-        for first in range(0, len(numbers), step):
-            part = numbers[first : first + step]
+        """Let the host decode chunks that the device could not, a slot full at a time, and place them.
+
+        `numbers` count the chunks of `pieces`. A chunk that the host cannot decode either is an error.
+        """
+        n_per_slot = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
+        for first in range(0, len(numbers), n_per_slot):
+            part = numbers[first : first + n_per_slot]
             decoded = self.stager.stage_decoded(pieces, part)
             rows = [row_of(pieces, number) for number in part.tolist()]
             self._submit([Piece.from_rows(plan, row, row + 1) for plan, row in rows], [decoded])
             self._retire()
 
     def _segments(self, plans: Iterator[ReadPlan]) -> Iterator[_Segment]:
-        """Cut plans into segments; yield each segment once the store has as many requests as it takes.
+        """Cut plans into segments; yield each segment once as many requests are under way as the store takes.
 
-        A piece is cut only when its turn comes, so that pieces behind a batch that had to be shortened are cut to the
-        shorter length, too.
+        A piece is cut only when its turn comes, so that the pieces after a batch that had to be shortened are cut for
+        shorter batches, too.
         """
         stager, requests = self.stager, self.stager.requests
         while True:
-            while self._draw_plan(plans):
+            while self._draw_plans(plans):
                 piece, full, remaining = self._cutter.cut(self._uncut.popleft())
                 if remaining is not None:
                     self._uncut.appendleft(remaining)
                 if full is not None:
-                    self._expected.append(_Segment(self._next_segment, full == "batch"))
-                    self._next_segment = []
-                self._next_segment.append(piece)
+                    self._unstaged.append(_Segment(self._open_segment, full == "batch"))
+                    self._open_segment = []
+                self._open_segment.append(piece)
                 if requests is not None:
                     requests.add(piece.requests(stager.max_request_nbytes))
-                while self._expected and (requests is None or requests.is_full):
-                    yield self._expected.popleft()
-            self._expected.append(_Segment(self._next_segment, ends_batch=True))
-            self._next_segment = []
-            while self._expected:
-                yield self._expected.popleft()
+                while self._unstaged and (requests is None or requests.is_full):
+                    yield self._unstaged.popleft()
+            self._unstaged.append(_Segment(self._open_segment, ends_batch=True))
+            self._open_segment = []
+            while self._unstaged:
+                yield self._unstaged.popleft()
             # If memory was short for the last batch, `_restart_shorter` has added pieces again.
             if not self._uncut:
                 return
 
-    def _draw_plan(self, plans: Iterator[ReadPlan]) -> bool:
+    def _draw_plans(self, plans: Iterator[ReadPlan]) -> bool:
         """Draw plans until there are pieces to cut; return whether there are any."""
         while not self._uncut:
             with self._api.range("read::index"):  # drawing a plan reads shard indexes
@@ -227,10 +238,11 @@ class Read:
             return limits
         return limits.shortened(max_nbytes // self._chunk_device_nbytes)
 
-    def _new_cutter(self, *first_sizes: int) -> Cutter:
+    def _new_cutter(self, first_sizes: Sequence[int] = ()) -> Cutter:
         """Return a cutter for batches within the current limits; the first ones have `first_sizes` chunks at most."""
+        # An encoded chunk is hardly longer than a decoded one, so this limits the gaps between chunks.
         max_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
-        sizes = chain(first_sizes, repeat(self._limits.n_chunks))
+        sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
         return Cutter(sizes, max_nbytes=max_nbytes, slot_nbytes=self.stager.slot_nbytes)
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
@@ -238,7 +250,8 @@ class Read:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in pieces] + self._missing
         if not rows:
             return
-        api, streams = self._api, self._workspace.works
+        api = self._api
+        streams = self._workspace.batch_streams
         stream = streams[self._n_submitted % len(streams)]
         done = api.event()
         self._n_submitted += 1
@@ -250,13 +263,14 @@ class Read:
         self._is_shortened = False
 
     def _restart_shorter(self, pieces: Sequence[Piece]) -> bool:
-        """Queue a batch for which memory was short, and all behind it, for batches of half its length.
+        """Queue a batch for which memory was short, and all after it, to be cut into batches of half its length.
 
-        Returns False, and queues nothing, if the batch has a single chunk or was shortened just before.
+        Returns False, and queues nothing, if the batch has a single chunk or was shortened just before. Limits the
+        batches of later reads in either case.
         """
-        n_half = -(-n_chunks(pieces) // 2)
+        n_half = -(-count_chunks(pieces) // 2)
         self._workspace.shortage.set_limit(n_half * self._chunk_device_nbytes)
-        if n_chunks(pieces) < 2 or self._is_shortened:
+        if count_chunks(pieces) < 2 or self._is_shortened:
             return False
         while self._submitted:
             self._retire()
@@ -265,27 +279,33 @@ class Read:
         self._is_shortened = True
         self._limits = self._limits.shortened(n_half)
         self._cutter = self._new_cutter()
-        for segment in reversed(self._expected):
-            self._next_segment[:0] = segment.pieces
-        self._uncut.extendleft(reversed([*pieces, *self._next_segment]))
-        self._expected.clear()
-        self._next_segment = []
+        cut_pieces = list(pieces)
+        for segment in self._unstaged:
+            cut_pieces += segment.pieces
+        cut_pieces += self._open_segment
+        self._uncut.extendleft(reversed(cut_pieces))
+        self._unstaged.clear()
+        self._open_segment = []
         if self.stager.requests is not None:
             self.stager.requests.clear()
         return True
 
     def _retire(self) -> None:
-        """Wait for the oldest batch, free its memory, and check what the device reports of its chunks."""
+        """Wait for the oldest batch, free its memory, and check what its receipt says about the chunks.
+
+        Chunks that the device could not decode are noted for the host. Raises `DifferentValuesError` if the host has
+        decoded a chunk to other bytes.
+        """
         oldest = self._submitted.popleft()
         self._workspace.wait_for(oldest.done)
         for memory in oldest.memories:
-            self._workspace.free(memory)
+            self._workspace.take_back(memory)
         receipt = oldest.receipt
         failed = NO_ROWS if receipt is None else receipt.failed_chunks()
         if len(failed):
             self._failed.append((oldest.pieces, failed))
         if receipt is not None and len(receipt.shadows):
-            # The host decodes the failed ones anyway.
+            # The host decodes the failed chunks anyway.
             different = np.setdiff1d(receipt.different_chunks(), failed)
             counters.add(n_verified=len(receipt.shadows), n_different=len(different))
             if self._shadow_choice is not None:
@@ -297,7 +317,7 @@ class Read:
 def _new_stager(
     workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, shadow_choice: ShadowChoice | None
 ) -> Stager:
-    """Return a stager that reads files into device memory if that is requested and possible, or a `Stager`.
+    """Return a `DirectStager` if GPUDirect Storage is requested and the chain allows it, otherwise a `Stager`.
 
     Raises
     ------
@@ -306,10 +326,10 @@ def _new_stager(
     """
     if source.storage != "gds" or why_not_direct(chain) is not None:
         return Stager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
-    from xarray_gpuzarr.cuda.gds_files import no_direct_files  # noqa: PLC0415  # only if storage="gds"
+    from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only if storage="gds"
     from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only if storage="gds"
 
-    why_not = workspace.api.why_no_files()
+    why_not = workspace.api.why_no_gds()
     if why_not is not None:
-        raise no_direct_files(why_not)
+        raise no_gds_error(why_not)
     return DirectStager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)

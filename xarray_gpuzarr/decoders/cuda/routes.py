@@ -1,7 +1,7 @@
 """Decide which arrays and reads the device decodes, and why the host decodes the others, from metadata alone.
 
 The host also decodes reads of a few chunks. nvCOMP gives each compressed stream to a few threads of the GPU, which take
-many times as long for it as a thread of the host. A GPU makes up for that with many streams at once, but not with few.
+many times as long for it as a thread of the host. A GPU makes up for that only if it decodes many streams at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 ONE_COPY = "then one copy to the device"
+"""What follows, in a route, where the host decodes for the device."""
 
 
 @lru_cache(maxsize=256)
 def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
-    """Return why the device does not decode an array with a cast; None if it does."""
+    """Return why the device does not decode an array and cast it; None if it does."""
     if spec.codecs.other is not None:
         return f"codec {spec.codecs.other} is decoded chunk by chunk"
     if spec.grid.ndim > MAX_AXES:
@@ -48,12 +49,16 @@ MAX_HOST_CHUNKS = 30
 """Largest number of chunks of a read that the host decodes sooner than the device.
 
 A thread of the host takes 1 ms for 1 MB of zstd; nvCOMP on an H100 takes 25 to 45 ms for 400 chunks of that size
-("GPU-accelerated Zarr", 2025). It is assumed to take as long for fewer chunks, and for other formats.
+("GPU-accelerated Zarr", 2025). It is assumed to take as long for fewer chunks, and for chunks of other formats.
 """
 
 
 def why_host_is_faster(spec: ArraySpec, n_chunks: int) -> str | None:
-    """Return why the host decodes a read of `n_chunks` chunks sooner than the device; None if it does not."""
+    """Return why the host decodes a read of `n_chunks` chunks sooner than the device; None if it does not.
+
+    The array must be one that the device can decode. Chunks without a compressor are faster on the device, whatever
+    their number.
+    """
     if n_chunks > MAX_HOST_CHUNKS or require_chain(spec).compressor is None:
         return None
     return (

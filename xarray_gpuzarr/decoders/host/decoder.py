@@ -64,8 +64,8 @@ class HostDecoder:
         """Return an uninitialised NumPy array."""
         return host_memory.result_memory.empty(shape, dtype)
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any:
-        """Read a few chunks of a local file by one call of the compiled loops; see `Decoder.read_at_once`."""
+    def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any:
+        """Read a few chunks of a local file by one call of the compiled loops; see `Decoder.read_without_plan`."""
         array = host_array(spec, cast, loops())
         return read_short(array, target, source, out, costs=self.costs, keeps_chunks=self._keeps_chunks)
 

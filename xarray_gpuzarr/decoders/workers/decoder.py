@@ -144,10 +144,12 @@ class WorkersDecoder:
             return CupyStandIn(np.empty(shape, dtype))
         return self._find_cuda().empty(shape, dtype)
 
-    def read_at_once(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any | None:
-        """Read a short selection in one call; see `Decoder.read_at_once`."""
+    def read_without_plan(
+        self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any
+    ) -> Any | None:
+        """Read a short selection in one call; see `Decoder.read_without_plan`."""
         self._require_gpu(spec.path)
-        return self._find_cuda().read_at_once(source, spec, target, cast, out)
+        return self._find_cuda().read_without_plan(source, spec, target, cast, out)
 
     def decode(
         self,

@@ -143,7 +143,7 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "versions": dict(identity.versions) if identity else {},
         "free_nbytes": free,
         "memory_nbytes": total,
-        "why_no_files": api.why_no_files(),  # read straight into device memory, by GPUDirect Storage
+        "why_no_files": api.why_no_gds(),  # read straight into device memory, by GPUDirect Storage
         "n_reads": options.n_reads,  # that may run at once
         "pinned_nbytes": pinned_nbytes(options),
         "scratch_nbytes": scratch_nbytes(options, total),

@@ -291,7 +291,7 @@ def patience_ends(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
                     device.hangs.clear()
                     return None
 
-        monkeypatch.setattr(self_checks, "_next_answer", within)
+        monkeypatch.setattr(self_checks, "_next_result", within)
 
     return with_a_hang
 

@@ -332,7 +332,7 @@ def found_device(request, monkeypatch):
 
 
 def test_dataset_and_its_explanation(path, found_device):
-    reads = found_device.why_no_files() is None
+    reads = found_device.why_no_gds() is None
     ds = xr.open_dataset(path, engine="gpuzarr", device="cuda", storage="gds" if reads else "auto", consolidated=False)
 
     explained = ds.gpuzarr.explain()
@@ -347,7 +347,7 @@ def test_dataset_and_its_explanation(path, found_device):
 
 
 def test_gds_is_checked_when_a_store_is_opened(path, found_device):
-    if found_device.why_no_files() is None:
+    if found_device.why_no_gds() is None:
         assert xr.open_dataset(path, engine="gpuzarr", device="cuda", storage="gds", consolidated=False)
         return
     with pytest.raises(DeviceUnavailableError, match="reads no files"):

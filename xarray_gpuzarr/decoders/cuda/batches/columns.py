@@ -20,7 +20,7 @@ NO_ROWS = np.zeros(0, np.int64)
 
 
 class TableColumn:
-    """Descriptor of one column of a `Columns`, given by its position in the table."""
+    """Descriptor for one column of a `Columns`; `number` is its position in the table."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -38,8 +38,8 @@ class Columns:
     table : int64, shape (n_columns, n)
         The columns, in the order of their numbers. It is not copied.
     is_one_per_chunk : bool
-        Whether row i is the only row of chunk i for all chunks, and all rows have one format. This is the usual case,
-        in which nothing has to be sorted or looked up.
+        Whether there is one row for each chunk, in the order of the chunks, and all rows have one format. This is the
+        usual case, in which nothing has to be sorted or looked up.
     """
 
     n_columns: ClassVar[int]

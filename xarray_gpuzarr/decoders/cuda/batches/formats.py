@@ -47,6 +47,7 @@ class Envelope:
     checksum_from_end: int = 0
     """Bytes from the first byte of the stored checksum to the end of the envelope; 0 if no checksum is stored."""
     checksum_dtype: str = "<u4"
+    """Dtype of the stored checksum, with its byte order."""
 
 
 ZSTD = StreamFormat(name="zstd", nvcomp="zstd")
@@ -58,7 +59,7 @@ _GZIP = StreamFormat(name="gzip", nvcomp="gzip", checksum="crc32")
 _DEFLATE = StreamFormat(name="zlib", nvcomp="deflate", checksum="adler32")
 
 FORMATS = (ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, BLOSCLZ, RAW)
-"""All formats. Raw streams are only moved, and must come last: see `decoding.batch_plan`."""
+"""All formats. Raw streams are only moved, and must be the last ones: see `decoding.batch_plan`."""
 
 _ZLIB = Envelope(format=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
@@ -89,12 +90,12 @@ BLOSC_ENVELOPES = {
 """Envelope of the streams inside a Blosc frame, by the codec that `frames.blosc` finds."""
 
 
-def longest_stream(stage: CompressorSpec) -> int:
-    """Return the largest length in bytes, encoded or decoded, that a stream of a codec may have on the device."""
-    envelope = ENVELOPES.get(type(stage))
+def longest_stream(compressor: CompressorSpec) -> int:
+    """Return the largest length in bytes that a stream may have on the device, both compressed and decompressed."""
+    envelope = ENVELOPES.get(type(compressor))
     if envelope is None or envelope.format.nvcomp is None:
         return blosc.MAX_NBYTES
-    _, longest = MAX_CHUNK_NBYTES[envelope.format.nvcomp]
+    longest = min(MAX_CHUNK_NBYTES[envelope.format.nvcomp])
     if envelope.format.checksum is None:
         return longest
     return min(longest, checksum.MAX_NBYTES)

@@ -1,8 +1,8 @@
 """Cut plans into pieces, and pieces into segments and batches. Pure.
 
 A segment is what crosses to the device in one copy, and a batch is what one call decodes. nvCOMP gives each chunk to a
-few threads of the device, so a call takes about as long for one chunk as for as many as the device decodes at once. A
-batch therefore has that many chunks, or a multiple of it if chunks are short.
+few threads of the device, which decodes a certain number of chunks at once. A call with fewer chunks takes about as
+long. A batch therefore has that number of chunks, or a multiple of it if chunks are short.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from xarray_gpuzarr.process.records import record
 ENDLESS = 2**62
 """Number of bytes that stands for no limit."""
 _ALIGN = 16
+"""Length in bytes of the longest unit that a kernel reads at once."""
 
 
 def aligned(nbytes: int) -> int:
-    """Round up to a multiple of 16 bytes, the longest unit that a kernel reads at once."""
+    """Round up to a multiple of 16 bytes."""
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
@@ -49,7 +50,7 @@ class Piece(NamedTuple):
     lo: int
     hi: int
     first: int
-    """First byte of the range, counted from the start of the object."""
+    """First byte of the range, counted from the start of the object; 0 for unsharded chunks."""
     nbytes: int
     """Length of the range in bytes. For unsharded chunks, an estimate of the length of all objects together."""
 
@@ -77,15 +78,18 @@ class Piece(NamedTuple):
         room_nbytes = min(max_nbytes, slot_nbytes)
         if self.nbytes <= room_nbytes:
             return min(hi - lo, max_chunks)
-        # There may be gaps between the chunks of a range, and the gaps are read, too.
-        offset, nbytes, end = memoryview(plan.offset), memoryview(plan.nbytes), self.first + room_nbytes
+        # Find the last row that ends within the room. There may be gaps between the chunks, which are read, too.
+        # `bisect` is faster on a memoryview than on an array, whose elements are NumPy scalars.
+        offset = memoryview(plan.offset)
+        nbytes = memoryview(plan.nbytes)
+        end = self.first + room_nbytes
         row = bisect_right(offset, end, lo, hi)
         while row > lo and offset[row - 1] + nbytes[row - 1] > end:
             row -= 1
         return min(max_chunks, row - lo)
 
     def split(self, n: int) -> tuple[Piece, Piece | None]:
-        """Return the first `n` rows, and the remaining rows, None if there are none."""
+        """Return the first `n` rows and the remaining rows, which are None if there are none."""
         if n >= self.hi - self.lo:
             return self, None
         middle = self.lo + n
@@ -106,7 +110,7 @@ def plan_pieces(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
-    """Return the plan and the row of a chunk, whose `number` counts the chunks of all pieces."""
+    """Return the plan and the row of chunk `number`, counted through all pieces."""
     for piece in pieces:
         if number < piece.hi - piece.lo:
             return piece.plan, piece.lo + number
@@ -114,13 +118,13 @@ def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
     raise IndexError(number)
 
 
-def n_chunks(pieces: Iterable[Piece]) -> int:
+def count_chunks(pieces: Iterable[Piece]) -> int:
     """Return the number of chunks of several pieces."""
     return sum([piece.hi - piece.lo for piece in pieces])
 
 
 FullUnit = Literal["segment", "batch"] | None
-"""Unit that is full before a piece is added. When a batch is full, so is its last segment."""
+"""Unit that is full before a piece is added. A full batch includes its last segment."""
 
 
 class Cutter:
@@ -144,15 +148,16 @@ class Cutter:
         """Chunks that the current batch has room for."""
         self._batch_room_nbytes = max_nbytes
         self._segment_room_nbytes = slot_nbytes
-        self._is_empty = True
-        """Whether nothing was cut yet."""
+        self._is_first = True
+        """Whether no piece was cut yet, so that no segment can be full."""
 
     def cut(self, piece: Piece) -> tuple[Piece, FullUnit, Piece | None]:
         """Return the rows that are taken next, the unit that is full before them, and the remaining rows."""
         full: FullUnit = None
         n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
-        if not n and not self._is_empty:
+        if not n and not self._is_first:
             full = "segment"
+            # If no row would fit even a segment without a limit, the batch is full.
             if not piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
                 full = "batch"
                 self._batch_room = next(self._sizes)
@@ -164,7 +169,7 @@ class Cutter:
         if head.plan.spec.index is not None:
             self._batch_room_nbytes -= head.nbytes
         self._segment_room_nbytes -= aligned(head.nbytes)
-        self._is_empty = False
+        self._is_first = False
         return head, full, remaining
 
 
@@ -215,9 +220,10 @@ class BatchLimits:
                 do=f"xarray_gpuzarr.configure(scratch_nbytes={chunk_device_nbytes}) or more, or device='host'",
             )
         n_at_once = options.batch_chunks
-        full = n_at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // n_at_once)
-        n_chunks = max(1, min(full, n_fitting // 2))  # two full batches are better than several shorter ones
-        return cls(n_chunks=n_chunks, n_batches=min(options.n_batches + 1, n_fitting // n_chunks))
+        n_full = n_at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // n_at_once)
+        n_chunks = max(1, min(n_full, n_fitting // 2))  # two full batches are better than several shorter ones
+        n_batches = options.n_batches + 1  # those that are decoded, and one that is being staged
+        return cls(n_chunks=n_chunks, n_batches=min(n_batches, n_fitting // n_chunks))
 
     def shortened(self, n_chunks: int) -> BatchLimits:
         """Return limits of one batch at a time, which has at most `n_chunks` chunks."""

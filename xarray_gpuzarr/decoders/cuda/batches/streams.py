@@ -1,4 +1,4 @@
-"""Find the compressed streams in the chunks of a batch, and the places that their decoded bytes belong to.
+"""Find the compressed streams in the chunks of a batch, and the positions of their decoded bytes.
 
 A chunk of most codecs is one stream; a Blosc frame has many. Positions are counted from the start of a chunk, encoded
 or decoded, so they are known before anything has an address.
@@ -37,17 +37,17 @@ class Streams(Columns):
     source_nbytes = TableColumn(3)
     """Length of the stream in bytes."""
     target = TableColumn(4)
-    """Position of its first decoded byte, counted from the start of the decoded chunk."""
+    """First decoded byte of the stream, counted from the start of the decoded chunk."""
     target_nbytes = TableColumn(5)
-    """Decoded length in bytes."""
+    """Decoded length of the stream in bytes."""
     checksum = TableColumn(6)
     """Stored checksum of the decoded bytes if the format has one, otherwise 0."""
 
     def by_format(self) -> Streams:
         """Return the streams sorted by format.
 
-        Streams of blosclz are sorted by length, the longest first: several of them share a warp, which is done when the
-        longest one is.
+        Streams of blosclz are also sorted by length, the longest first: several of them share a warp, which takes as
+        long as the longest one.
         """
         if self.is_one_per_chunk:
             return self
@@ -75,20 +75,23 @@ class ShuffledBlocks(Columns):
     """0 for none, 1 for shuffle, 2 for bitshuffle."""
 
 
-def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> ShuffledBlocks:
-    """Return a row for each of the chunks numbered `chunk`, which are shuffled as a whole and have `nbytes` bytes."""
+def whole_chunk_blocks(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> ShuffledBlocks:
+    """Return one block for each of the chunks numbered `chunk`, which are shuffled as a whole.
+
+    `nbytes` is the length in bytes of each chunk.
+    """
     return ShuffledBlocks.from_columns(len(chunk), chunk=chunk, nbytes=nbytes, typesize=spec.elementsize, shuffle=1)
 
 
 def find_streams(
-    stage: CompressorSpec, data: Bytes, start: Rows, nbytes: Rows, decoded_nbytes: int
+    compressor: CompressorSpec, data: Bytes, start: Rows, nbytes: Rows, decoded_nbytes: int
 ) -> tuple[npt.NDArray[np.bool_], Streams, ShuffledBlocks]:
     """Find the streams of the chunks whose frames may be given to the device.
 
     Parameters
     ----------
-    stage : CompressorSpec
-        Codec of the chunks.
+    compressor : CompressorSpec
+        Compressor of the chunks.
     data : uint8, shape (n_bytes,), host memory
         Memory that holds the encoded chunks.
     start, nbytes : int64, shape (n_chunks,)
@@ -101,33 +104,35 @@ def find_streams(
     ready : bool, shape (n_chunks,)
         Whether the device may be given a chunk. The host codec decodes the others.
     streams : Streams
-        Streams of the ready chunks, whose numbers are positions in `start`.
+        Streams of the ready chunks. A chunk's number is its position in `start`.
     shuffled_blocks : ShuffledBlocks
         Blocks of the ready chunks that are to be unshuffled.
     """
-    if isinstance(stage, BloscSpec):
-        return _find_in_blosc(stage.cname, data, start, nbytes, decoded_nbytes)
-    if isinstance(stage, ZstdSpec) and len(start):
+    if isinstance(compressor, BloscSpec):
+        return _find_in_blosc(compressor.cname, data, start, nbytes, decoded_nbytes)
+    if isinstance(compressor, ZstdSpec) and len(start):
         # The first frame stands for all. A kernel checks each frame later, see `zstd_streams`.
         first_frame = memoryview(data)[int(start[0]) : int(start[0] + nbytes[0])]
         if is_plain_zstd(first_frame, decoded_nbytes):
-            ready, streams = zstd_streams(stage, nbytes, decoded_nbytes)
+            ready, streams = zstd_streams(compressor, nbytes, decoded_nbytes)
             return ready, streams, ShuffledBlocks.empty()
-    ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, decoded_nbytes)
+    ready = (nbytes <= longest_stream(compressor)) & device_ready(compressor, data, start, nbytes, decoded_nbytes)
     streams = _whole_chunks(ready, nbytes, decoded_nbytes)
-    envelope = ENVELOPES[type(stage)]
-    assert envelope is not None
+    envelope = ENVELOPES[type(compressor)]
+    assert envelope is not None  # it is for Blosc alone
     _strip_envelope(envelope, streams, data, start)
     return ready, streams, ShuffledBlocks.empty()
 
 
-def zstd_streams(stage: CompressorSpec, nbytes: Rows, decoded_nbytes: int) -> tuple[npt.NDArray[np.bool_], Streams]:
+def zstd_streams(
+    compressor: CompressorSpec, nbytes: Rows, decoded_nbytes: int
+) -> tuple[npt.NDArray[np.bool_], Streams]:
     """Return which chunks may be zstd frames, judged by their lengths alone, and their streams.
 
-    A kernel checks the frames later. Reading each header on the host would cost a cache miss per chunk, and is wasted
-    if one writer has written all chunks.
+    A kernel checks the frames later. Reading each header on the host would cost a cache miss per chunk, and would be
+    wasted if one writer has written all chunks.
     """
-    ready = (nbytes >= LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(stage))
+    ready = (nbytes >= LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(compressor))
     streams = _whole_chunks(ready, nbytes, decoded_nbytes)
     streams.format[:] = FORMATS.index(ZSTD)
     return ready, streams
@@ -147,6 +152,7 @@ def _whole_chunks(ready: npt.NDArray[np.bool_], nbytes: Rows, decoded_nbytes: in
 def _find_in_blosc(
     cname: str, data: Bytes, start: Rows, nbytes: Rows, decoded_nbytes: int
 ) -> tuple[npt.NDArray[np.bool_], Streams, ShuffledBlocks]:
+    """Do the work of `find_streams` for Blosc frames."""
     walk = blosc_frames.walk_blosc(data, start, nbytes, decoded_nbytes, cname=cname)
     parts = []
     for codec, envelope in BLOSC_ENVELOPES.items():

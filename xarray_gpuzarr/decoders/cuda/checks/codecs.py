@@ -1,4 +1,4 @@
-"""Checks of compressors, by frames that the package contains, and of filters, by values that the host filters."""
+"""Checks of compressors, with frames that the package contains, and of codecs of elements, against the host codecs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.nvcomp import quickest
+from xarray_gpuzarr.cuda.nvcomp import fastest_format
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare
@@ -33,9 +33,9 @@ from xarray_gpuzarr.stored.codecs import (
 _BYTES = BytesSpec(endian=None)
 _NO_CAST = Cast(dtype="|u1")
 _N_ELEMENTS = 1003
-"""Number of elements in a filter's chunk."""
+"""Number of elements in a chunk of a codec of elements other than a delta."""
 _N_DELTA_ELEMENTS = 40_009
-"""Number of elements in a chunk of a delta: so many that several blocks of threads share the chunk."""
+"""Number of elements in a chunk of a delta, enough for several blocks of threads to share the chunk."""
 
 
 def compressor_check(spec: CompressorSpec, nbytes: int) -> Check:
@@ -43,7 +43,8 @@ def compressor_check(spec: CompressorSpec, nbytes: int) -> Check:
     name = _compressor_name(spec, nbytes)
 
     def run(workspace: Workspace) -> int:
-        frames_of_codec = known_frames()[name.partition(",")[0]]
+        codec_name = name.partition(",")[0]  # without a variant such as ", one byte"
+        frames_of_codec = known_frames()[codec_name]
         frames = [frame for frame in frames_of_codec if _compressor_name(spec, frame.nbytes) == name]
         n_compared = 0
         for length in sorted({frame.nbytes for frame in frames}):
@@ -56,11 +57,11 @@ def compressor_check(spec: CompressorSpec, nbytes: int) -> Check:
 def _compressor_name(spec: CompressorSpec, nbytes: int) -> str:
     """Return the name of a compressor's check. Chunks whose lengths give the same name are decoded in the same way.
 
-    Chunks of one byte have a check of their own: hardly any array has them, and decoders get them wrong most often.
+    Chunks of one byte have a check of their own: decoders get them wrong most often, and hardly any array has them.
     """
     if isinstance(spec, BloscSpec):
         return f"blosc {spec.cname.removesuffix('hc')}"
-    name = quickest("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
+    name = fastest_format("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
     return f"{name}, one byte" if nbytes == 1 else name
 
 
@@ -122,7 +123,7 @@ def element_check(spec: ElementSpec) -> Check:
             values = np.empty(n, decoded)
             try:
                 codec.decode_into(memoryview(encoded), memoryview(values.view(np.uint8)))
-            except FrameError:  # the host has no value for some of these elements either
+            except FrameError:  # not an encoded chunk: the host has no value for some of these elements
                 continue
             chunks.append(encoded)
             expected.append(values)
@@ -137,11 +138,11 @@ def element_check(spec: ElementSpec) -> Check:
 
 
 def _encoded_chunks(spec: ElementSpec, n: int) -> Iterator[bytes]:
-    """Yield encoded chunks of `n` elements for a filter: zeros, small numbers, scaled ones, and arbitrary bits."""
+    """Yield encoded chunks of `n` elements for a codec: zeros, small numbers, scaled numbers, and arbitrary bits."""
     nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
     assert nbytes is not None
     if isinstance(spec, PackBitsSpec):
-        yield bytes([-n % 8]) + content("noise", nbytes - 1)
+        yield bytes([-n % 8]) + content("noise", nbytes - 1)  # the first byte is the number of unused bits
         return
     dtype = np.dtype(spec.encoded)
     number = np.arange(n)

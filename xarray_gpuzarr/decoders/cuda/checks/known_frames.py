@@ -1,7 +1,8 @@
-"""Frames of every compressor and the bytes that they decode to: the inputs of self-checks, part of the package.
+"""Frames of every compressor and the bytes that they decode to, with which self-checks compare.
 
-``known.json`` holds the frames, written by the usual libraries. The decoded bytes follow from a formula, `content`. The
-module `helpers.data.known_frames` of the tests writes the file, and other libraries decode its frames there.
+``known.json``, a file of the package, holds the frames, which the usual libraries have written. The decoded bytes
+follow from a formula, `content`. The module `helpers.data.known_frames` of the tests writes the file, and other
+libraries decode its frames there.
 """
 
 from __future__ import annotations

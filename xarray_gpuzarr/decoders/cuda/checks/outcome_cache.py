@@ -1,7 +1,7 @@
 """Outcomes of self-checks, kept in the user's cache folder for each GPU, driver, and set of library versions.
 
-They are valid only for the code that made them: if any file of this package changes, checks run again. They also run
-again if a file cannot be read or written.
+They are valid only for the code that made them: if any source file of this package changes, checks run again. They also
+run again in each process if the file of outcomes cannot be read or written.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(document, indent=1) + "\n")
         temporary.replace(path)
-        # The modification time of the folder may be too coarse to show the change.
+        # The folder's modification time, which is part of the cache's key, may be too coarse to show the change.
         _newest_in_folder.cache_clear()
     except OSError:
         with suppress(OSError):
@@ -131,7 +131,7 @@ def _fields(identity: DeviceIdentity) -> dict[str, object]:
 
 @cache
 def _package_digest() -> str:
-    """Return a digest of all that decides an answer on the host: the files of this package, and libraries' versions.
+    """Return a digest of all that decides the right answers: the files of this package, and the host's libraries.
 
     The libraries of the device are part of its identity.
     """

@@ -91,10 +91,10 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     result = np.dtype(cast.dtype).newbyteorder("=")
     element = element_cast(stored, replace(cast, dtype=result.str))
     shape_name = "points" if points else "boxes"
-    casts: list[tuple[np.dtype[Any], Cast]] = []  # each stored dtype and cast to check
+    casts: list[tuple[np.dtype[Any], Cast]] = []  # pairs of a stored dtype and a cast, all of which are checked
     if element.is_copy:
         name = f"placing of {shape_name}, {stored.itemsize}-byte elements"
-        casts += [(np.dtype(copied), Cast(dtype=copied)) for copied in _COPIED[stored.itemsize]]
+        casts += [(np.dtype(copied), Cast(dtype=copied)) for copied in _COPIED_DTYPES[stored.itemsize]]
     else:
         name = f"placing of {shape_name}, {stored.name} as {result.name}"
         if cast.wide_dtype:
@@ -120,15 +120,15 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     return Check(name, run)
 
 
-_COPIED = {1: ("|u1",), 2: ("=u2",), 4: ("=u4",), 8: ("=u8", "=c8"), 16: ("=c16",)}
-"""By length in bytes, dtypes whose elements are only copied. They share a kernel, but swap bytes in different ways."""
+_COPIED_DTYPES = {1: ("|u1",), 2: ("=u2",), 4: ("=u4",), 8: ("=u8", "=c8"), 16: ("=c16",)}
+"""Length in bytes -> dtypes whose copies share a kernel, but swap bytes in different ways."""
 
 
 def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int:
     """Place elements on the device and on the host; return the number of bytes that were compared.
 
-    Elements are only copied in units of several widths, each of which is a kernel of its own. The chunks are made so
-    wide that every unit is used.
+    Elements that are only copied may be copied in longer units, and each length of a unit has a kernel of its own. The
+    widths of the chunks are such that every unit is used.
     """
     stored = np.dtype(dtype)
     widths = [1]
@@ -138,7 +138,7 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
     for width in widths:
         elements = _elements(stored, np.dtype(cast.dtype), 9 * 9 * width).reshape(9, -1)
         chunks: list[bytes | None] = [row.tobytes() for row in elements]
-        chunks[4] = None
+        chunks[4] = None  # a missing chunk, in the middle
         fill = elements[0, :1].tobytes()
         for transposes in ((), (TransposeSpec(order=(1, 0)),)):
             codecs = PipelineSpec(array_to_array=transposes, array_to_bytes=_BYTES)
@@ -180,5 +180,5 @@ def _elements(stored: np.dtype[Any], result: np.dtype[Any], n: int) -> npt.NDArr
     else:
         special = [np.iinfo(stored).min, np.iinfo(stored).max]
     values[1 : 1 + len(special)] = special
-    in_stored_order: npt.NDArray[Any] = values.astype(stored)
+    in_stored_order: npt.NDArray[Any] = values.astype(stored)  # the byte order of `stored`
     return in_stored_order

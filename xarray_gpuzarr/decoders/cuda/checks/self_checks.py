@@ -70,21 +70,21 @@ def usual_checks() -> Iterator[Check]:
     """Yield the checks that reads of most stores depend on: all compressors, common filters and common casts."""
     yield from (COPIES, MOVES, SUMS)
     for compressor in (ZstdSpec(), Lz4Spec(), GzipSpec(), ZlibSpec()):
-        for nbytes in (2**10, 1):
+        for nbytes in (2**10, 1):  # chunks of one byte have checks of their own
             yield compressor_check(compressor, nbytes)
-    yield compressor_check(GzipSpec(), 2**20)
+    yield compressor_check(GzipSpec(), 2**20)  # long chunks are decoded by another algorithm
     for cname in ("lz4", "zstd", "blosclz", "zlib", "snappy"):
         yield compressor_check(BloscSpec(cname=cname, shuffle="shuffle", typesize=4), 2**10)
     yield from map(shuffle_check, (2, 4, 8))
-    yield from map(element_check, _FILTERS)
+    yield from map(element_check, _USUAL_CODECS)
     for dtype in ("|u1", "<i2", "<f4", "<f8", ">f4"):
         yield placing_check(dtype, Cast(dtype=np.dtype(dtype).newbyteorder("=").str), points=False)
-    for stored, result in _SCALED:
+    for stored, result in _USUAL_SCALED:
         yield placing_check(stored, Cast(dtype=result, mask=(7.0,), scale=0.5, offset=-3.0), points=False)
     yield placing_check("<f4", Cast(dtype="<f4"), points=True)
 
 
-_SCALED = (
+_USUAL_SCALED = (
     ("<i2", "<f4"),
     ("<i2", "<f8"),
     ("|u1", "<f4"),
@@ -93,7 +93,7 @@ _SCALED = (
     ("<f8", "<f8"),
 )
 """Stored dtypes and result dtypes of packed variables."""
-_FILTERS: tuple[ElementSpec, ...] = (
+_USUAL_CODECS: tuple[ElementSpec, ...] = (
     DeltaSpec(decoded="<i2", encoded="<i2"),
     DeltaSpec(decoded="<i4", encoded="<i4"),
     DeltaSpec(decoded="<f4", encoded="<f4"),
@@ -104,10 +104,10 @@ _FILTERS: tuple[ElementSpec, ...] = (
 
 
 PATIENCE_S = 120.0
-"""Seconds after which a check is given up. Building a kernel is part of it: it takes some seconds, and longer if many
-processes start at once."""
+"""Seconds after which a check is given up. A check may have to build a kernel. That takes some seconds, and longer if
+many processes start at once."""
 _SHORTER_PATIENCE_S = 5.0
-"""Seconds that each check has after one was given up: those behind it may not end either."""
+"""Seconds that each check has after one was given up: those after it may not end either."""
 _TICK_S = 0.25
 """Seconds of one wait. Waits are counted, so that a process that was stopped for hours loses only one of them."""
 _SMALL_OPTIONS = ResourceOptions(slot_nbytes=2**18, n_slots=2, scratch_nbytes=2**26)
@@ -142,7 +142,10 @@ class CheckResult:
 
 
 def check_all(api: DeviceApi) -> Iterator[CheckResult]:
-    """Run all usual checks again, one after another; yield each result, and store it in place of earlier ones."""
+    """Run all usual checks again, one after another; yield each result.
+
+    The results replace all stored outcomes of the device.
+    """
     assert api.identity is not None
     outcome_cache.forget(api.identity)
     checks_by_name = {check.name: check for check in usual_checks()}
@@ -155,8 +158,8 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
 def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
     """Run checks one after another, and yield each result as it comes.
 
-    A check that does not end within the time limit has failed. What it holds stays with its thread for good; the checks
-    behind it run on another thread, with a shorter limit.
+    A check that does not end within the time limit has failed. Its thread keeps what it holds for good. Later checks
+    run on another thread, with a shorter limit.
 
     Parameters
     ----------
@@ -165,7 +168,7 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
     checks : sequence of Check
         Checks to run.
     until_failure : bool
-        Whether to stop behind the first check that fails.
+        Whether to stop after the first check that fails.
     """
     remaining = list(checks)
     patience_s = PATIENCE_S
@@ -179,7 +182,7 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
             return
         while remaining:
             check = remaining.pop(0)
-            result = _next_answer(results, patience_s)
+            result = _next_result(results, patience_s)
             if result is None:
                 fault = f"no end after {patience_s:g} s"
                 # If not even a copy ends, the context may be broken rather than the device.
@@ -190,11 +193,11 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
             yield result
             if until_failure and not result.passed:
                 return
-        if until_failure:
+        if until_failure:  # all checks have passed, or one has not ended
             return
 
 
-def _next_answer(results: SimpleQueue[CheckResult], seconds: float) -> CheckResult | None:
+def _next_result(results: SimpleQueue[CheckResult], seconds: float) -> CheckResult | None:
     """Return the next result; None if none has come after `seconds` in which this process was running."""
     for _ in range(round(seconds / _TICK_S)):
         with suppress(Empty):
@@ -204,14 +207,15 @@ def _next_answer(results: SimpleQueue[CheckResult], seconds: float) -> CheckResu
 
 def _run(api: DeviceApi, checks: Sequence[Check], results: SimpleQueue[CheckResult], *, until_failure: bool) -> None:
     """Run checks one after another, with a workspace of their own, and put each result into a queue."""
+    # All results are in the queue when closing the workspace may fail, on a device that no longer works.
     with suppress(Exception), ExitStack() as stack:
         workspace: Workspace | None = None
 
         def run(check: Check) -> int:
             nonlocal workspace
-            if workspace is None:
+            if workspace is None:  # made here so that an error is one of the first check
                 stack.enter_context(api.activate())
-                workspace = Workspace(api, _SMALL_OPTIONS, keeps_results=True)
+                workspace = Workspace(api, _SMALL_OPTIONS, is_own_consumer=True)
                 stack.callback(workspace.close)
             return check.run(workspace)
 
@@ -223,7 +227,7 @@ def _run(api: DeviceApi, checks: Sequence[Check], results: SimpleQueue[CheckResu
 
 
 def _run_check(check: Check, run: Callable[[Check], int]) -> CheckResult:
-    """Run a check and return its result. If memory is short, run it once more: others may have freed some."""
+    """Run a check and return its result. If memory is short, run it once more: others may have freed memory."""
     start = time.perf_counter()
     nbytes = 0
     fault = ""

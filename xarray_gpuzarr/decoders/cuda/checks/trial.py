@@ -1,7 +1,7 @@
 """Parts that checks are made of: small reads with known values, by the CUDA decoder itself.
 
-A `Check` decodes something on the device and compares. Most use a `Trial`, a made-up array of one shard in memory whose
-chunks begin at odd addresses, which `Read` reads like any other array.
+A `Check` computes something on the device and compares the result. Most checks use a `Trial`: a made-up array of one
+shard in memory, whose chunks begin at any alignment. `Read` reads it like any other array.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Trial:
     Parameters
     ----------
     chunks : sequence of bytes or None
-        Encoded chunks in C order; None for missing ones.
+        Encoded chunks in C order; None for a missing one.
     dtype, chunk_shape, codecs, fill
         As in `ArraySpec`. Without `fill`, the fill value is 0.
     shape : tuple of int
-        Shape of the array. If it is empty, the array has one dimension, which the chunks fill.
+        Shape of the array. By default, the array has one dimension, which the chunks fill.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Trial:
             keys=_KEYS,
             metadata="{}",
         )
-        data, offset = bytearray(), []
+        data = bytearray()
+        offset = []
         for number, chunk in enumerate(chunks):
             data += bytes(1 + 5 * number % 16)  # so that chunks begin at any alignment
             offset.append(len(data))
@@ -98,17 +99,17 @@ class Trial:
         """Return the target of an outer selection."""
         return box_target(outer_selection(selection, self.spec.grid.shape), self.spec.grid)
 
-    def points(self, *points: Sequence[int]) -> Target:
-        """Return the target of single elements."""
-        return PointTarget(groups=group_points([np.array(axis) for axis in points], self.spec.grid))
+    def points(self, *indices: Sequence[int]) -> Target:
+        """Return the target of single elements, given by their indices along each axis."""
+        return PointTarget(groups=group_points([np.array(axis) for axis in indices], self.spec.grid))
 
     def read_by_device(self, workspace: Workspace, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
-        """Read a selection with the device; return it in host memory, and the number of chunks the host decoded."""
+        """Read a selection with the device; return it in host memory, and how many chunks the host has decoded."""
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
-            out = read.run(self._plans(target))  # must live until it has been downloaded
+            out = read.run(self._plans(target))  # a name, so that it lives until it has been downloaded
             address = workspace.api.address(out)
             return download(workspace, address, target.shape, np.dtype(cast.dtype)), read.stager.n_by_host
 

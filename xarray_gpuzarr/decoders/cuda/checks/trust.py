@@ -35,14 +35,14 @@ class CheckedDevice:
         self._is_loaded = False
 
     def why_unusable(self) -> str | None:
-        """Return why nothing can be read to this device; None if something can."""
+        """Return why nothing can be read to this device; None if it can be used. Runs the check of copies once."""
         failure, _ = self._first_failure((COPIES,))
         return failure
 
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
-        """Return which check keeps the device from decoding an array; None if all pass. Runs checks that are due.
+        """Return, in words, which check keeps the device from decoding an array; None if all pass.
 
-        Parameters are those of `required_checks`.
+        Runs the checks that have no outcome yet. Parameters are those of `required_checks`.
         """
         failure, unfinished = self._first_failure(required_checks(spec, cast, points=points))
         if failure is not None or unfinished is None:
@@ -56,7 +56,10 @@ class CheckedDevice:
         return unfinished.found
 
     def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Return which check keeps the device from decoding boxes of an array, as far as is known. Runs no check."""
+        """Return, in words, which check keeps the device from decoding boxes of an array; None if none is known to.
+
+        Runs no check.
+        """
         identity = self.api.identity
         if identity is None:
             return None
@@ -99,19 +102,23 @@ class CheckedDevice:
         if not missing or any(outcomes.get(check.name) for check in checks):
             return None
         results = list(run_checks(self.api, missing, until_failure=True))
+        # Outcomes that hold for the device are stored. Passed checks and other lasting failures hold for this process.
         lasting = {result.name: result.dated_finding for result in results if result.scope == "device"}
         outcomes.update((result.name, "") for result in results if result.passed)
         last = results[-1]
         if not last.passed and last.scope != "moment":
             outcomes[last.name] = last.dated_finding
             if last.name != COPIES_NAME and self._is_context_broken():
-                # Then the failure says nothing about the device.
+                # The failure may come from the context, and says nothing about the device.
                 lasting.pop(last.name, None)
         outcome_cache.save(identity, lasting)
         return last if not last.passed and last.scope == "moment" else None
 
     def _is_context_broken(self) -> bool:
-        """Whether not even copies work any more, perhaps because of other code in this process."""
+        """Whether not even copies work any more, perhaps because of other code in this process.
+
+        If so, the failure is noted as an outcome for this process, which no longer uses the device.
+        """
         copies = next(run_checks(self.api, [COPIES]))
         if not copies.passed and copies.scope != "moment":
             self._outcomes[COPIES_NAME] = copies.found
@@ -119,7 +126,7 @@ class CheckedDevice:
 
 
 def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
-    """Return which check is the first to have failed, in words; None if none is known to have failed."""
+    """Return, in words, which of `checks` is the first one that has failed; None if none is known to have failed."""
     failed = next((check.name for check in checks if outcomes.get(check.name)), None)
     if failed is None:
         return None
@@ -140,7 +147,7 @@ class Trust:
         """Arrays that the host decodes from now on, and why."""
 
     def checked_device(self, device: DeviceApi) -> CheckedDevice:
-        """Return a device together with the outcomes of its checks."""
+        """Return a device together with the outcomes of its checks, the same object for each call."""
         with self._lock:
             checked = self._checked.get(device.index)
             if checked is None or checked.api is not device:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
+from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, fastest_format
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFormat
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams
@@ -23,7 +23,7 @@ from xarray_gpuzarr.process.records import record
 Flags = npt.NDArray[np.bool_]
 """One boolean per chunk or stream, in host memory."""
 
-_ELEMENT_NBYTES = 8
+_MAX_ELEMENT_NBYTES = 8
 """Length in bytes of the longest element that a filter decodes."""
 
 
@@ -31,15 +31,16 @@ _ELEMENT_NBYTES = 8
 class Staged:
     """Chunks that are in device memory, or on their way there.
 
-    Columns have one row per chunk of the pieces that were staged, in order.
+    Columns have one row for each chunk of the pieces that were staged, in order.
     """
 
     memories: Sequence[DeviceMemory]
     """Memory that holds the chunks, borrowed on the workspace's `copy` stream."""
     address: Addresses
-    """shape (n,): device address of the chunk, 0 for a missing chunk. The chunk is encoded if it has streams."""
+    """shape (n,): device address of the chunk, 0 for a missing chunk."""
     nbytes: Rows
-    """shape (n,): length in bytes, without checksums that the host has checked."""
+    """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. Meaningless for
+    chunks that the host has decoded."""
     streams: Streams
     """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
     shuffled_blocks: ShuffledBlocks
@@ -64,7 +65,7 @@ class Staged:
 
 
 def join_segments(segments: Sequence[Staged]) -> Staged:
-    """Return the staged segments of a batch as one, in order; a batch without segments has no rows."""
+    """Return the staged segments of a batch as one. A batch of missing chunks alone has no segments, and no rows."""
     if not segments:
         return Staged.from_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)
     if len(segments) == 1:
@@ -87,7 +88,7 @@ class Group:
 
     stream_format: StreamFormat
     nvcomp_format: Format | None
-    """Format, with its algorithm, that nvCOMP is called for; None if a kernel decodes the streams."""
+    """Format, with its algorithm, that nvCOMP is called for; None if a kernel of this package decodes the streams."""
     first: int
     """Row of the first stream."""
     n: int
@@ -146,7 +147,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     placing : Placing
         Placing of the read.
     nvcomp : Nvcomp
-        Tells alignments and lengths of scratch memory.
+        Returns required alignments and lengths of scratch memory.
     has_elements : bool
         Whether chunks that were copied encoded have codecs of elements.
     """
@@ -155,20 +156,20 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     groups = _find_groups(streams, nvcomp)
     n_compressed = sum([group.n for group in groups])
     stream_address = streams.per_row(staged.address) + streams.source.view(np.uint64)
-    realigned_streams = [NO_ROWS]
+    realigned_streams = [NO_ROWS]  # for a batch without groups
     for group in groups:
         addresses = stream_address[group.first : group.first + group.n]
         realigned_streams.append((addresses % group.alignment).nonzero()[0] + group.first)
     fits_direct, result_address = placing.find_direct(rows)
     is_compressed = np.zeros(n_chunks, np.bool_)
     is_compressed[streams.chunk] = True
-    # Decompressing or unshuffling writes a chunk to another, aligned address.
+    # Rewritten chunks are read from the aligned address that decompressing or unshuffling has written them to.
     is_rewritten = replace_rows(is_compressed, staged.shuffled_blocks.chunk, np.True_)
     element_chunks = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
     is_decoded = replace_rows(is_rewritten, element_chunks, np.True_)
     is_direct = fits_direct & is_decoded
     unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
-    unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_ELEMENT_NBYTES))
+    unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_MAX_ELEMENT_NBYTES))
     is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.shuffled_blocks.chunk, np.True_)
     return BatchPlan(
         streams=streams,
@@ -199,7 +200,7 @@ def replace_rows[Scalar: np.generic](
 
 
 def _find_groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
-    """Return the groups of streams that are sorted by format, except that of raw streams."""
+    """Return the groups of `streams`, which are sorted by format. Raw streams, the last ones, have no group."""
     groups: list[Group] = []
     first = 0
     counts = np.bincount(streams.format, minlength=len(FORMATS)).tolist()
@@ -212,7 +213,7 @@ def _find_groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
         temp_nbytes = 0
         alignment = 1
         if stream_format.nvcomp is not None:
-            nvcomp_format = quickest(stream_format.nvcomp, max_nbytes)
+            nvcomp_format = fastest_format(stream_format.nvcomp, max_nbytes)
             total_nbytes = int(nbytes.sum())
             temp_nbytes = nvcomp.temp_nbytes(
                 nvcomp_format, n_chunks=n, max_nbytes=max_nbytes, total_nbytes=total_nbytes

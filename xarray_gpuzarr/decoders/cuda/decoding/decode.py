@@ -33,7 +33,7 @@ class BatchDecoder:
         self._chain = chain
 
     def decode(self, staged: Staged, rows: Rows, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
-        """Enqueue everything that turns staged chunks into elements of the result.
+        """Enqueue everything that turns staged chunks into elements of the result, and the filling of missing chunks.
 
         Parameters
         ----------
@@ -42,8 +42,8 @@ class BatchDecoder:
         rows : int64, shape (n_staged + n_missing, k)
             Rows, as in `ReadPlan.row`, of the staged chunks and then of missing ones.
         stream : Stream
-            Runs the batch. It waits for the workspace's `copy` stream, which uploads the tables: uploads of another
-            stream would queue behind those of the next chunks.
+            Runs the batch. It waits for the workspace's `copy` stream, which uploads the table: on another stream, the
+            upload would queue behind those of the next chunks.
 
         Returns
         -------
@@ -52,14 +52,16 @@ class BatchDecoder:
         memories : list of DeviceMemory
             Memory that is in use until then.
         """
-        chain, api, n = self._chain, self._api, len(staged.address)
-        plan = plan_batch(staged, rows[:n], self._placing, api.nvcomp, has_elements=bool(chain.elements))
+        chain = self._chain
+        api = self._api
+        staged_rows = rows[: len(staged.address)]
+        plan = plan_batch(staged, staged_rows, self._placing, api.nvcomp, has_elements=bool(chain.elements))
         scratch = allocate_scratch(self._workspace, chain, plan, staged, stream)
         batch_table, offsets = fill_table(chain, self._placing, staged, plan, scratch, rows)
         memory = batch_table.upload(self._workspace)
         self._workspace.order(self._workspace.copy, [stream])
         table = memory.address
-        report = Address(table + offsets.receipt)
+        receipt_address = Address(table + offsets.receipt)
         if len(offsets.moved_nbytes):
             self._move(table, offsets, stream)
         with api.range("read::decode"), counters.stage("decode"):
@@ -68,7 +70,7 @@ class BatchDecoder:
         with api.range("read::place"), counters.stage("place"):
             self._placing.launch(table, offsets.placed, stream)
             self._placing.launch(table, offsets.missing, stream)
-        receipt = Receipt.download(self._workspace, plan, staged.shadows, report, stream)
+        receipt = Receipt.download(self._workspace, plan, staged.shadows, receipt_address, stream)
         return receipt, [memory, scratch.memory]
 
     def _move(self, table: Address, offsets: TableOffsets, stream: Stream) -> None:
@@ -83,13 +85,16 @@ class BatchDecoder:
         self, plan: BatchPlan, scratch: Scratch, table: Address, offsets: TableOffsets, stream: Stream
     ) -> None:
         """Enqueue the decompression of all streams, format by format, and the checksums that are stored with them."""
-        api, report, temp = self._api, table + offsets.receipt, scratch.temp
+        api = self._api
+        receipt = table + offsets.receipt
         for group, columns in zip(plan.groups, offsets.groups, strict=True):
-            n, fmt = group.n, group.nvcomp_format
+            n = group.n
+            fmt = group.nvcomp_format
             sources, source_nbytes, outputs, capacity = [Address(table + columns + 8 * n * i) for i in range(4)]
-            actual = Address(report + 8 * group.first)
+            # The three columns of streams in a receipt.
+            actual = Address(receipt + 8 * group.first)
             sums = Address(actual + 8 * plan.n_compressed)
-            statuses = Address(report + 16 * plan.n_compressed + 4 * group.first)
+            statuses = Address(receipt + 16 * plan.n_compressed + 4 * group.first)
             if fmt is None:
                 blosclz(api, stream, table=sources, n=n, actual=actual, status=statuses)
                 continue
@@ -103,8 +108,9 @@ class BatchDecoder:
                 outputs=outputs,
                 statuses=statuses,
             )
-            handle, temp_nbytes = stream.handle, group.temp_nbytes
-            api.nvcomp.decompress(fmt, batch, n_chunks=n, temp=temp, temp_nbytes=temp_nbytes, stream=handle)
+            api.nvcomp.decompress(
+                fmt, batch, n_chunks=n, temp=scratch.temp, temp_nbytes=group.temp_nbytes, stream=stream.handle
+            )
             kind = group.stream_format.checksum
             if kind is not None:
                 checksum(api, stream, kind, table=outputs, n=n, max_nbytes=group.max_nbytes, result=sums)
@@ -113,7 +119,8 @@ class BatchDecoder:
         self, staged: Staged, plan: BatchPlan, table: Address, offsets: TableOffsets, stream: Stream
     ) -> None:
         """Enqueue what follows decompression: unshuffling, codecs of elements, CRC-32s of shadowed chunks."""
-        chain, api = self._chain, self._api
+        chain = self._chain
+        api = self._api
         flags = Address(table + offsets.receipt + streams_nbytes(plan.n_compressed))
         if len(staged.shuffled_blocks):
             longest = int(staged.shuffled_blocks.nbytes.max())

@@ -36,7 +36,8 @@ def fits_kernels(target: Target) -> bool:
     """Whether the kernels can place the chunks of a target.
 
     They cannot if a selection repeats elements so often that one box has too many elements, or that all boxes together
-    need too many blocks of threads. A launch has as many blocks for each box as the largest box needs.
+    need too many blocks of threads. A launch has as many blocks for each box as the largest box needs. A stack must not
+    have too many axes. Arrays whose chunks are too long are not asked about here, because `routes` excludes them.
     """
     n_boxes = target.n_chunks
     if isinstance(target, PointTarget):
@@ -46,8 +47,8 @@ def fits_kernels(target: Target) -> bool:
             return False
         n_boxes = len(target.groups.row)
         largest = largest_box(target.pieces)
-    elif not [pieces for pieces in target.pieces if pieces.index is not None]:
-        return True
+    elif all(pieces.index is None for pieces in target.pieces):
+        return True  # without an index array nothing is repeated, and a box is no larger than a chunk
     else:
         largest = largest_box(target.pieces)
     return largest < MAX_BOX and n_boxes * -(-largest // LEAST_TILE) <= MAX_BLOCKS
@@ -61,7 +62,7 @@ class BatchTable:
         self._n_words = 0
 
     def add(self, *columns: npt.NDArray[Any]) -> int:
-        """Append columns of 8-byte integers, one behind the other; return the offset of the first one in bytes."""
+        """Append columns of 8-byte integers, one after another; return the offset of the first one in bytes."""
         offset = 8 * self._n_words
         for column in columns:
             if column.size:
@@ -86,10 +87,11 @@ class LaunchColumns:
     """Columns of one launch, given by their offsets in a `BatchTable`, in bytes."""
 
     row: int
-    """Rows of the chunks, one for each box."""
+    """Rows of piece numbers, one for each box."""
     source: int | None
     """Addresses of the decoded chunks; None for missing chunks."""
     n_rows: int
+    """Number of boxes."""
 
 
 class Placing:
@@ -114,10 +116,11 @@ class Placing:
         self._out = out
         self._itemsize = np.dtype(cast.dtype).itemsize
         self._stack = target if isinstance(target, StackTarget) else None
-        self._kernel, self._direct_boxes = _cached_plan(spec, target, cast, out)
+        self._kernel, self._direct_boxes = _cached_kernel(spec, target, cast, out)
         self.unit_nbytes = self._kernel.unit_nbytes
         """Number of bytes that the addresses of decoded chunks must be multiples of."""
-        nbytes, copy = self._kernel.nbytes, workspace.copy
+        nbytes = self._kernel.nbytes
+        copy = workspace.copy
         self.memory = workspace.device_tables.borrow(nbytes, copy)
         """Parameters of the kernel, shared by all launches of the read."""
         slot = workspace.tables.borrow(nbytes)
@@ -128,8 +131,8 @@ class Placing:
     def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Return which chunks may be decompressed straight into the result, and the address of each one there.
 
-        `rows` are as in `ReadPlan.row`. A chunk qualifies if it is wanted as a whole, once, without a cast, and is
-        contiguous in the result. Addresses of other chunks mean nothing.
+        `rows` are as in `ReadPlan.row`. A chunk may be if it is wanted as a whole, once, without a cast, and is
+        contiguous in the result. The addresses of other chunks are meaningless.
         """
         if self._direct_boxes is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
@@ -155,7 +158,8 @@ class Placing:
         """Enqueue the placing of the chunks whose columns are in the table at the address `table`."""
         if not columns.n_rows:
             return
-        row, parameters = Address(table + columns.row), self.memory.address
+        row = Address(table + columns.row)
+        parameters = self.memory.address
         if columns.source is None:
             self._kernel.fill(self._api, stream, table=parameters, row=row, n_rows=columns.n_rows)
         else:
@@ -163,35 +167,36 @@ class Placing:
             self._kernel.launch(self._api, stream, table=parameters, source=source, row=row, n_rows=columns.n_rows)
 
 
-_Plan = tuple[Scatter | Points, OutputBoxes | None]
+_PreparedKernel = tuple[Scatter | Points, OutputBoxes | None]
 """The kernel that places chunks, and the boxes of the result if chunks may be decompressed straight into them."""
-_plans: dict[tuple[Any, ...], _Plan] = {}
-"""Plans of recent reads of boxes. The tasks of one array mostly differ only in their shard, and share a plan."""
-_MAX_PLANS = 64
+_prepared_kernels: dict[tuple[Any, ...], _PreparedKernel] = {}
+"""Kernels of recent reads of boxes. The tasks of one array mostly differ only in their shard, and share a kernel."""
+_MAX_PREPARED = 64
 _MAX_PIECES = 4096
-"""Number of pieces on an axis above which a plan is not kept: making the key would take too long."""
+"""Number of pieces on an axis above which a kernel is not kept: making the key would take too long."""
 
 
-def _cached_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
-    """Return the plan of a read, from the cache if a read of the same layout came before.
+def _cached_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _PreparedKernel:
+    """Return the kernel of a read, from the cache if a read of the same layout came before.
 
     Selections by index, such as random crops, hardly ever have the same layout again, and are not kept.
     """
+    # The kernel depends only on the alignment of the output, of which `_Placer.pack` is given the full address.
     alignment = Address(out % max(UNIT_NBYTES))
     if not isinstance(target, BoxTarget) or [
         pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
     ]:
-        return _make_plan(spec, target, cast, alignment)
+        return _prepare_kernel(spec, target, cast, alignment)
     layout = tuple(
         [(pieces.in_start.tobytes(), pieces.count.tobytes(), pieces.step, pieces.length) for pieces in target.pieces]
     )
     key = (spec, cast, alignment, layout)
-    plan = _plans.get(key)
-    if plan is None:
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        plan = _plans[key] = _make_plan(spec, target, cast, alignment)
-    return plan
+    prepared = _prepared_kernels.get(key)
+    if prepared is None:
+        if len(_prepared_kernels) >= _MAX_PREPARED:
+            _prepared_kernels.clear()
+        prepared = _prepared_kernels[key] = _prepare_kernel(spec, target, cast, alignment)
+    return prepared
 
 
 def element_cast(stored: np.dtype[Any], cast: Cast) -> ElementCast:
@@ -201,7 +206,11 @@ def element_cast(stored: np.dtype[Any], cast: Cast) -> ElementCast:
     return ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset, wide=wide)
 
 
-def _make_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
+def _prepare_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _PreparedKernel:
+    """Return the kernel of a read, and boxes if chunks may be decompressed straight into the result.
+
+    `out` is an address of the same alignment as the result.
+    """
     stored = cast.seen_as(spec.numpy_dtype)
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
@@ -222,6 +231,7 @@ def _make_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Pl
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
     """Return the axes of a target of a shape, as the kernel of boxes wants them."""
+    # Only the axes of a stack may have an `index_start`, see `_stack_axes`.
     return [
         AxisColumns(
             in_start=p.in_start,
@@ -243,15 +253,16 @@ def _chunk_strides(spec: ArraySpec) -> list[int]:
 
 def _c_strides(shape: Sequence[int]) -> list[int]:
     """Return the strides of an array of a shape in C order, in elements."""
-    return [*np.cumprod([1, *reversed(shape)])[-2::-1].tolist()]
+    sizes = np.cumprod([1, *reversed(shape)])
+    return [*sizes[-2::-1].tolist()]  # without the size of the whole array, which comes last in `sizes`
 
 
 def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColumns]:
     """Return the axes of a stack of samples, the axis of samples first.
 
-    The kernel looks an index up at the output position of its element. If every sample has its own row of indices on an
-    axis, output positions on that axis count through the rows of all samples: each sample adds the length of the axis.
-    The stride of the axis of samples is reduced by as much, so that elements still go to the right place.
+    The kernel finds the index of an element at the element's output position. If every sample has its own row of
+    indices on an axis, output positions on that axis count through the rows of all samples: each sample adds the length
+    of the axis. The stride of the axis of samples is smaller by as much, so that elements still go to the right place.
     """
     samples, *others = pieces
     axes = _axes(spec, others, [p.length for p in others])

@@ -3,7 +3,8 @@
 A receipt is laid out as follows, and every part has a multiple of 8 bytes:
 
 - for each decompressed stream, in columns: uint64 decoded length, uint64 sum, int32 status. The sum is the checksum of
-  the decoded bytes if the format stores one; otherwise it is not 0 where a stream was refused before it was decoded.
+  the decoded bytes if the format stores one. For other formats it is 0 unless the stream was refused before it was
+  decoded.
 - for each chunk with codecs of elements: a uint64 flag, not 0 where one of these codecs leaves the chunk to the host;
 - for each chunk that the host has decoded as well: uint64 CRC-32 of what the device has decoded.
 """
@@ -39,7 +40,8 @@ class Receipt:
     ) -> Self | None:
         """Enqueue the download of the receipt at `address`; return None if there is nothing to report.
 
-        Batches must call this in the order in which the host reads their receipts, because slots are reused in turn.
+        Batches must call this in the order in which the host reads their receipts, because the slots are reused in
+        turn.
         """
         nbytes = receipt_nbytes(plan, shadows)
         if not nbytes:
@@ -50,13 +52,13 @@ class Receipt:
         return cls(slot=slot, plan=plan, shadows=shadows)
 
     def failed_chunks(self) -> Rows:
-        """Return the numbers of the chunks that the device has not decoded correctly; only after the download."""
+        """Return the numbers of the chunks that the device has not decoded correctly. The download must have ended."""
         plan = self.plan
-        report = self.slot.array
+        data = self.slot.array
         n = plan.n_compressed
-        lengths = report[: 8 * n].view(np.int64)
-        sums = report[8 * n : 16 * n].view(np.uint64)
-        statuses = report[16 * n : 20 * n].view(np.int32)
+        lengths = data[: 8 * n].view(np.int64)
+        sums = data[8 * n : 16 * n].view(np.uint64)
+        statuses = data[16 * n : 20 * n].view(np.int32)
         is_wrong = (statuses != 0) | (lengths != plan.streams.target_nbytes[:n])
         for group in plan.groups:
             rows = slice(group.first, group.first + group.n)
@@ -65,13 +67,13 @@ class Receipt:
                 is_wrong[rows] |= final_checksums(kind, sums[rows]) != plan.streams.checksum[rows]
             else:
                 is_wrong[rows] |= sums[rows] != 0  # refused before it was decoded
-        flags = report[streams_nbytes(n) :][: 8 * len(plan.element_chunks)].view(np.uint64)
+        flags = data[streams_nbytes(n) :][: 8 * len(plan.element_chunks)].view(np.uint64)
         if not is_wrong.any() and not flags.any():
             return NO_ROWS
         return np.unique(np.concatenate([plan.streams.chunk[:n][is_wrong], plan.element_chunks[flags != 0]]))
 
     def different_chunks(self) -> Rows:
-        """Return the numbers of the chunks that the host has decoded to other bytes; only after the download."""
+        """Return the numbers of the chunks that the host has decoded to other bytes. The download must have ended."""
         first = streams_nbytes(self.plan.n_compressed) + 8 * len(self.plan.element_chunks)
         sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
         different: Rows = self.shadows.chunk[final_checksums("crc32", sums) != self.shadows.crc]

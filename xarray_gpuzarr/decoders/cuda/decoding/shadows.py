@@ -1,4 +1,4 @@
-"""Shadow reads: the host decodes chosen chunks as well, from the same bytes, and both results are compared.
+"""Shadows: chunks that the host decodes as well, from the same bytes, to compare both results.
 
 The comparison uses checksums of decoded bytes, which the device computes on its own, so nothing large is downloaded.
 `ResourceOptions.verify` sets which chunks are chosen.
@@ -42,14 +42,14 @@ class ShadowChoice:
         self._is_only_first = verify == "first"
         self._has_chosen = False
 
-    def choose(self, rows: Rows) -> Rows:
-        """Return those of the chunks `rows` that the host is to decode as well."""
+    def choose(self, chunks: Rows) -> Rows:
+        """Return those of the chunk numbers `chunks` that the host is to decode as well."""
         if not self._is_only_first:
-            return rows
-        if self._has_chosen or not len(rows) or hash(self._spec) in _compared:
-            return rows[:0]
+            return chunks
+        if self._has_chosen or not len(chunks) or hash(self._spec) in _compared:
+            return chunks[:0]
         self._has_chosen = True
-        return rows[:1]
+        return chunks[:1]
 
     def mark_compared(self) -> None:
         """Remember that a chunk of this array has been compared.
@@ -60,11 +60,11 @@ class ShadowChoice:
             _compared.add(hash(self._spec))
 
 
-def choose_shadows(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
-    """Return what chooses the chunks of a read that the host decodes as well; None if it decodes none.
+def new_shadow_choice(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
+    """Return the choice of the chunks that the host decodes as well for one read; None if there are none.
 
     Chunks that are too long for the checksum kernel are not compared. If `verify` is None, one chunk of each array is
-    compared, except on a device without an identity, which is one that need not be checked.
+    compared, but none on a device without an identity, which is one that need not be checked.
     """
     if verify is None:
         verify = "first" if has_identity else "off"

@@ -35,7 +35,8 @@ class Scratch:
     scratch_chunks: Addresses
     shuffled_chunks: Addresses
     elements: list[Addresses]
-    """For each codec of elements, the chunks before it is undone; without rows if the codec reads what was staged."""
+    """For each codec of elements, the chunks before it is undone. If the first codec reads what was staged, its column
+    has no memory and is not used."""
     temp: Address
     """Scratch memory of nvCOMP, which the formats use one after another."""
 
@@ -45,13 +46,13 @@ class TableOffsets:
     """Offsets in bytes of the columns in the table of a batch."""
 
     moves: int
-    """Three columns, as `cuda.launch.move` wants them."""
+    """Three columns for `cuda.launch.move`."""
     moved_nbytes: Rows
     """Not an offset: lengths of the moves in bytes, in ascending order."""
     groups: list[int]
     """For each group, four columns: addresses and lengths of the streams, addresses and lengths of their results."""
     shuffled_blocks: int
-    """Five columns, as `cuda.blosc.unshuffle` wants them."""
+    """Five columns for `cuda.blosc.unshuffle`."""
     elements: list[tuple[int, int]]
     """For each codec of elements, the offset of two columns, addresses of encoded and of decoded chunks, and the offset
     of the words of its filter."""
@@ -66,7 +67,10 @@ class TableOffsets:
 
 
 def allocate_scratch(workspace: Workspace, chain: Chain, plan: BatchPlan, staged: Staged, stream: Stream) -> Scratch:
-    """Take the scratch memory of a batch for `stream`, and cut it up; each part begins at a multiple of 16 bytes."""
+    """Borrow the scratch memory of a batch for use on `stream`, and cut it up.
+
+    Each part begins at a multiple of 16 bytes.
+    """
     lengths = [
         plan.streams.source_nbytes[plan.realigned_streams],
         staged.nbytes[plan.realigned_chunks],
@@ -182,7 +186,7 @@ def _add_shuffled_blocks(table: BatchTable, staged: Staged, decompressed: Addres
 def _add_elements(
     table: BatchTable, chain: Chain, plan: BatchPlan, scratch: Scratch, unshuffled: Addresses, decoded: Addresses
 ) -> list[tuple[int, int]]:
-    """Add the columns and words of each codec of elements, which reads what the last wrote; return their offsets."""
+    """Add the columns and words of each codec of elements, which reads what the last one wrote; return the offsets."""
     if not len(plan.element_chunks):
         return []
     places = [unshuffled[plan.element_chunks], *scratch.elements[1:], decoded[plan.element_chunks]]

@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
-from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, shuffled, zstd_streams
+from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, whole_chunk_blocks, zstd_streams
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice
@@ -68,8 +68,8 @@ class DirectStager(Stager):
     ) -> None:
         super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
         self.requests = None
-        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)
-        self.slot_nbytes = ENDLESS
+        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a piece is one read
+        self.slot_nbytes = ENDLESS  # no slot is used
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory; let the host fetch and decode the chunks that are unusual."""
@@ -86,14 +86,16 @@ class DirectStager(Stager):
             finally:
                 counters.add(read_nbytes=sum(read_nbytes))
         present = position >= 0
-        address = np.where(present, position, 0).astype(np.uint64) + np.uint64(memory.address) * present
-        chain, shuffled_blocks = self._chain, ShuffledBlocks.empty()
+        address = np.where(present, position + memory.address, 0).view(np.uint64)
+        chain = self._chain
         if chain.compressor is None:
-            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.empty()
+            ready = present & (nbytes == chain.inner_nbytes)
+            streams = Streams.empty()
         else:
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
+        shuffled_blocks = ShuffledBlocks.empty()
         if chain.shuffle is not None:
-            shuffled_blocks = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
+            shuffled_blocks = whole_chunk_blocks(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
 
         def download(row: int) -> memoryview:  # not from the file, which may have been replaced since
             return memoryview(download_pageable(workspace, int(address[row]), int(nbytes[row])))
@@ -110,7 +112,7 @@ class DirectStager(Stager):
         return self._replace_unusual(staged, pieces, np.flatnonzero(present & ~ready))
 
     def _replace_unusual(self, staged: Staged, pieces: Sequence[Piece], unusual: Rows) -> Staged:
-        """Let the host decode the chunks `unusual`, and put them in place of those that were read."""
+        """Let the host fetch and decode the chunks `unusual`, and put them in place of those that were read."""
         if not len(unusual):
             return staged
         decoded = self.stage_decoded(pieces, unusual)
@@ -120,11 +122,12 @@ class DirectStager(Stager):
         return replace(staged, memories=[*staged.memories, *decoded.memories], address=address, nbytes=nbytes)
 
     def _read(self, ranges: Sequence[_FileRange], memory: DeviceMemory, read_nbytes: list[int]) -> None:
-        """Read all ranges into `memory`, several at a time; appends the number of bytes of each to `read_nbytes`.
+        """Read all ranges into `memory`, several at a time, and append the number of bytes of each to `read_nbytes`.
 
-        Waits for all reads even if one fails, because they write to the memory.
+        This waits for all reads even if one fails, because they write to the memory.
         """
-        workspace, files = self._workspace, dict[str, DeviceFile]()
+        workspace = self._workspace
+        files: dict[str, DeviceFile] = {}
         with workspace.api.activate(), ExitStack() as stack:
             reads = []
             for part in ranges:
@@ -156,9 +159,9 @@ def _check_read(part: _FileRange, n_read: int) -> None:
 
 
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
-    """Lay the ranges of pieces out in device memory.
+    """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
 
-    Returns the ranges, and for each row the position of the chunk in memory, -1 if its file is missing, and its length.
+    Positions count from the start of the memory. The position of a chunk whose file is missing is -1.
     """
     ranges: list[_FileRange] = []
     starts, lengths = [], []

@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned, cut_range, row_of
-from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, shuffled
+from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, whole_chunk_blocks
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice, Shadows
@@ -49,7 +49,7 @@ class Stager:
     spec : ArraySpec
         Array that is read.
     chain : Chain
-        What the device does to its chunks.
+        Codecs that the device undoes.
     shadow_choice : ShadowChoice, optional
         Chooses the chunks that the host decodes as well.
     """
@@ -68,19 +68,19 @@ class Stager:
         self._spec = spec
         self._chain = chain
         self._shadow_choice = shadow_choice
-        # As many as there are cores, however few threads dask has: a worker of a GPU has one thread but many cores, and
-        # these threads copy without holding Python's lock.
+        # As many as there are cores, however few threads dask has: a worker with a GPU has one thread but many cores,
+        # and these threads copy without holding the GIL.
         self._n_threads = threads.thread_setting() or threads.n_cores()
         share_nbytes = workspace.options.slot_nbytes // self._n_threads // _REQUESTS_PER_THREAD
         # Two answers without a version may be of two versions of the object. A chunk must then be one request.
         cuts_chunks = source.cuts_objects or not source.is_remote
         max_request_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
         self.max_request_nbytes = max_request_nbytes if cuts_chunks else ENDLESS
-        """Bytes that one request for a piece may have; a piece may be cut anywhere."""
+        """Largest number of bytes of one request. A piece may be cut anywhere into requests."""
         self.requests: Requests | None = Requests(source)
         """Requests for pieces that will be staged; None if pieces are read when they are staged."""
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
-        """Which neighbouring chunks make a piece. It may be of any length if segments and requests may cut it."""
+        """Which neighbouring chunks make a piece. A piece may be of any length if segments and requests may cut it."""
         self.slot_nbytes = workspace.options.slot_nbytes
         """Bytes that a segment should have at most."""
         self.n_by_host = 0
@@ -98,18 +98,21 @@ class Stager:
         api = self._workspace.api
         upload = Upload(self._workspace, sum([aligned(piece.nbytes) for piece in pieces]))
         with api.range("read::fetch"), counters.stage("fetch"):
-            first, length = self._fetch(pieces, upload)
-        present = first >= 0
-        ready, start, nbytes = present, first, length
+            stored_start, stored_nbytes = self._fetch(pieces, upload)
+        present = stored_start >= 0
+        ready = present
+        start = stored_start
+        nbytes = stored_nbytes
         if self._chain.checksums:
-            ready, start, nbytes = self._check_checksums(upload, present, first, length)
+            ready, start, nbytes = self._check_checksums(upload, present, stored_start, stored_nbytes)
         ready, streams, shuffled_blocks = self._find_streams(upload, ready, start, nbytes)
         # If each chunk is one stream, all are ready and present.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
-            encoded = [upload.view(int(first[row]), int(length[row])) for row in host_chunks]
+            encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
+            # This may also change `stored_start`, of which only chunks that are ready are used below.
             start[host_chunks] = [upload.append(chunk) for chunk in self._decode(pieces, host_chunks, encoded)]
-        shadows = self._shadows(pieces, ready, lambda row: upload.view(int(first[row]), int(length[row])))
+        shadows = self._shadows(pieces, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row])))
         with api.range("read::transfer"), counters.stage("transfer"):
             memories, address = upload.send(start)
         if not streams.is_one_per_chunk:
@@ -143,36 +146,37 @@ class Stager:
         address = memory.address + aligned(nbytes) * np.arange(len(chunks), dtype=np.uint64)
         return Staged.from_decoded([memory], address, np.full(len(chunks), nbytes))
 
-    def _decode(self, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
-        """Decode chunks on the host, and count them.
+    def _decode(self, pieces: Sequence[Piece], numbers: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
+        """Decode chunks on the host, and count them in `n_by_host`.
 
-        `rows` are the numbers of the chunks, counted through all pieces. A chunk that the host cannot decode either is
-        a `CorruptChunkError`.
+        `numbers` count the chunks of all pieces. A chunk that the host cannot decode either is a `CorruptChunkError`.
         """
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
-        _decode_all(pieces, rows, lambda number: codec.decode_into(encoded[number], decoded[number]))
+        _decode_all(pieces, numbers, lambda position: codec.decode_into(encoded[position], decoded[position]))
         self.n_by_host += len(decoded)
         return decoded
 
     def _shadows(self, pieces: Sequence[Piece], ready: Flags, encoded_chunk: Callable[[int], memoryview]) -> Shadows:
-        """Decode some of the chunks that are ready on the host as well, and return the checksums of what they give.
+        """Let the host also decode some of the chunks that the device may decode; return the checksums of the results.
 
-        `encoded_chunk` returns the encoded bytes of a row. Errors are those of `_decode`.
+        `encoded_chunk` returns the encoded bytes of the chunk with a number. Errors are those of `_decode`.
         """
-        rows = NO_ROWS if self._shadow_choice is None else self._shadow_choice.choose(ready.nonzero()[0])
-        if not len(rows):
+        if self._shadow_choice is None:
+            return Shadows.empty()
+        numbers = self._shadow_choice.choose(ready.nonzero()[0])
+        if not len(numbers):
             return Shadows.empty()
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
-        encoded = [encoded_chunk(row) for row in rows.tolist()]
-        shadows = Shadows.from_columns(len(rows), chunk=rows)
+        encoded = [encoded_chunk(number) for number in numbers.tolist()]
+        shadows = Shadows.from_columns(len(numbers), chunk=numbers)
 
-        def decode(number: int) -> None:
+        def decode(position: int) -> None:
             decoded = memoryview(buffer("shadow", self._spec.chunk_nbytes))
-            codec.decode_into(encoded[number], decoded)
-            shadows.crc[number] = zlib.crc32(decoded)
+            codec.decode_into(encoded[position], decoded)
+            shadows.crc[position] = zlib.crc32(decoded)
 
-        _decode_all(pieces, rows, decode)
+        _decode_all(pieces, numbers, decode)
         return shadows
 
     def _fetch(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
@@ -194,7 +198,7 @@ class Stager:
         return np.concatenate(starts), np.concatenate(lengths)
 
     def _fetch_objects(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
-        """Do the work of `_fetch` for unsharded chunks: objects whose lengths are not known beforehand."""
+        """Do the work of `_fetch` for unsharded chunks, which are objects whose lengths are not known beforehand."""
         destinations: list[tuple[Destination, Piece]] = []
         for piece in pieces:
             destinations += [(Destination(upload), piece) for _ in range(piece.lo, piece.hi)]
@@ -215,16 +219,16 @@ class Stager:
                 if taken is None:
                     return
                 (destination, piece), finish = taken
-                (data,) = finish(destination)
+                (data,) = finish(destination)  # calls `destination` for the memory of the answer
                 if data is not None:
                     destination.keep(data)
-                elif piece.plan.spec.index is not None:
+                elif piece.plan.spec.index is not None:  # otherwise a missing object is a missing chunk
                     raise vanished_shard(piece.plan.spec, piece.plan.key_of(piece.lo))
 
         crew.run(fill, len(destinations), self._n_threads)
 
     def _check_checksums(self, upload: Upload, present: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Rows, Rows]:
-        """Return which chunks have the right checksums, and where they lie in the upload without these."""
+        """Return which chunks have the right checksums, and their positions and lengths in the upload without these."""
         ready, start, nbytes = present.copy(), start.copy(), nbytes.copy()
         for row in ready.nonzero()[0].tolist():
             payload = upload.view(int(start[row]), int(nbytes[row]))
@@ -246,10 +250,13 @@ class Stager:
         self, upload: Upload, ready: Flags, start: Rows, nbytes: Rows
     ) -> tuple[Flags, Streams, ShuffledBlocks]:
         """Return which of the chunks `ready` the device may decode, and their streams and shuffled blocks."""
-        chain, inner_nbytes = self._chain, self._chain.inner_nbytes
+        chain = self._chain
+        inner_nbytes = chain.inner_nbytes
         arrays = list(upload.arrays())
         if chain.compressor is None:
-            ready, streams, shuffled_blocks = ready & (nbytes == inner_nbytes), Streams.empty(), ShuffledBlocks.empty()
+            ready = ready & (nbytes == inner_nbytes)
+            streams = Streams.empty()
+            shuffled_blocks = ShuffledBlocks.empty()
         elif len(arrays) == 1 and ready.all():
             ready, streams, shuffled_blocks = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
         else:
@@ -268,24 +275,27 @@ class Stager:
             streams = join(stream_parts, keep_numbers)
             shuffled_blocks = join(block_parts, keep_numbers)
         if chain.shuffle is not None:
-            shuffled_blocks = shuffled(ready.nonzero()[0], inner_nbytes, chain.shuffle)
+            shuffled_blocks = whole_chunk_blocks(ready.nonzero()[0], inner_nbytes, chain.shuffle)
         return ready, streams, shuffled_blocks
 
 
-def _decode_all(pieces: Sequence[Piece], rows: Rows, decode: Callable[[int], None]) -> None:
-    """Call `decode` with every position in `rows`, on idle threads; an error names the chunk."""
-    remaining = deque(range(len(rows)))
+def _decode_all(pieces: Sequence[Piece], numbers: Rows, decode: Callable[[int], None]) -> None:
+    """Call `decode` with every position in `numbers`, on idle threads; an error names the chunk.
+
+    `numbers` count the chunks of `pieces`.
+    """
+    remaining = deque(range(len(numbers)))
 
     def decode_remaining(go_on: Callable[[], bool]) -> None:
         while go_on():
             try:
-                number = remaining.popleft()
+                position = remaining.popleft()
             except IndexError:
                 return
             try:
-                decode(number)
+                decode(position)
             except FrameError as err:
                 remaining.clear()
-                raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
+                raise chunk_fault(*row_of(pieces, int(numbers[position])), err) from err
 
-    crew.run(decode_remaining, len(rows))
+    crew.run(decode_remaining, len(numbers))

@@ -26,18 +26,18 @@ class Requests:
 
     @property
     def is_full(self) -> bool:
-        """Whether adding requests would start none, or answers that are in memory already wait to be taken."""
+        """Whether more requests would have to wait in the queue, or a started one has its answer in memory already."""
         return bool(self._queued) or self._n_under_way < len(self._started)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests behind all others, and start as many as may be under way."""
+        """Queue requests after all others, and start as many as may be under way."""
         with self._lock:
             self._queued.extend(requests)
             started = self._start()
         self._read_ahead(started)
 
     def clear(self) -> None:
-        """Drop all requests, whether they were started or not."""
+        """Drop all requests, whether they were started or not. No other thread may use the queue meanwhile."""
         self._queued.clear()
         self._started.clear()
         self._n_under_way = 0
@@ -59,7 +59,7 @@ class Requests:
         return place, pending
 
     def _start(self) -> list[Request]:
-        """Start queued requests while more may be under way; return those that were started."""
+        """Start queued requests while more may be under way; return those that were started. Call it with the lock."""
         started = []
         while self._queued and self._n_under_way < self._max_under_way:
             request = self._queued.popleft()

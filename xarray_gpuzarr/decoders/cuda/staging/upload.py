@@ -23,9 +23,9 @@ _HEAP_START = 1 << 48
 
 
 class Upload:
-    """Bytes that go to the device together: a pinned slot, and runs of heap memory that did not fit or came decoded.
+    """Bytes that go to the device together: a pinned slot, and runs of heap memory for what does not fit or is decoded.
 
-    `nbytes` is the length that the slot should have; a slot of full length may have less.
+    The slot has at least `nbytes` bytes, or at least the option `slot_nbytes` if that is less.
     """
 
     def __init__(self, workspace: Workspace, nbytes: int) -> None:
@@ -38,7 +38,7 @@ class Upload:
         self._lock = threading.Lock()
 
     def fits(self, nbytes: int) -> bool:
-        """Whether the slot has room for `nbytes`. Once this is False, it stays False for the same length."""
+        """Whether the slot has room for `nbytes` bytes. Once this is False, it stays False for the same length."""
         return self._used_nbytes + nbytes <= len(self._slot_view)
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
@@ -73,14 +73,14 @@ class Upload:
         if start < _HEAP_START:
             return self._slot_view[start : start + nbytes]
         for data, first in self.arrays():
-            if first <= start < first + max(1, len(data)):
+            if first <= start < first + max(1, len(data)):  # a run without bytes has a position, too
                 return memoryview(data)[start - first :][:nbytes]
         raise IndexError(start)
 
     def send(self, start: Rows) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device on the workspace's `copy` stream.
 
-        Returns the device memory, and for each position in `start`, shape (n,), its address there.
+        Returns the device memory, and the address there of each position in `start`, shape (n,).
         """
         copy = self._workspace.copy
         memories: list[DeviceMemory] = []
@@ -154,7 +154,7 @@ def download_pageable(workspace: Workspace, start: int, nbytes: int) -> Bytes:
 def upload_pageable(workspace: Workspace, address: int, runs: Sequence[memoryview]) -> None:
     """Copy runs of ordinary host memory to the device, through pinned slots, on the workspace's `copy` stream.
 
-    The first run goes to `address`, and each of the others to the next multiple of 16 bytes behind the one before.
+    The first run goes to `address`, and each of the others to the next multiple of 16 bytes after the one before.
     """
     for run in runs:
         source = np.frombuffer(run, np.uint8)
