@@ -46,7 +46,7 @@ Version = Hashable
 UNTAGGED: Version = "without a tag"
 """Version that is requested if the index came without a version. Answers must then have none either."""
 OTHER_VERSION: Version = "of another tag"
-"""Version of an answer of which is known only that it is not the requested one."""
+"""Version of an answer that is known only to differ from the requested one."""
 
 
 SETTLED_S = 2.0

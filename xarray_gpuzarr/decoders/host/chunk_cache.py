@@ -21,7 +21,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, PendingCheck, Version
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.partial_chunks import PartialChunks, reach_most, take_much
+from xarray_gpuzarr.plan.partial_chunks import PartialChunks, reaches_most, takes_much
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory
@@ -187,8 +187,8 @@ class PlanChunks:
         others = np.delete(np.arange(plan.n_stored), found)
         cached = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
         kept = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
-        cached_plan = plan.take(found, plan.missing_row[:0])
-        other_plan = plan.take(others, plan.missing_row)
+        cached_plan = plan.take(found, plan.missing_piece_numbers[:0])
+        other_plan = plan.take(others, plan.missing_piece_numbers)
         return (cached_plan, cached), (other_plan, PlanChunks(found={}, kept=kept))
 
 
@@ -311,8 +311,8 @@ def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:
     """Whether chunks are kept when a part of them is first read, because decoding all of them takes hardly longer."""
-    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reach_most(target))
-    return decodes_most and take_much(target, array.spec.grid)
+    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reaches_most(target))
+    return decodes_most and takes_much(target, array.spec.grid)
 
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:
@@ -331,7 +331,7 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
     if versions is None or not may_be_kept(array, target.n_chunks):
         return None
     partial = PartialChunks(target, array.spec.grid)
-    return None if partial.are_none else CachedRead(array, partial, versions, is_remote=source.is_remote)
+    return None if partial.none_is_partial else CachedRead(array, partial, versions, is_remote=source.is_remote)
 
 
 def kept_chunks() -> str:

@@ -28,7 +28,7 @@ from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import address, int64_columns
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
-from xarray_gpuzarr.plan.partial_chunks import is_part
+from xarray_gpuzarr.plan.partial_chunks import takes_part
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
@@ -103,7 +103,7 @@ def read_short(
     file = _file_of(array.spec, target, source) if _may_hold(out, array, target) else None
     if file is None:
         return None
-    uses_cache = keeps_chunks and may_be_kept(array, target.n_chunks) and is_part(target)
+    uses_cache = keeps_chunks and may_be_kept(array, target.n_chunks) and takes_part(target)
     keys = _cache_keys(array, target, source, file) if uses_cache else ()
     chunks = _kept_chunks(keys, source, file)
     if uses_cache and chunks is None:
@@ -206,7 +206,7 @@ def _call_loops(
     if chunks is None:
         _buffer, struct.room = borrow_buffer("staging", settings.buffer_nbytes)
         struct.room_nbytes = settings.buffer_nbytes
-        struct.most_nbytes = array.spec.most_nbytes
+        struct.most_nbytes = array.spec.max_encoded_nbytes
         struct.max_gap_nbytes = source.rule.max_gap_nbytes
         struct.version = addresses["version"]
         if file.index is not None:

@@ -35,7 +35,7 @@ class Answer:
 
 
 class Marks(NamedTuple):
-    """The values in a server's answer that differ between versions of an object."""
+    """The values in a server's answer that may differ between versions of an object."""
 
     etag: str | None
     version_id: str | None
@@ -112,7 +112,7 @@ class Body(NamedTuple):
     first: int
     """Offset of `data` in the body."""
     nbytes: int
-    """Length of the body in bytes. If it was not read to its end, some larger number than an answer may have."""
+    """Length of the body in bytes. If reading stopped early, since it was too long, the number of bytes read so far."""
 
 
 def http_answer(
@@ -149,11 +149,12 @@ def http_answer(
     content = memoryview(body.data)
     if is_whole_object:
         first, end = _requested_range(request, body.nbytes)
-        if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _max_nbytes(request):
+        # A body that is as long as the requested range may be that range, or a whole object of the same length.
+        may_be_range = body.nbytes == _max_nbytes(request)
+        if may_be_range and isinstance(request, RangeByteRequest) and request.start:
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
         content = content[first - body.first : end - body.first]
-        # A body that is as long as the requested range may be the range or the whole object.
-        object_nbytes = None if body.nbytes == _max_nbytes(request) else body.nbytes
+        object_nbytes = None if may_be_range else body.nbytes
     else:
         span = _span(headers.get("content-range"))
         object_nbytes = None if span is None else span[2]
@@ -190,7 +191,10 @@ def _span(content_range: str | None) -> Span | None:
 
 
 def _check_bytes(nbytes: int, span: Span | None, request: ByteRequest | None) -> None:
-    """Raise `WrongBytesError` unless a partial answer has the requested bytes; without a span, as many at most."""
+    """Raise `WrongBytesError` unless a partial answer has the requested bytes.
+
+    `span` is what the answer says that it has. Without it, the answer may only not have more bytes than requested.
+    """
     if span is None:
         max_nbytes = _max_nbytes(request)
         is_right = max_nbytes is None or nbytes <= max_nbytes
@@ -243,7 +247,7 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     written, or if its age is unknown. `now` is the time of the server, or the text of its header.
     """
     modified = marks.modified
-    if isinstance(modified, datetime) and modified.year < 1980:  # obstore, if the server does not send it
+    if isinstance(modified, datetime) and modified.year < 1980:  # from obstore, if the server sends no time
         modified = None
         marks = marks._replace(modified=None)
     if marks.etag in _EMPTY_TAGS:

@@ -44,7 +44,7 @@ def fits_kernels(target: Target) -> bool:
     elif isinstance(target, StackTarget):
         if len(target.pieces) > MAX_AXES:  # the axis of samples is one of them
             return False
-        n_boxes = len(target.groups.row)
+        n_boxes = len(target.groups.piece_numbers)
         largest = largest_box(target.pieces)
     elif not [pieces for pieces in target.pieces if pieces.index is not None]:
         return True
@@ -128,8 +128,8 @@ class Placing:
     def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Return which chunks may be decompressed straight into the result, and the address of each one there.
 
-        `rows` are as in `ReadPlan.row`. A chunk qualifies if it is wanted as a whole, once, without a cast, and is
-        contiguous in the result. Addresses of other chunks mean nothing.
+        `rows` are as in `ReadPlan.piece_numbers`. A chunk qualifies if it is wanted as a whole, once, without a
+        cast, and is contiguous in the result. Addresses of other chunks mean nothing.
         """
         if self._direct_boxes is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
@@ -202,7 +202,7 @@ def element_cast(stored: np.dtype[Any], cast: Cast) -> ElementCast:
 
 
 def _make_plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
-    stored = cast.seen_as(spec.numpy_dtype)
+    stored = cast.viewed_dtype(spec.numpy_dtype)
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):
