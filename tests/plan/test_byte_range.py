@@ -69,7 +69,7 @@ sparing_rules = st.builds(
     max_gap_nbytes=st.integers(0, 30),
     max_nbytes=st.just(10**6),
     min_skipped_gap_nbytes=st.integers(0, 30),
-    n_requests=st.integers(1, 12),
+    n_cheap_requests=st.integers(1, 12),
 )
 
 
@@ -94,11 +94,11 @@ def test_where_requests_are_few_gaps_are_skipped(columns, rule):
     may_be_read = skipped[skipped <= rule.max_gap_nbytes]
     if len(may_be_read):
         is_dear = read.sum() + may_be_read.min() > most
-        assert is_dear or (may_be_read.min() >= rule.min_skipped_gap_nbytes and len(skipped) + 1 <= rule.n_requests)
+        assert is_dear or (may_be_read.min() >= rule.min_skipped_gap_nbytes and len(skipped) + 1 <= rule.n_cheap_requests)
 
 
 @pytest.mark.parametrize(
-    ("n_requests", "share", "bounds"),
+    ("n_cheap_requests", "share", "bounds"),
     [
         pytest.param(9, 1, [0, 2, 3, 4], id="a short gap is read in any case"),
         pytest.param(2, 1, [0, 2, 4], id="the shortest ones until requests are few enough"),
@@ -106,9 +106,9 @@ def test_where_requests_are_few_gaps_are_skipped(columns, rule):
         pytest.param(1, 1, [0, 4], id="and the longest"),
     ],
 )
-def test_gaps_are_read_as_far_as_requests_are_too_many(n_requests, share, bounds):
+def test_gaps_are_read_as_far_as_requests_are_too_many(n_cheap_requests, share, bounds):
     rule = CoalesceRule(
-        max_gap_nbytes=50, max_nbytes=1000, max_raw_nbytes=1000, min_skipped_gap_nbytes=5, n_requests=n_requests
+        max_gap_nbytes=50, max_nbytes=1000, max_raw_nbytes=1000, min_skipped_gap_nbytes=5, n_cheap_requests=n_cheap_requests
     )
 
     assert coalesce(np.array([0, 104, 250, 360]), np.full(4, 100), rule, share=share).tolist() == bounds

@@ -23,7 +23,10 @@ from xarray_gpuzarr.process.records import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AxisPieces:
-    """Pieces of a selection along one axis, one for each chunk that it touches. Columns have shape (n_pieces,)."""
+    """Pieces of a selection along one axis, one for each chunk that it touches. Columns have shape (n_pieces,).
+
+    For a stack, these are the pieces of all samples, so there may be several for one chunk.
+    """
 
     chunk: Column
     """Coordinate of the chunk along the axis."""
@@ -75,7 +78,7 @@ class Span(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
+def span_of_slice(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
     """Return ``range(start, stop, step)`` as a span; None if it is empty. The step is positive."""
     if start >= stop:
         return None

@@ -39,9 +39,9 @@ class CoalesceRule:
     from): these are read by requests of at most `max_raw_nbytes`, which may end inside a chunk.
 
     Stores that answer many requests at the same time have a `min_skipped_gap_nbytes`, because another request costs
-    nothing while there are few. Gaps of at least this length are skipped. But if there would be more than `n_requests`
-    requests, the shortest of these gaps are read, too. The gaps that are read have no more bytes in all than the
-    chunks, or than one `min_skipped_gap_nbytes`.
+    nothing while there are few. Gaps of at least this length are skipped. But if there would be more than
+    `n_cheap_requests` requests, the shortest of these gaps are read, too. The gaps that are read have no more bytes in
+    all than the chunks, or than one `min_skipped_gap_nbytes`.
     """
 
     max_gap_nbytes: int
@@ -56,8 +56,9 @@ class CoalesceRule:
     min_skipped_gap_nbytes: int | None = None
     """Shortest gap in bytes that is skipped while there are few requests. If None, all gaps up to `max_gap_nbytes` are
     read."""
-    n_requests: int = 1
-    """Most requests that may be pending at once."""
+    n_cheap_requests: int = 1
+    """Number of requests of one read up to which another request costs nothing. Only used with
+    `min_skipped_gap_nbytes`."""
 
 
 def coalesce(
@@ -112,8 +113,8 @@ def _skipped_gaps(
     shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
     lengths = gaps[shortest_first]
     n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
-    # Requests if all gaps were skipped, minus those that may be pending at once.
-    n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_requests * share))
+    # Number of requests if all gaps were skipped, minus those of them that cost nothing.
+    n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
     max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
     n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))
     n_read = min(max(n_short, n_too_many), n_affordable)

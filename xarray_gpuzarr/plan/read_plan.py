@@ -183,7 +183,7 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            # Share of the read's chunks in this plan: `coalesce` allots it that share of the concurrent requests.
+            # Share of the read's chunks in this plan: `coalesce` allots it that share of `rule.n_cheap_requests`.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))

@@ -119,8 +119,8 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     Raises
     ------
     SelectionError
-        If an element lies outside the array (negative ones do not count from the end), or starts or index arrays are
-        not of integers, not one for each sample, or decrease.
+        If an element lies outside the array (negative ones do not count from the end), if starts or indices are not
+        integers or not given for each sample, if indices decrease, or if a count or step is not allowed.
     MemoryError
         If there are too many boxes to count.
     """

@@ -24,7 +24,7 @@ from xarray_gpuzarr.plan.axis_pieces import (
     lazy_product,
     shards_of_pieces,
     shards_of_span,
-    span,
+    span_of_slice,
 )
 from xarray_gpuzarr.plan.points import PointGroups
 from xarray_gpuzarr.plan.selection import OuterSelection
@@ -50,7 +50,7 @@ class BoxTarget:
         """For each axis, the requested elements, the length of the axis, and that of a chunk along it."""
         self._per_shard = per_shard
         spans = [
-            span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
+            span_of_slice(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
             for selected, length, chunk_length in axes
         ]
         nonempty = [axis_span for axis_span in spans if axis_span is not None]

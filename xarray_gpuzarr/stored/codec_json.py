@@ -66,7 +66,8 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
             serializer = spec
         elif serializer is None and isinstance(spec, ArrayArraySpec):
             array_to_array.append(spec)
-            if isinstance(spec, OtherSpec | ElementSpec):  # the next codec gets the elements that this one encodes to
+            if isinstance(spec, OtherSpec | ElementSpec):
+                # The next codec gets the elements that this one encodes to; an unknown codec may encode to any.
                 dtype = np.dtype(spec.encoded) if isinstance(spec, ElementSpec) else None
         else:
             bytes_to_bytes.append(spec)  # type: ignore[arg-type]  # codecs after the serializer work on bytes

@@ -1,8 +1,8 @@
 """Parsing of Zarr metadata into an `ArraySpec`, or into the reason why an array cannot be planned.
 
-An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None.
-Irregular grids, unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine
-has become `Unplanned`, and zarr-python then reads the whole selection.
+An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Irregular grids,
+unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine has become
+`Unplanned`, and zarr-python then reads the whole selection.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
 
 def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Return the result of `parse_array`, given an array's metadata and its path in the store without leading slash."""
-    number = id(metadata)
-    entry = parsed_metadata.get(number)
+    metadata_id = id(metadata)
+    entry = parsed_metadata.get(metadata_id)
     if entry is not None and entry[0]() is metadata and entry[1] == path:
         return entry[2]
     try:
         spec = _parse(metadata, path)
-    except MetadataError:
+    except MetadataError:  # it is a ValueError, too
         raise
     except _MALFORMED as err:
         raise MetadataError(
@@ -82,7 +82,8 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
             do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
         ) from err
     # An array that is resized gets another metadata object.
-    parsed_metadata[number] = weakref.ref(metadata, lambda _: parsed_metadata.pop(number, None)), path, spec
+    reference = weakref.ref(metadata, lambda _: parsed_metadata.pop(metadata_id, None))
+    parsed_metadata[metadata_id] = reference, path, spec
     return spec
 
 

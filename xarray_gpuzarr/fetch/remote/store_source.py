@@ -52,7 +52,7 @@ _RULE = CoalesceRule(
     min_skipped_gap_nbytes=32 * 1024,
     max_nbytes=_MIB,
     max_raw_nbytes=4 * _MIB,
-    n_requests=_MAX_OUTSTANDING,
+    n_cheap_requests=_MAX_OUTSTANDING,
 )
 _ROUNDS = 2
 """If a read needs more requests than this many times the number that may be outstanding at once, it reads long gaps
@@ -140,8 +140,8 @@ class StoreSource(SourceWithoutFiles):
     def rule(self) -> CoalesceRule:
         """Requests of 1 MiB, whose chunks are decoded while others arrive. Long gaps are read if requests are many."""
         n_free = max(1, fetch_options().max_requests - RequestsUnderWay.n_in_process)
-        n_requests = _ROUNDS * min(n_free, self._n_outstanding)
-        return coalesce_rule(fetch_options(), replace(_RULE, n_requests=n_requests))
+        n_cheap_requests = _ROUNDS * min(n_free, self._n_outstanding)
+        return coalesce_rule(fetch_options(), replace(_RULE, n_cheap_requests=n_cheap_requests))
 
     @property
     def lookahead(self) -> int:
