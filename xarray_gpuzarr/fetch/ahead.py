@@ -88,7 +88,7 @@ class ObjectAhead:
         self._pending = None
 
     def answer(self) -> Edge | None:
-        """Wait for the answer and return it, None if there is no such object; or raise what the store raised."""
+        """Wait for the answer and return it; None if there is no such object. Raises what the store raised."""
         self.wait()
         if self._error is not None:
             try:

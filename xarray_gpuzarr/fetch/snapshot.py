@@ -190,8 +190,8 @@ class Snapshot:
         key : str
             Key of the shard.
         n_chunks : int
-            Number of its chunks that the read will take. If that is most of a small shard, the whole shard is
-            requested.
+            Number of its chunks that the read will take. If that is at least half of a small shard on a server, the
+            whole shard is requested.
 
         Returns
         -------

@@ -178,7 +178,7 @@ class ObjectSource(ByteSource, Protocol):
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> ObjectSource:
-        """Return a copy of this source for one read, perhaps the source itself.
+        """Return a source for one read: a copy of this one, or this one itself.
 
         Parameters
         ----------

@@ -103,7 +103,7 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
 
     Notes
     -----
-    Every stream lies inside its chunk, behind the header and the table of blocks, and every target lies inside the
+    Every stream lies inside its chunk, after the header and the table of blocks, and every target lies inside the
     `expected` bytes. The number of rows, and so the memory that this function takes, is at most a fifth of the number
     of bytes of all chunks. A chunk of more than two blocks has at most a row for each 32 bytes that it decodes to.
 
@@ -185,7 +185,7 @@ def _sound_streams(data: Bytes, streams: Column) -> Flags:
     for codec, spec in _SPECS.items():
         streams_of_codec = np.flatnonzero(sound & (kind == codec))
         sound[streams_of_codec] = False
-        # `device_ready` takes one decoded length a call. The lengths that most streams have come first.
+        # Each call of `device_ready` takes streams of one decoded length. The most frequent lengths come first.
         by_length = streams_of_codec[np.argsort(target_nbytes[streams_of_codec], kind="stable")]
         groups = np.split(by_length, np.flatnonzero(np.diff(target_nbytes[by_length])) + 1)
         for rows in sorted((group for group in groups if group.size), key=len, reverse=True)[:_MAX_LENGTHS]:

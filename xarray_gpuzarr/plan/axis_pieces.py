@@ -127,7 +127,7 @@ def cached_shards_of_span(span: Span, per_shard: int) -> list[tuple[int, range]]
 
 
 def chunks_of_span(span: Span, pieces: range) -> Sequence[int]:
-    """Return the coordinate along the axis of the chunk that each of some pieces lies in."""
+    """Return the chunk that each of some pieces lies in, as its coordinate along the axis."""
     first, _, step, _, chunk_length = span
     if step > chunk_length:
         return [(first + i * step) // chunk_length for i in pieces]

@@ -1,9 +1,8 @@
 """`client_for`: the client for a store.
 
-obstore, s3fs and fsspec's HTTP file system tell with each answer of which version of an object its bytes are, and which
-bytes they are. So it is noticed if an object is replaced, or if a server sends other bytes. All other stores are asked
-through zarr's interface, which tells neither. Credentials, options, retries and timeouts are those of the store that
-the user opened.
+With each answer, obstore, s3fs and fsspec's HTTP file system tell the version of the object and the range of the bytes.
+So a read notices if an object was replaced, or if a server sends other bytes. All other stores are asked through zarr's
+interface, which tells neither. Credentials, options, retries and timeouts are those of the store that the user opened.
 """
 
 from __future__ import annotations
