@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xarray_gpuzarr.fetch.source import Edge, ObjectSource, PendingEdge
-from xarray_gpuzarr.fetch.whole_shard import uncompressed_shard_nbytes
+from xarray_gpuzarr.fetch.whole_shard import max_whole_nbytes, uncompressed_shard_nbytes
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -115,7 +115,7 @@ class ObjectsAhead:
             self.most_nbytes = spec.max_encoded_nbytes
             self._initial_nbytes = spec.expected_nbytes
         else:
-            self.most_nbytes = spec.index.n_chunks * spec.expected_nbytes + spec.index.nbytes
+            self.most_nbytes = max_whole_nbytes(spec, spec.index)
             self._initial_nbytes = uncompressed_shard_nbytes(spec, spec.index)
         self._index = spec.index
         self._source = source.for_one_read(expected_nbytes=self._initial_nbytes, most_nbytes=self.most_nbytes)

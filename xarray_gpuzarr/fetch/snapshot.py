@@ -36,7 +36,7 @@ from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError, changed_error
 from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys_error
 from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.fetch.whole_objects import WholeObjects
-from xarray_gpuzarr.fetch.whole_shard import WholeShard, comes_whole, uncompressed_shard_nbytes
+from xarray_gpuzarr.fetch.whole_shard import WholeShard, comes_whole, max_whole_nbytes, uncompressed_shard_nbytes
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long_text, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -200,24 +200,24 @@ class Snapshot:
             `ShardIndexError` if the shard cannot be read.
         """
         assert self._spec.index is not None
-        spec = self._spec.index
+        index_spec = self._spec.index
         request_ahead = None if self._ahead is None else self._ahead.take(key)
         if request_ahead is not None:
             whole = None
             if request_ahead.is_whole:
-                self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
-            return partial(self._finish_index, key, spec, request_ahead.answer, whole)
-        cached = index_cache.cache.get((self.identity, key, spec)) if self._use_cache else None
+                self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
+            return partial(self._finish_index, key, index_spec, request_ahead.answer, whole)
+        cached = index_cache.cache.get((self.identity, key, index_spec)) if self._use_cache else None
         if cached is not None:
             self._seen_shards.setdefault(key, False)
             self._versions[key] = cached.version
             self._settled.add(key)
             return FetchedIndex(index=cached.index, from_cache=True)
-        if self._should_come_whole(n_chunks) and self._has_room(spec):
-            return self._start_whole(key, spec)
+        if self._should_come_whole(n_chunks) and self._has_room(index_spec):
+            return self._start_whole(key, index_spec)
         if self._one_answer:  # there is no room for another whole shard: the request starts when its answer is needed
-            return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # the call must not be made yet
-        return self._start_edge(key, spec)
+            return lambda: self._start_whole(key, index_spec)()  # noqa: PLW0108  # the call must not be made yet
+        return self._start_edge(key, index_spec)
 
     def expect_chunks(self, plan: ReadPlan) -> None:
         """Record which chunks will be requested, so that a shard that came whole is dropped with the last of them."""
@@ -260,8 +260,8 @@ class Snapshot:
 
         `n_chunks` is the number of the shard's chunks that the read will take.
         """
-        spec = self._spec.index
-        return spec is not None and self._should_come_whole(n_chunks) and not self._has_room(spec)
+        index_spec = self._spec.index
+        return index_spec is not None and self._should_come_whole(n_chunks) and not self._has_room(index_spec)
 
     def check_all_there(self) -> None:
         """Raise `MissingChunkError` if objects were missing, and the array is opened so that this is an error."""
@@ -278,41 +278,42 @@ class Snapshot:
         self._whole.clear()
 
     def refetch_index(self, key: str) -> FetchedIndex:
-        """Return the index of a shard as the store has it now, if the cached index has none of the chunks to read.
+        """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        Then no chunk is requested, which would show that the cached index is out of date. If the shard is gone, its
-        chunks are the fill value.
+        It is called if no request for chunks of the shard would show that. If the shard is gone, its chunks are the fill
+        value.
         """
         assert self._spec.index is not None
         self._seen_shards.pop(key, None)
         return self._start_edge(key, self._spec.index)()
 
-    def _start_edge(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+    def _start_edge(self, key: str, index_spec: ShardIndexSpec) -> PendingIndex:
         """Request the bytes of a shard's index."""
-        pending = self._source.start_edge(key, spec.location, spec.nbytes)
-        return partial(self._finish_index, key, spec, pending)
+        pending = self._source.start_edge(key, index_spec.location, index_spec.nbytes)
+        return partial(self._finish_index, key, index_spec, pending)
 
-    def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+    def _start_whole(self, key: str, index_spec: ShardIndexSpec) -> PendingIndex:
         """Request a whole shard."""
-        self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
-        max_nbytes = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
+        self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
+        max_nbytes = NO_LIMIT if self._one_answer else max_whole_nbytes(self._spec, index_spec)
         pending = self._source.start_whole(key, max_nbytes)
-        return partial(self._finish_index, key, spec, pending, whole)
+        return partial(self._finish_index, key, index_spec, pending, whole)
 
     def _should_come_whole(self, n_chunks: int) -> bool:
         """Whether one request for a whole shard is better than one for its index and then some for its chunks."""
         return self._one_answer or (self.is_remote and comes_whole(self._spec, n_chunks, self.rule))
 
-    def _expected_nbytes(self, spec: ShardIndexSpec) -> int:
+    def _expected_nbytes(self, index_spec: ShardIndexSpec) -> int:
         """Return the length in bytes of the longest whole shard so far; before the first one, without compression."""
-        return self._longest_seen or uncompressed_shard_nbytes(self._spec, spec)
+        return self._longest_seen or uncompressed_shard_nbytes(self._spec, index_spec)
 
-    def _has_room(self, spec: ShardIndexSpec) -> bool:
+    def _has_room(self, index_spec: ShardIndexSpec) -> bool:
         """Whether another shard may be requested as a whole."""
-        return sum(whole.nbytes for whole in self._whole.values()) + self._expected_nbytes(spec) <= MAX_WHOLE_NBYTES
+        taken_nbytes = sum(whole.nbytes for whole in self._whole.values())
+        return taken_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
 
     def _finish_index(
-        self, key: str, spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
+        self, key: str, index_spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
     ) -> FetchedIndex:
         """Wait for the index of a shard and return it. The answer is all of the shard if `whole` is given."""
         edge = pending()
@@ -320,7 +321,7 @@ class Snapshot:
         self._settled.discard(key)
         if edge is None:
             self._whole.pop(key, None)
-            index_cache.cache.drop((self.identity, key, spec))
+            index_cache.cache.drop((self.identity, key, index_spec))
             if key in self._seen_shards and not self._may_be_gone(key):
                 raise vanished_shard(self._spec, key)
             return FetchedIndex(index=None)
@@ -332,12 +333,12 @@ class Snapshot:
         if whole is not None:
             if len(encoded) < (shard_nbytes or 0):  # the shard was too long to be sent as a whole
                 del self._whole[key]
-                return self._start_edge(key, spec)()
-            encoded = spec.encoded_index(edge.data)
+                return self._start_edge(key, index_spec)()
+            encoded = index_spec.encoded_index(edge.data)
             shard_nbytes = len(edge.data)
         shard_name = f"'{key}' of array '{self._spec.path}'"
-        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, shard_name=shard_name)
-        self._record_version(key, spec, index, edge)
+        index = decode_shard_index(encoded, index_spec, shard_nbytes=shard_nbytes, shard_name=shard_name)
+        self._record_version(key, index_spec, index, edge)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))
             whole.data = edge.data
@@ -348,7 +349,7 @@ class Snapshot:
         """Whether this process may itself have removed a shard whose index this read has had from the cache only."""
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
-    def _record_version(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
+    def _record_version(self, key: str, index_spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Record the version of an index, and put it into the cache if a later change of the shard will show."""
         if edge.version is None or not edge.settled:
             self.cuts_objects = False  # two pieces of a chunk might be of two versions
@@ -360,4 +361,4 @@ class Snapshot:
         if edge.settled and is_sound and self.identity is not None:
             self._settled.add(key)
             entry = CachedIndex(index=index, version=edge.version)
-            index_cache.cache.put((self.identity, key, spec), entry, fetch_options().index_cache_nbytes)
+            index_cache.cache.put((self.identity, key, index_spec), entry, fetch_options().index_cache_nbytes)

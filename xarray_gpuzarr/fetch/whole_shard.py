@@ -19,6 +19,11 @@ def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
     return index.n_chunks * spec.chunk_nbytes + index.nbytes
 
 
+def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
+    """Return the length in bytes that shards usually do not exceed. A longer one need not be sent as a whole."""
+    return index.n_chunks * spec.expected_nbytes + index.nbytes
+
+
 def comes_whole(spec: ArraySpec, n_chunks: int, rule: CoalesceRule) -> bool:
     """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks."""
     index = spec.index

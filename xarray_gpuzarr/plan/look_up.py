@@ -96,7 +96,7 @@ def _by_loops(
         ranges=ranges_address,
         index=index_address,
         table=addresses["object"],
-        most_nbytes=longest_nbytes,
+        most_nbytes=longest_nbytes,  # raised to the length of the longest stored chunk
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:

@@ -108,7 +108,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
-        # Only an array that was just created has a dtype in foreign byte order: its stored metadata do not tell it.
+        # Only an array that was just created has a dtype in foreign byte order. Format 3 does not store that order.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _refuse_wrong_elements(path, array_codecs(metadata))
