@@ -113,11 +113,13 @@ class ObjectsAhead:
         self._array_source = source
         if spec.index is None:
             self.most_nbytes = spec.max_encoded_nbytes
+            """Length in bytes above which an object may be sent without its bytes."""
             self._initial_nbytes = spec.expected_nbytes
+            """Length in bytes with which objects count until one has arrived."""
         else:
             self.most_nbytes = max_whole_nbytes(spec, spec.index)
             self._initial_nbytes = uncompressed_shard_nbytes(spec, spec.index)
-        self._index = spec.index
+        self._index_spec = spec.index
         self._source = source.for_one_read(expected_nbytes=self._initial_nbytes, most_nbytes=self.most_nbytes)
         self._lock = threading.Lock()
         self._waiting: dict[str, ObjectAhead] = {}
@@ -155,14 +157,14 @@ class ObjectsAhead:
         """Return the number of bytes with which a request counts in the budget."""
         if request.is_whole:
             return self._longest_seen or self._initial_nbytes
-        assert self._index is not None
-        return self._index.nbytes
+        assert self._index_spec is not None
+        return self._index_spec.nbytes
 
     def _start_one(self, request: ObjectRequest) -> PendingEdge:
         if request.is_whole:
             return self._source.start_whole(request.key, self.most_nbytes)
-        assert self._index is not None
-        return self._source.start_edge(request.key, self._index.location, self._index.nbytes)
+        assert self._index_spec is not None
+        return self._source.start_edge(request.key, self._index_spec.location, self._index_spec.nbytes)
 
     def take(self, key: str) -> ObjectAhead | None:
         """Return the request for an object, and forget it, so that no other read gets it. None if there is none."""

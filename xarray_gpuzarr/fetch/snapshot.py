@@ -280,8 +280,7 @@ class Snapshot:
     def refetch_index(self, key: str) -> FetchedIndex:
         """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        It is called if no request for chunks of the shard would show that. If the shard is gone, its chunks are the fill
-        value.
+        It is called if no request for chunks would show that. If the shard is gone, its chunks are the fill value.
         """
         assert self._spec.index is not None
         self._seen_shards.pop(key, None)
