@@ -94,7 +94,9 @@ def test_where_requests_are_few_gaps_are_skipped(columns, rule):
     may_be_read = skipped[skipped <= rule.max_gap_nbytes]
     if len(may_be_read):
         is_dear = read.sum() + may_be_read.min() > most
-        assert is_dear or (may_be_read.min() >= rule.min_skipped_gap_nbytes and len(skipped) + 1 <= rule.n_cheap_requests)
+        assert is_dear or (
+            may_be_read.min() >= rule.min_skipped_gap_nbytes and len(skipped) + 1 <= rule.n_cheap_requests
+        )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,11 @@ def test_where_requests_are_few_gaps_are_skipped(columns, rule):
 )
 def test_gaps_are_read_as_far_as_requests_are_too_many(n_cheap_requests, share, bounds):
     rule = CoalesceRule(
-        max_gap_nbytes=50, max_nbytes=1000, max_raw_nbytes=1000, min_skipped_gap_nbytes=5, n_cheap_requests=n_cheap_requests
+        max_gap_nbytes=50,
+        max_nbytes=1000,
+        max_raw_nbytes=1000,
+        min_skipped_gap_nbytes=5,
+        n_cheap_requests=n_cheap_requests,
     )
 
     assert coalesce(np.array([0, 104, 250, 360]), np.full(4, 100), rule, share=share).tolist() == bounds
