@@ -9,10 +9,10 @@ from zarr.core.sync import sync
 from zarr.storage import ManagedMemoryStore, MemoryStore
 
 from xarray_gpuzarr.fetch import StoreSource, object_source
-from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
+from xarray_gpuzarr.fetch.in_memory import MemorySource, fits_memory_source
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
-pytestmark = pytest.mark.skipif(not answers_at_once(MemoryStore()), reason="zarr-python before 3.3 asks coroutines")
+pytestmark = pytest.mark.skipif(not fits_memory_source(MemoryStore()), reason="zarr-python before 3.3 asks coroutines")
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def requests(plan):
 
 def missing(plan):
     """Coordinates of the chunks of a 1-D plan that take the fill value."""
-    return plan.target.pieces[0].chunk[plan.missing_row[:, 0]].tolist()
+    return plan.target.pieces[0].chunk[plan.missing_piece_numbers[:, 0]].tolist()
 
 
 def test_rows_stand_in_the_order_of_their_bytes_and_neighbours_are_one_request(sharded):
@@ -171,14 +171,14 @@ def test_the_loops_look_up_what_numpy_does(compiled, case):
 
     for name in ("keys", "n_chunks", "n_stored", "longest_nbytes"):
         assert getattr(by_loops, name) == getattr(by_numpy, name)
-    np.testing.assert_array_equal(by_loops.row, by_numpy.row)
-    np.testing.assert_array_equal(by_loops.missing_row, by_numpy.missing_row)
+    np.testing.assert_array_equal(by_loops.piece_numbers, by_numpy.piece_numbers)
+    np.testing.assert_array_equal(by_loops.missing_piece_numbers, by_numpy.missing_piece_numbers)
     for name in ("object", "offset", "nbytes"):
         np.testing.assert_array_equal(getattr(by_loops, name), getattr(by_numpy, name))
     entries = zip(by_loops.object, by_loops.offset, by_loops.nbytes, strict=True)
     found = dict(zip(map(tuple, by_loops.chunk.tolist()), map(list, entries), strict=True))
     for number, (block, index) in enumerate(zip(blocks, indexes, strict=True)):
-        for chunk in target.chunk_coordinates(block.row).tolist():
+        for chunk in target.chunk_coordinates(block.piece_numbers).tolist():
             at = 0
             for c, n in zip(chunk, spec.grid.chunks_per_shard, strict=True):
                 at = at * n + c % n
@@ -199,7 +199,7 @@ def test_points_and_crops_of_one_shard_are_one_plan(sharded, make):
 
     blocks = list(plan_blocks(sharded, target))
 
-    assert [(b.key, target.chunk_coordinates(b.row).tolist()) for b in blocks] == [
+    assert [(b.key, target.chunk_coordinates(b.piece_numbers).tolist()) for b in blocks] == [
         ("t/c/0", [[0], [3]]),
         ("t/c/1", [[4]]),
     ]
@@ -212,7 +212,7 @@ def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharde
     plan = plan_read(sharded, target, [block], [INDEX])
 
     assert plan.chunk.tolist() == [[1], [0], [3]]
-    assert target.chunk_coordinates(plan.missing_row).tolist() == [[2]]
+    assert target.chunk_coordinates(plan.missing_piece_numbers).tolist() == [[2]]
 
 
 def test_unsharded_chunks_that_crops_share_are_asked_for_once(unsharded):
@@ -287,7 +287,7 @@ def test_a_plan_of_no_chunks_has_the_columns_of_any_other(sharded, target_of):
     (block,) = plan_blocks(sharded, target)
     plan = plan_read(sharded, target, [block], [INDEX])
 
-    empty = plan.take(column(), plan.missing_row[:0])
+    empty = plan.take(column(), plan.missing_piece_numbers[:0])
 
-    assert empty.row.shape == empty.missing_row.shape == empty.chunk.shape == (0, 1)
+    assert empty.piece_numbers.shape == empty.missing_piece_numbers.shape == empty.chunk.shape == (0, 1)
     assert (empty.n_chunks, empty.longest_nbytes, empty.cut(RULE).tolist()) == (0, 0, [0])

@@ -18,7 +18,7 @@ from xarray_gpuzarr.plan.axis_pieces import (
     runs_of_pieces,
     shards_of_pieces,
     shards_of_span,
-    span,
+    span_of_slice,
 )
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -169,7 +169,7 @@ SPANS = st.tuples(
 @given(SPANS)
 def test_shards_of_a_slice(numbers):
     length, chunk_length, per_shard, start, stop, step = numbers
-    along = span(*slice(start, stop, step).indices(length), chunk_length)
+    along = span_of_slice(*slice(start, stop, step).indices(length), chunk_length)
     elements = range(start, min(stop, length), step)
     if not elements:
         assert along is None

@@ -44,12 +44,12 @@ def test_nothing_is_kept_of_arrays_that_are_gone():
     array = _array()
     number = id(array.metadata)
     metadata.parse_array(array)
-    assert number in metadata.parsed
+    assert number in metadata.parsed_metadata
 
     del array
     gc.collect()
 
-    assert number not in metadata.parsed
+    assert number not in metadata.parsed_metadata
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs")

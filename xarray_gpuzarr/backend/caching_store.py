@@ -19,7 +19,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 from zarr.storage._common import make_store_path
 
-from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
+from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
 
 _DOCUMENTS = {
     2: (".zgroup", ".zattrs", ".zmetadata"),
@@ -43,7 +43,7 @@ class CachingStore(WrapperStore[Store]):
         self.wrapped_store = store
         self._requests: dict[str, asyncio.Task[Any]] = {}
         """Key of an object, or path of a listing with a slash at its end -> task of the request."""
-        self._max_requests = requests_at_once()
+        self._max_requests = max_concurrent_requests()
         self._n_requests = 0
         """Number of requests that are under way or wait for a slot."""
         self._slots = asyncio.Semaphore(self._max_requests)

@@ -15,7 +15,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
+from xarray_gpuzarr.fetch.in_memory import MemorySource, fits_memory_source
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.source import ObjectSource, Storage
@@ -45,4 +45,4 @@ def object_source(store: Store, storage: Storage = "auto") -> ObjectSource:
             found="GPUDirect Storage reads local files only",
             do="leave storage out, or open the store by its local path",
         )
-    return MemorySource(store=store) if answers_at_once(store) else StoreSource(store=store)
+    return MemorySource(store=store) if fits_memory_source(store) else StoreSource(store=store)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xarray_gpuzarr.fetch.source import Edge, ObjectSource, PendingEdge
+from xarray_gpuzarr.fetch.whole_shard import max_whole_nbytes, uncompressed_shard_nbytes
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -87,7 +88,7 @@ class ObjectAhead:
         self._pending = None
 
     def answer(self) -> Edge | None:
-        """Wait for the answer and return it, None if there is no such object; or raise what the store raised."""
+        """Wait for the answer and return it; None if there is no such object. Raises what the store raised."""
         self.wait()
         if self._error is not None:
             try:
@@ -111,19 +112,22 @@ class ObjectsAhead:
     def __init__(self, source: ObjectSource, spec: ArraySpec) -> None:
         self._array_source = source
         if spec.index is None:
-            self.most_nbytes = spec.most_nbytes
-            self._longest = spec.expected_nbytes
+            self.most_nbytes = spec.max_encoded_nbytes
+            """Length in bytes above which an object may be sent without its bytes."""
+            self._initial_nbytes = spec.expected_nbytes
+            """Length in bytes with which objects count until one has arrived."""
         else:
-            self.most_nbytes = spec.index.n_chunks * spec.expected_nbytes + spec.index.nbytes
-            self._longest = spec.index.n_chunks * spec.chunk_nbytes + spec.index.nbytes
-        self._index = spec.index
-        self._source = source.for_one_read(expected_nbytes=self._longest, most_nbytes=self.most_nbytes)
+            self.most_nbytes = max_whole_nbytes(spec, spec.index)
+            self._initial_nbytes = uncompressed_shard_nbytes(spec, spec.index)
+        self._index_spec = spec.index
+        self._source = source.for_one_read(expected_nbytes=self._initial_nbytes, most_nbytes=self.most_nbytes)
         self._lock = threading.Lock()
         self._waiting: dict[str, ObjectAhead] = {}
         """By key, the requests that no read has taken."""
         self._taken: weakref.WeakSet[ObjectAhead] = weakref.WeakSet()
         """Requests that reads have taken and still refer to. A read may be waiting for one of them."""
         self._longest_seen = 0
+        """Length in bytes of the longest object that has arrived; 0 before the first one."""
         self._has_ended = False
 
     def belongs_to(self, source: ObjectSource) -> bool:
@@ -133,8 +137,8 @@ class ObjectsAhead:
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
         """Start requests, except for those that wait to be taken already.
 
-        An object counts with the length of the longest that has arrived. Before the first one, it counts with the
-        greatest possible length.
+        An object counts with the length of the longest that has arrived; before the first one, with its length without
+        compression.
 
         Returns
         -------
@@ -150,19 +154,20 @@ class ObjectsAhead:
         return True
 
     def _expected_nbytes(self, request: ObjectRequest) -> int:
+        """Return the number of bytes with which a request counts in the budget."""
         if request.is_whole:
-            return self._longest_seen or self._longest
-        assert self._index is not None
-        return self._index.nbytes
+            return self._longest_seen or self._initial_nbytes
+        assert self._index_spec is not None
+        return self._index_spec.nbytes
 
     def _start_one(self, request: ObjectRequest) -> PendingEdge:
         if request.is_whole:
             return self._source.start_whole(request.key, self.most_nbytes)
-        assert self._index is not None
-        return self._source.start_edge(request.key, self._index.location, self._index.nbytes)
+        assert self._index_spec is not None
+        return self._source.start_edge(request.key, self._index_spec.location, self._index_spec.nbytes)
 
     def take(self, key: str) -> ObjectAhead | None:
-        """Return the request for an object, which no other read gets; None if there is none."""
+        """Return the request for an object, and forget it, so that no other read gets it. None if there is none."""
         with self._lock:
             taken = self._waiting.pop(key, None)
             if taken is not None:
@@ -185,8 +190,8 @@ class ObjectsAhead:
     def end(self) -> None:
         """Start no more requests, and drop those that no read has taken.
 
-        Unanswered requests are cancelled, unless a read waits for one of them. They are then answered in vain, or
-        cancelled by the next call.
+        Unanswered requests are cancelled, unless a read waits for one of them. Then all go on, and are answered in vain
+        or cancelled by another call of `end`.
         """
         with self._lock:
             self._has_ended = True

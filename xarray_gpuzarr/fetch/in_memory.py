@@ -1,7 +1,8 @@
 """`MemorySource`: reads zarr's own `MemoryStore` on the calling thread.
 
-Its coroutines would take two changes of threads for a look into a dictionary. A read keeps each object that it has
-looked up, so that all bytes of the object are of one version although others may write meanwhile.
+Through the coroutines of zarr's interface, looking an object up in the store's dictionary would take two thread
+switches. A read keeps each object that it has looked up. So all bytes of the object are of one version, although others
+may write meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MIB = 1024**2
 _RULE = CoalesceRule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
 
-def answers_at_once(store: object) -> TypeGuard[MemoryStore]:
+def fits_memory_source(store: object) -> TypeGuard[MemoryStore]:
     """Whether `MemorySource` reads a store: a `MemoryStore` of zarr-python 3.3 or newer, and not a subclass."""
     return type(store) is MemoryStore and hasattr(store, "get_sync")
 
@@ -70,8 +71,8 @@ class MemorySource(SourceWithoutFiles):
         """Return a source that looks up each object once."""
         return MemorySource(store=self.store, objects={}, most_nbytes=most_nbytes)
 
-    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
-        """Return a function that returns the byte ranges."""
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002
+        """Return a function that returns the byte ranges. Objects in memory have no `version`."""
         return lambda _allocate: [self._range(*request) for request in requests]
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
@@ -86,9 +87,9 @@ class MemorySource(SourceWithoutFiles):
 
         return finish
 
-    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002  # it is in memory already
-        """Return a function that returns a whole object."""
-        return self.start_edge(key, "start", 2**63 - 1)
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
+        """Return a function that returns a whole object of any length, since it is in memory already."""
+        return self.start_edge(key, "start", NO_LIMIT)
 
     def give_up(self) -> None:
         """Do nothing, since there are no requests."""

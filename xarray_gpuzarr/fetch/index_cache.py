@@ -17,7 +17,7 @@ from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 Key = tuple[Hashable, str, ShardIndexSpec | None]
 """Identity of the source, store key of the shard, and format of its index."""
 
-_ENTRY_NBYTES = 512
+_ENTRY_OVERHEAD_NBYTES = 512
 """Memory that an entry takes besides the columns of its index."""
 
 
@@ -31,7 +31,7 @@ class CachedIndex:
     @property
     def nbytes(self) -> int:
         """Memory that the entry takes, in bytes."""
-        return self.index.offset.nbytes + self.index.nbytes.nbytes + _ENTRY_NBYTES
+        return self.index.offset.nbytes + self.index.nbytes.nbytes + _ENTRY_OVERHEAD_NBYTES
 
 
 IndexCache = LimitedCache[Key, CachedIndex]

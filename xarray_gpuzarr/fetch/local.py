@@ -81,6 +81,7 @@ class LocalSource:
         return self.root
 
     identity = name
+    """The directory, which is equal for all sources of one store."""
 
     def for_one_read(
         self,
@@ -130,12 +131,13 @@ class LocalSource:
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Return a function that reads on its calling thread; see `ObjectSource.start`."""
         if len(requests) > 1 and requests[0][1].nbytes == WHOLE_OBJECT:
-            return lambda _allocate: [self._read_some(key, [part], _new_memory)[0] for key, part in requests]
+            # Several whole files: each gets memory of its own, since `allocate` may be called only once.
+            return lambda _allocate: [self._read_ranges(key, [part], _new_memory)[0] for key, part in requests]
         key = requests[0][0]
         ranges = [byte_range for _, byte_range in requests]
-        return lambda allocate: self._read_some(key, ranges, allocate, version)
+        return lambda allocate: self._read_ranges(key, ranges, allocate, version)
 
-    def _read_some(
+    def _read_ranges(
         self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
         """Read ranges of one file side by side into allocated memory, or one range that goes to the end of the file."""
@@ -154,7 +156,7 @@ class LocalSource:
                     self._check_version(fd, key, version)
                     raise short_object_error(self.local_path(key), offset, nbytes, n_read)
             self._check_version(fd, key, version)
-            return [*parts]
+            return [*parts]  # a list of the declared type
         finally:
             os.close(fd)
 
@@ -163,6 +165,7 @@ class LocalSource:
         status = self._stat(fd, key)
         if S_ISDIR(status.st_mode):
             return None
+        # A file that reports no length is read now; see `_read_all`.
         whole = None if status.st_size else self._read_all(fd, key, status)
         length = status.st_size if whole is None else len(whole)
         if length > self.most_nbytes:
@@ -196,12 +199,12 @@ class LocalSource:
         length = status.st_size if whole is None else len(whole)
         edge_nbytes = min(nbytes, length)
         offset = length - edge_nbytes if location == "end" else 0
-        if whole is None and length < nbytes != NO_LIMIT:
-            data = memoryview(b"")  # the file is shorter than the index of a shard, so its bytes are of no use
-        elif whole is None:
-            data = self.pread(fd, key, offset, memoryview(bytearray(edge_nbytes)), version)
-        else:
+        if whole is not None:
             data = whole[offset : offset + edge_nbytes]
+        elif length < nbytes and nbytes != NO_LIMIT:
+            data = memoryview(b"")  # the file is shorter than the index of a shard, so its bytes are of no use
+        else:
+            data = self.pread(fd, key, offset, memoryview(bytearray(edge_nbytes)), version)
         age_s = now - max(status.st_mtime, status.st_ctime)
         return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
@@ -302,9 +305,9 @@ class LocalSource:
         """Raise `ObjectChangedError` if an open file has another version."""
         if version is None:
             return
-        now = file_version(self._stat(fd, key))
-        if now != version:
-            raise changed_error(self.local_path(key), version, now)
+        current_version = file_version(self._stat(fd, key))
+        if current_version != version:
+            raise changed_error(self.local_path(key), version, current_version)
 
 
 def _new_memory(nbytes: int) -> memoryview:

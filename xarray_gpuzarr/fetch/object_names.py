@@ -13,7 +13,7 @@ from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.servers import server_of
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.source import ObjectSource
-from xarray_gpuzarr.fetch.stores import is_obstore_memory, local_folder, unwrapped
+from xarray_gpuzarr.fetch.stores import innermost_store, is_obstore_memory, local_folder
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.process.records import record
 
@@ -53,7 +53,7 @@ def place_of(store: Store | str, path: str) -> ArrayPlace:
         server: Hashable = "file"
         root = store
     else:
-        server, root = _root_of(unwrapped(store))
+        server, root = _root_of(innermost_store(store))
     address = f"{root}/{path}"
     if server == "file":
         address = os.path.realpath(address)
@@ -86,16 +86,16 @@ def _root_of(store: Store) -> tuple[Hashable, str]:
 
 
 class WrittenObjects:
-    """Names of the objects that this process has written or removed most recently."""
+    """Names of objects that this process has written or removed."""
 
     def __init__(self) -> None:
         self._names: dict[Hashable, None] = {}
 
     def add(self, names: Iterable[Hashable]) -> None:
-        """Remember objects, and forget the oldest if there are too many."""
+        """Remember objects. If there are too many, forget those that were added first, even if added again since."""
         self._names.update(dict.fromkeys(names))
         while len(self._names) > _MAX_WRITTEN:
-            self._names.pop(next(iter(self._names)), None)
+            self._names.pop(next(iter(self._names)), None)  # another thread may have popped it
 
     def __contains__(self, name: Hashable) -> bool:
         return name in self._names

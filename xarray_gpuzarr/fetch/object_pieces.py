@@ -1,4 +1,4 @@
-"""`ObjectPieces`: the long raw chunks that one read requests in pieces, since several requests are sooner than one.
+"""`ObjectPieces`: the long raw chunks that one read requests in pieces, since several requests are faster than one.
 
 Another process may replace an object between two requests. So each answer must have the version of its object, and
 these versions must be equal. The version of an object that was just written, or whose age is unknown, does not count:
@@ -61,13 +61,14 @@ class ObjectPieces:
         if version is None:
             ends_before = edge is not None and not edge.data
             found = "an object that ends before the piece" if ends_before else "answers without a version"
-            raise self._error(key, found, bears_no_version=not ends_before)
+            raise self._error(key, found, lacks_versions=not ends_before)
         if edge is not None and not edge.settled:  # the next version might have the same tag and times
+            # Without a date, no object of the store ever counts as old enough.
             is_dated = isinstance(version, Marks) and isinstance(version.modified, datetime)
-            raise self._error(key, "an object that may have just been written", bears_no_version=not is_dated)
+            raise self._error(key, "an object that may have just been written", lacks_versions=not is_dated)
         first = self._versions.setdefault(key, version)
         if version != first:
             raise self._error(key, f"version {first}; version {version}")
 
-    def _error(self, key: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
-        return pieces_differ_error(f"{self._source.name}/{key}", found, bears_no_version=bears_no_version)
+    def _error(self, key: str, found: str, *, lacks_versions: bool = False) -> PiecesDifferError:
+        return pieces_differ_error(f"{self._source.name}/{key}", found, lacks_versions=lacks_versions)

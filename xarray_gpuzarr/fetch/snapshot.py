@@ -33,12 +33,12 @@ from xarray_gpuzarr.fetch.source import (
     Version,
 )
 from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError, changed_error
-from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys
+from xarray_gpuzarr.fetch.strict import StrictSource, missing_keys_error
 from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.fetch.whole_objects import WholeObjects
-from xarray_gpuzarr.fetch.whole_shard import WholeShard, comes_whole, longest_shard
+from xarray_gpuzarr.fetch.whole_shard import WholeShard, comes_whole, max_whole_nbytes, uncompressed_shard_nbytes
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long, vanished_shard
+from xarray_gpuzarr.plan.faults import corrupt_chunk_at, too_long_text, vanished_shard
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
@@ -50,7 +50,7 @@ from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode
 
 @record
 class FetchedIndex:
-    """The index of a shard, or the knowledge that there is no such shard."""
+    """The index of a shard, or the information that there is no such shard."""
 
     index: ShardIndex | None
     """None if there is no such shard."""
@@ -86,11 +86,11 @@ class Snapshot:
     cuts_objects : bool
         Whether long raw chunks may be requested in pieces. False after pieces were of several versions.
     seen_shards : dict of str to bool, optional
-        The shards whose index this read has had, in any attempt: by key, whether the index came from the store and not
-        from the cache. The dictionary is updated.
-    cuts_short : bool
-        Whether no request is longer than the larger of ``rule.max_nbytes`` and a chunk, so that there may be more
-        requests at once.
+        The shards whose index this read has had, in any attempt: by key, True if the index came from the store, and
+        False if it came from the cache only. The dictionary is updated.
+    short_requests : bool
+        Whether no request is longer than a chunk or ``rule.max_nbytes``, whichever is larger. Then more requests may be
+        outstanding at once.
     """
 
     def __init__(  # noqa: PLR0913  # an attempt chooses each of them
@@ -102,14 +102,14 @@ class Snapshot:
         use_cache: bool = True,
         cuts_objects: bool = True,
         seen_shards: dict[str, bool] | None = None,
-        cuts_short: bool = False,
+        short_requests: bool = False,
     ) -> None:
         bounds: dict[str, int] = {}
         if spec.index is None:
-            bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
-        elif cuts_short and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
+            bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
+        elif short_requests and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
             bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
-        self._source = source.for_one_read(ask_again=bool(care), **bounds)
+        self._source = source.for_one_read(ask_again=care is not Care.USUAL, **bounds)
         self.identity = source.identity
         """What the source reads from; None if it is unknown."""
         self._spec = spec
@@ -120,7 +120,7 @@ class Snapshot:
         self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote
         self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
-        self.is_local = source.is_local and not self._one_answer  # else files would be read in parts
+        self.is_local = source.is_local and not self._one_answer  # a decoder would read a file in several parts
         self.storage: Storage = "posix" if self._one_answer else source.storage
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
@@ -131,6 +131,7 @@ class Snapshot:
         self._whole: dict[str, WholeShard] = {}
         """By key, shards that were requested as a whole and have chunks that were not taken."""
         self._longest_seen = 0
+        """Length in bytes of the longest whole shard that has arrived; 0 before the first one."""
 
     @property
     def chunk_versions(self) -> ChunkVersions | None:
@@ -166,7 +167,7 @@ class Snapshot:
         return self._counted(self._source.start(requests, self._versions.get(key)))
 
     def _counted(self, pending: Pending) -> Pending:
-        """Return a `Pending` that counts time and bytes, and raises `CorruptChunkError` for a too long chunk."""
+        """Return a `Pending` that counts time and bytes, and raises `CorruptChunkError` if a chunk is too long."""
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             with counters.stage("fetch"):
@@ -175,7 +176,7 @@ class Snapshot:
                 except ObjectTooLongError as err:
                     spec = self._spec
                     chunk = spec.keys.coord(err.key, spec.grid.ndim)
-                    raise corrupt_chunk_at(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
+                    raise corrupt_chunk_at(spec, chunk, f"'{err.key}', whole", too_long_text(spec, err.nbytes)) from err
             counters.add(read_nbytes=sum([len(data) for data in parts if data is not None]))
             return parts
 
@@ -189,8 +190,8 @@ class Snapshot:
         key : str
             Key of the shard.
         n_chunks : int
-            Number of its chunks that the read will take. If that is most of a small shard, the whole shard is
-            requested.
+            Number of its chunks that the read will take. If that is at least half of a small shard on a server, the
+            whole shard is requested.
 
         Returns
         -------
@@ -199,24 +200,24 @@ class Snapshot:
             `ShardIndexError` if the shard cannot be read.
         """
         assert self._spec.index is not None
-        spec = self._spec.index
-        request = None if self._ahead is None else self._ahead.take(key)
-        if request is not None:
+        index_spec = self._spec.index
+        request_ahead = None if self._ahead is None else self._ahead.take(key)
+        if request_ahead is not None:
             whole = None
-            if request.is_whole:
-                self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
-            return partial(self._finish_index, key, spec, request.answer, whole)
-        known = index_cache.cache.get((self.identity, key, spec)) if self._use_cache else None
-        if known is not None:
+            if request_ahead.is_whole:
+                self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
+            return partial(self._finish_index, key, index_spec, request_ahead.answer, whole)
+        cached = index_cache.cache.get((self.identity, key, index_spec)) if self._use_cache else None
+        if cached is not None:
             self._seen_shards.setdefault(key, False)
-            self._versions[key] = known.version
+            self._versions[key] = cached.version
             self._settled.add(key)
-            return FetchedIndex(index=known.index, from_cache=True)
-        if self._should_come_whole(n_chunks) and self._has_room(spec):
-            return self._start_whole(key, spec)
-        if self._one_answer:  # there is no room, so the request starts when its answer is waited for
-            return lambda: self._start_whole(key, spec)()  # noqa: PLW0108  # the call must not be made yet
-        return self._start_edge(key, spec)
+            return FetchedIndex(index=cached.index, from_cache=True)
+        if self._should_come_whole(n_chunks) and self._has_room(index_spec):
+            return self._start_whole(key, index_spec)
+        if self._one_answer:  # there is no room for another whole shard: the request starts when its answer is needed
+            return lambda: self._start_whole(key, index_spec)()  # noqa: PLW0108  # the call must not be made yet
+        return self._start_edge(key, index_spec)
 
     def expect_chunks(self, plan: ReadPlan) -> None:
         """Record which chunks will be requested, so that a shard that came whole is dropped with the last of them."""
@@ -255,17 +256,17 @@ class Snapshot:
                 raise changed_error(f"{self._source.name}/{key}", version, None, key)
 
     def should_wait(self, n_chunks: int) -> bool:
-        """Whether the next index should be requested later, since too many whole shards wait for their chunks' turn.
+        """Whether the next index should be requested later, since there is no room for another whole shard.
 
         `n_chunks` is the number of the shard's chunks that the read will take.
         """
-        spec = self._spec.index
-        return spec is not None and self._should_come_whole(n_chunks) and not self._has_room(spec)
+        index_spec = self._spec.index
+        return index_spec is not None and self._should_come_whole(n_chunks) and not self._has_room(index_spec)
 
     def check_all_there(self) -> None:
         """Raise `MissingChunkError` if objects were missing, and the array is opened so that this is an error."""
         if isinstance(self._source, StrictSource) and self._source.missing:
-            raise missing_keys(self._spec.path, self._source.missing)
+            raise missing_keys_error(self._spec.path, self._source.missing)
 
     def give_up(self) -> None:
         """Cancel requests that have not been answered. Threads that wait for one get an error."""
@@ -276,49 +277,50 @@ class Snapshot:
         self._source.give_up()
         self._whole.clear()
 
-    def ask_again(self, key: str) -> FetchedIndex:
-        """Return the index of a shard as the store has it now, since the cached one holds none of the chunks to read.
+    def refetch_index(self, key: str) -> FetchedIndex:
+        """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        No request for chunks would show that it is out of date. If the shard is gone, its chunks are the fill value.
+        It is called if no request for chunks would show that. If the shard is gone, its chunks are the fill value.
         """
         assert self._spec.index is not None
         self._seen_shards.pop(key, None)
         return self._start_edge(key, self._spec.index)()
 
-    def _start_edge(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+    def _start_edge(self, key: str, index_spec: ShardIndexSpec) -> PendingIndex:
         """Request the bytes of a shard's index."""
-        pending = self._source.start_edge(key, spec.location, spec.nbytes)
-        return partial(self._finish_index, key, spec, pending)
+        pending = self._source.start_edge(key, index_spec.location, index_spec.nbytes)
+        return partial(self._finish_index, key, index_spec, pending)
 
-    def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+    def _start_whole(self, key: str, index_spec: ShardIndexSpec) -> PendingIndex:
         """Request a whole shard."""
-        self._whole[key] = whole = WholeShard(self._expected_nbytes(spec))
-        max_nbytes = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
+        self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
+        max_nbytes = NO_LIMIT if self._one_answer else max_whole_nbytes(self._spec, index_spec)
         pending = self._source.start_whole(key, max_nbytes)
-        return partial(self._finish_index, key, spec, pending, whole)
+        return partial(self._finish_index, key, index_spec, pending, whole)
 
     def _should_come_whole(self, n_chunks: int) -> bool:
         """Whether one request for a whole shard is better than one for its index and then some for its chunks."""
         return self._one_answer or (self.is_remote and comes_whole(self._spec, n_chunks, self.rule))
 
-    def _expected_nbytes(self, spec: ShardIndexSpec) -> int:
-        """Return the length of the longest shard so far, in bytes; before the first one, the greatest possible one."""
-        return self._longest_seen or longest_shard(self._spec, spec)
+    def _expected_nbytes(self, index_spec: ShardIndexSpec) -> int:
+        """Return the length in bytes of the longest whole shard so far; before the first one, without compression."""
+        return self._longest_seen or uncompressed_shard_nbytes(self._spec, index_spec)
 
-    def _has_room(self, spec: ShardIndexSpec) -> bool:
+    def _has_room(self, index_spec: ShardIndexSpec) -> bool:
         """Whether another shard may be requested as a whole."""
-        return sum(whole.nbytes for whole in self._whole.values()) + self._expected_nbytes(spec) <= MAX_WHOLE_NBYTES
+        taken_nbytes = sum(whole.nbytes for whole in self._whole.values())
+        return taken_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
 
     def _finish_index(
-        self, key: str, spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
+        self, key: str, index_spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
     ) -> FetchedIndex:
-        """Wait for the index of a shard, or for all of it if `whole` is given, and return the index."""
+        """Wait for the index of a shard and return it. The answer is all of the shard if `whole` is given."""
         edge = pending()
         self._versions.pop(key, None)
         self._settled.discard(key)
         if edge is None:
             self._whole.pop(key, None)
-            index_cache.cache.drop((self.identity, key, spec))
+            index_cache.cache.drop((self.identity, key, index_spec))
             if key in self._seen_shards and not self._may_be_gone(key):
                 raise vanished_shard(self._spec, key)
             return FetchedIndex(index=None)
@@ -328,14 +330,14 @@ class Snapshot:
         if self._ahead is not None:
             self._ahead.record_length(max(len(encoded), shard_nbytes or 0))
         if whole is not None:
-            if len(encoded) < (shard_nbytes or 0):  # it is longer than its chunks can be, and came without its bytes
+            if len(encoded) < (shard_nbytes or 0):  # the shard was too long to be sent as a whole
                 del self._whole[key]
-                return self._start_edge(key, spec)()
-            encoded = spec.encoded_index(edge.data)
+                return self._start_edge(key, index_spec)()
+            encoded = index_spec.encoded_index(edge.data)
             shard_nbytes = len(edge.data)
-        where = f"'{key}' of array '{self._spec.path}'"
-        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, shard_name=where)
-        self._record_version(key, spec, index, edge)
+        shard_name = f"'{key}' of array '{self._spec.path}'"
+        index = decode_shard_index(encoded, index_spec, shard_nbytes=shard_nbytes, shard_name=shard_name)
+        self._record_version(key, index_spec, index, edge)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))
             whole.data = edge.data
@@ -343,10 +345,10 @@ class Snapshot:
         return FetchedIndex(index=index)
 
     def _may_be_gone(self, key: str) -> bool:
-        """Whether this process may itself have removed a shard whose index is in the cache."""
+        """Whether this process may itself have removed a shard whose index this read has had from the cache only."""
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
-    def _record_version(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
+    def _record_version(self, key: str, index_spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Record the version of an index, and put it into the cache if a later change of the shard will show."""
         if edge.version is None or not edge.settled:
             self.cuts_objects = False  # two pieces of a chunk might be of two versions
@@ -354,8 +356,8 @@ class Snapshot:
             self._versions[key] = UNTAGGED
             return
         self._versions[key] = edge.version
-        is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # no chunk is longer than it may be
+        is_sound = int(index.nbytes.max(initial=0)) <= self._spec.max_encoded_nbytes
         if edge.settled and is_sound and self.identity is not None:
             self._settled.add(key)
             entry = CachedIndex(index=index, version=edge.version)
-            index_cache.cache.put((self.identity, key, spec), entry, fetch_options().index_cache_nbytes)
+            index_cache.cache.put((self.identity, key, index_spec), entry, fetch_options().index_cache_nbytes)

@@ -46,7 +46,7 @@ Version = Hashable
 UNTAGGED: Version = "without a tag"
 """Version that is requested if the index came without a version. Answers must then have none either."""
 OTHER_VERSION: Version = "of another tag"
-"""Version of an answer of which is known only that it is not the requested one."""
+"""Version of an answer that is known only to differ from the requested one."""
 
 
 SETTLED_S = 2.0
@@ -178,7 +178,7 @@ class ObjectSource(ByteSource, Protocol):
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> ObjectSource:
-        """Return a copy of this source for one read, perhaps the source itself.
+        """Return a source for one read: a copy of this one, or this one itself.
 
         Parameters
         ----------

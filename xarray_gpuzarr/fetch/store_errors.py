@@ -7,8 +7,8 @@ import re
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.source import Version
 
-_DETAILS = re.compile("\n+Debug source:")
-"""Where the text of an obstore error begins to repeat itself, as Rust's debug output."""
+_DEBUG_OUTPUT = re.compile("\n+Debug source:")
+"""Beginning of the part of an obstore error that repeats the text before it, as Rust's debug output."""
 
 
 class ObjectChangedError(StoreReadError):
@@ -16,17 +16,17 @@ class ObjectChangedError(StoreReadError):
 
     key = ""
     """Store key of the object; empty for local files."""
-    was: Version = None
+    index_version: Version = None
     """Version from which the index was read."""
-    now: Version = None
-    """Version that was found later."""
+    later_version: Version = None
+    """Version that was found later; None if there was no object."""
 
 
 class PiecesDifferError(StoreReadError):
     """The pieces of an object are of several versions, or may be. The object has to be requested as a whole."""
 
-    bears_no_version = False
-    """Whether the reason is that the store does not send the versions of its objects."""
+    lacks_versions = False
+    """Whether the reason is that the store never sends versions of its objects that could be compared."""
 
 
 class ObjectTooLongError(Exception):
@@ -53,7 +53,7 @@ def failed_error(name: str, action: str, err: Exception) -> StoreReadError:
     return StoreReadError(
         f"cannot read {name}",
         tried=action,
-        found=f"{type(err).__name__}: {_DETAILS.split(str(err))[0].rstrip() or 'no details given'}",
+        found=f"{type(err).__name__}: {_DEBUG_OUTPUT.split(str(err))[0].rstrip() or 'no details given'}",
         do="check that the object exists, that you may read it, and that the store can be reached; then read again",
     )
 
@@ -68,7 +68,7 @@ def short_object_error(name: str, offset: int, nbytes: int, n_read: int) -> Stor
     )
 
 
-def pieces_differ_error(name: str, found: str, *, bears_no_version: bool = False) -> PiecesDifferError:
+def pieces_differ_error(name: str, found: str, *, lacks_versions: bool = False) -> PiecesDifferError:
     """Return the error for an object whose pieces are, or may be, of several versions; `found` says why."""
     err = PiecesDifferError(
         f"{name} cannot be read in pieces",
@@ -76,19 +76,19 @@ def pieces_differ_error(name: str, found: str, *, bears_no_version: bool = False
         found=found,
         do="read again once nothing writes to it",
     )
-    err.bears_no_version = bears_no_version
+    err.lacks_versions = lacks_versions
     return err
 
 
-def changed_error(name: str, was: Version, now: Version, key: str = "") -> ObjectChangedError:
+def changed_error(name: str, index_version: Version, later_version: Version, key: str = "") -> ObjectChangedError:
     """Return the error for an object that was replaced while it was read; see `ObjectChangedError`."""
     err = ObjectChangedError(
         f"{name} was replaced while it was read",
-        tried=f"version {was}, which its index was read from",
-        found="no object" if now is None else f"version {now}",
+        tried=f"version {index_version}, which its index was read from",
+        found="no object" if later_version is None else f"version {later_version}",
         do="read again once nothing writes to it",
     )
     err.key = key
-    err.was = was
-    err.now = now
+    err.index_version = index_version
+    err.later_version = later_version
     return err

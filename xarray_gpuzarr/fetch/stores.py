@@ -1,4 +1,4 @@
-"""What kind of store zarr-python has opened, and which one it is."""
+"""Questions about a store of zarr-python: of which kind it is, where its files lie, what makes it unique."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def store_token(store: Store) -> str:
         return uuid4().hex  # differs at each call, also for the same store
 
 
-def wrapped(store: WrapperStore[Any]) -> Store:
-    """Return the store that one of zarr's wrappers wraps."""
+def inner_store(store: WrapperStore[Any]) -> Store:
+    """Return the store that one of zarr's wrappers wraps, perhaps another wrapper."""
     inner: Store = store._store  # noqa: SLF001  # wrappers have no public name for it
     return inner
 
 
-def unwrapped(store: Store) -> Store:
-    """Return the store below zarr's wrappers."""
+def innermost_store(store: Store) -> Store:
+    """Return the store below all of zarr's wrappers; the store itself if it is none."""
     while isinstance(store, WrapperStore):
-        store = wrapped(store)
+        store = inner_store(store)
     return store
 
 

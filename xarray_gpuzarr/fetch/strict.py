@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:  # zarr-python has the class, and the setting, since 3.2
     ChunkNotFoundError = getattr(zarr.errors, "ChunkNotFoundError", LookupError)
 
-__all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks", "missing_keys"]
+__all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks_error", "missing_keys_error"]
 
 _MAX_KEYS = 20
 """Number of keys that a message names."""
@@ -30,16 +30,16 @@ class MissingChunkError(StoreReadError, ChunkNotFoundError):
     """Objects of an array are missing, and the array is opened so that they do not stand for the fill value."""
 
 
-def missing_keys(path: str, keys: Iterable[str]) -> MissingChunkError:
+def missing_keys_error(path: str, keys: Iterable[str]) -> MissingChunkError:
     """Return the error for the objects, by their keys, that a read did not find; `path` is that of the array."""
     names = sorted(keys)
     found = f"no chunk or shard {', '.join(map(repr, names[:_MAX_KEYS]))}"
     if len(names) > _MAX_KEYS:
         found += f" and {len(names) - _MAX_KEYS} more"
-    return missing_chunks(path, f"{len(names)} chunk(s)", found)
+    return missing_chunks_error(path, f"{len(names)} chunk(s)", found)
 
 
-def missing_chunks(path: str, chunks: str, found: str) -> MissingChunkError:
+def missing_chunks_error(path: str, chunks: str, found: str) -> MissingChunkError:
     """Return the error for missing chunks of the array at `path`; `chunks` and `found` describe them."""
     return MissingChunkError(
         f"{chunks} of array '{path}' not found in its store",

@@ -33,8 +33,8 @@ class Care(IntEnum):
 _ATTEMPTS = {Care.USUAL: 3, Care.ASK_AGAIN: 2, Care.ONE_ANSWER: 2}
 """Number of attempts of a read that meets several ETags."""
 _N_PROBES = 16
-"""Number of requests for one byte before the usual care is given up. If two servers answer at random, all answers come
-from the same one in 1 of 65 000 cases."""
+"""Number of requests for one byte that decide whether more than the usual care is needed. If two servers answer at
+random, all answers come from the one that answered before in 1 of 65 000 cases."""
 
 care_by_store: dict[Hashable, Care] = {}
 """Care for the stores, by their identity, that have shown in this process that they need more than the usual one."""
@@ -54,19 +54,21 @@ class VersionConflicts:
     def should_retry(self, err: ObjectChangedError) -> bool:
         """Return whether the read should begin again after an attempt that ended in `err`; `care` says how."""
         self._attempts_left -= 1
-        if self.care is Care.USUAL and err.key:  # do several servers answer, or is each ETag used once?
-            if self._came_back(err.key, err.was, err.now):
-                care = Care.ASK_AGAIN
+        if self.care is Care.USUAL and err.key:
+            # Perhaps several servers answer, or the server sends another ETag each time.
+            if self._came_back(err.key, err.index_version, err.later_version):
+                needed_care = Care.ASK_AGAIN
             elif self._attempts_left:
-                care = Care.USUAL
+                needed_care = Care.USUAL
             else:
-                care = self._probe(err.key)
-            if care is not Care.USUAL:
-                self._raise_care(care, for_later_reads=True)
+                needed_care = self._probe(err.key)
+            if needed_care is not Care.USUAL:
+                self._raise_care(needed_care, for_later_reads=True)
                 self._warn(err)
         elif self.care is Care.ASK_AGAIN and not self._attempts_left:
             self._raise_care(Care.ONE_ANSWER, for_later_reads=True)
-        if self.care is Care.USUAL and not self._attempts_left:  # another process replaces the object again and again
+        if self.care is Care.USUAL and not self._attempts_left:
+            # Another process replaces the object again and again.
             self._raise_care(Care.ONE_ANSWER, for_later_reads=False)
         return self._attempts_left > 0
 
@@ -115,6 +117,6 @@ class VersionConflicts:
         advise(
             f"several tags: {hash(self._source.identity)}",
             f"{err.headline.partition(' was replaced')[0]} has {has}",
-            found=f"version {err.was}; version {err.now}; {later}",
+            found=f"version {err.index_version}; version {err.later_version}; {later}",
             do=f"nothing, for right values: {do}",
         )

@@ -32,7 +32,7 @@ class WholeObjects:
 
 
 def _chunk_bytes(key: str, edge: Edge | None, most_nbytes: int) -> memoryview | None:
-    """Return all bytes of an object; None if it does not exist. Raise `ObjectTooLongError` if it is too long."""
+    """Return all bytes of an object; None if it does not exist. Raises `ObjectTooLongError` if it is too long."""
     if edge is None:
         return None
     nbytes = max(edge.object_nbytes or 0, len(edge.data))

@@ -10,19 +10,26 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 WHOLE_SHARD_REQUESTS = 4
-"""Most requests of full length that one request for a whole shard replaces. It saves them and a round trip."""
+"""Largest number of requests of full length that one request for a whole shard may replace. It also saves a round
+trip."""
 
 
-def longest_shard(spec: ArraySpec, index: ShardIndexSpec) -> int:
+def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
     """Return the length in bytes of a shard whose chunks could not be compressed at all."""
     return index.n_chunks * spec.chunk_nbytes + index.nbytes
+
+
+def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
+    """Return the length in bytes that shards usually do not exceed. A longer one need not be sent as a whole."""
+    return index.n_chunks * spec.expected_nbytes + index.nbytes
 
 
 def comes_whole(spec: ArraySpec, n_chunks: int, rule: CoalesceRule) -> bool:
     """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks."""
     index = spec.index
     assert index is not None
-    return 2 * n_chunks >= index.n_chunks and longest_shard(spec, index) <= WHOLE_SHARD_REQUESTS * rule.max_raw_nbytes
+    max_nbytes = WHOLE_SHARD_REQUESTS * rule.max_raw_nbytes
+    return 2 * n_chunks >= index.n_chunks and uncompressed_shard_nbytes(spec, index) <= max_nbytes
 
 
 class WholeShard:
@@ -45,7 +52,10 @@ class WholeShard:
         self._end = offset + nbytes
 
     def take(self, byte_range: ByteRange) -> memoryview:
-        """Return a byte range of the shard, and count its chunks, but not gaps between them, as taken."""
+        """Return a byte range of the shard, and count its chunks, but not gaps between them, as taken.
+
+        `expect` must have been called before.
+        """
         start = byte_range.offset
         end = start + byte_range.nbytes
         overlaps = np.minimum(self._end, end) - np.maximum(self._offset, start)

@@ -8,7 +8,7 @@ and the zstd and zlib streams in Blosc frames.
 
 References
 ----------
-c-blosc 1.x README_CHUNK_FORMAT, but for the table of blocks, whose offsets count from the start of the frame;
+c-blosc 1.x README_CHUNK_FORMAT (but in practice, the offsets in the table of blocks count from the start of the frame);
 snappy format_description, section 1.
 """
 
@@ -41,9 +41,9 @@ _CODES = {"blosclz": BLOSCLZ, "lz4": LZ4, "lz4hc": LZ4, "snappy": SNAPPY, "zlib"
 _SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
 """Number of a codec -> codec whose streams `device_ready` checks."""
 RAW = 255
-"""In place of the number of a codec: the stream is not compressed."""
-UNFILTERED, SHUFFLE, BITSHUFFLE = range(3)
-"""Filters of blocks, in the column `BloscStreams.block_filter`."""
+"""Stands in place of the number of a codec: the stream is not compressed."""
+UNSHUFFLED, SHUFFLE, BITSHUFFLE = range(3)
+"""Values of the column `BloscStreams.block_shuffle`."""
 
 _MAX_LENGTHS = 1000
 """Largest number of different decoded lengths of zstd or zlib streams in one walk. Writers use two. Each takes a call
@@ -81,8 +81,8 @@ class BloscStreams:
     """Length of each block in bytes, shape (n_blocks,). The blocks of a frame that has rows fill the chunk."""
     block_typesize: Column
     """Bytes of an element, 1 to 255; shape (n_blocks,). Bytes after the last whole element are not shuffled."""
-    block_filter: npt.NDArray[np.uint8]
-    """`UNFILTERED`, `SHUFFLE` or `BITSHUFFLE`; uint8, shape (n_blocks,). Blocks with `BITSHUFFLE` have a multiple of 8
+    block_shuffle: npt.NDArray[np.uint8]
+    """`UNSHUFFLED`, `SHUFFLE` or `BITSHUFFLE`; uint8, shape (n_blocks,). Blocks with `BITSHUFFLE` have a multiple of 8
     elements."""
 
 
@@ -103,7 +103,7 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
 
     Notes
     -----
-    Every stream lies inside its chunk, behind the header and the table of blocks, and every target lies inside the
+    Every stream lies inside its chunk, after the header and the table of blocks, and every target lies inside the
     `expected` bytes. The number of rows, and so the memory that this function takes, is at most a fifth of the number
     of bytes of all chunks. A chunk of more than two blocks has at most a row for each 32 bytes that it decodes to.
 
@@ -132,9 +132,9 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     if not is_of_ready_frame.all():
         streams = streams[:, is_of_ready_frame]
     chunk, source, source_nbytes, target, target_nbytes, codec = streams
-    block_filter = _filters(frames, blocks)
-    is_filtered = np.bincount(blocks.frame, block_filter, len(frames.chunk)) > 0
-    filtered = np.flatnonzero((is_filtered & ready[frames.chunk])[blocks.frame])
+    block_shuffle = _shuffles(frames, blocks)
+    is_shuffled = np.bincount(blocks.frame, block_shuffle, len(frames.chunk)) > 0
+    kept = np.flatnonzero((is_shuffled & ready[frames.chunk])[blocks.frame])
     return BloscStreams(
         ready=ready,
         chunk=chunk,
@@ -143,11 +143,11 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
         target=target,
         target_nbytes=target_nbytes,
         codec=codec.astype(np.uint8),
-        block_chunk=frames.chunk[blocks.frame[filtered]],
-        block_start=blocks.start[filtered],
-        block_nbytes=blocks.nbytes[filtered],
-        block_typesize=frames.typesize[blocks.frame[filtered]],
-        block_filter=block_filter[filtered],
+        block_chunk=frames.chunk[blocks.frame[kept]],
+        block_start=blocks.start[kept],
+        block_nbytes=blocks.nbytes[kept],
+        block_typesize=frames.typesize[blocks.frame[kept]],
+        block_shuffle=block_shuffle[kept],
     )
 
 
@@ -169,6 +169,7 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
         source = position[block] + 4
         end = blocks.end[block]
         decoded_nbytes = target_nbytes[block]
+        # A damaged length may have led outside the frame. Its last bytes are read then, which means nothing.
         source_nbytes = words[np.minimum(source, end) - 4].astype(np.int64)
         is_inside = source_nbytes <= np.minimum(longest[block], end - source)
         kind = np.where(source_nbytes == decoded_nbytes, RAW, codec[block])
@@ -184,7 +185,7 @@ def _sound_streams(data: Bytes, streams: Column) -> Flags:
     for codec, spec in _SPECS.items():
         streams_of_codec = np.flatnonzero(sound & (kind == codec))
         sound[streams_of_codec] = False
-        # `device_ready` takes one decoded length a call. The lengths that most streams have come first.
+        # Each call of `device_ready` takes streams of one decoded length. The most frequent lengths come first.
         by_length = streams_of_codec[np.argsort(target_nbytes[streams_of_codec], kind="stable")]
         groups = np.split(by_length, np.flatnonzero(np.diff(target_nbytes[by_length])) + 1)
         for rows in sorted((group for group in groups if group.size), key=len, reverse=True)[:_MAX_LENGTHS]:
@@ -212,12 +213,12 @@ def _snappy_nbytes(data: Bytes, source: Column, source_nbytes: Column) -> Column
     return length
 
 
-def _filters(frames: BloscHeaders, blocks: BloscBlocks) -> npt.NDArray[np.uint8]:
-    """Return the filter of each block; uint8, shape (n_blocks,)."""
+def _shuffles(frames: BloscHeaders, blocks: BloscBlocks) -> npt.NDArray[np.uint8]:
+    """Return how each block is shuffled, as in `BloscStreams.block_shuffle`."""
     typesize = frames.typesize[blocks.frame]
     flags = frames.flags[blocks.frame]
     n_elements = blocks.nbytes // typesize
     shuffled = (flags & BYTE_SHUFFLED != 0) & (typesize > 1) & (n_elements > 0)
     # c-blosc 1.x does not shuffle the bits of a block whose number of elements is not a multiple of 8.
     bit_shuffled = (flags & BIT_SHUFFLED != 0) & (n_elements > 0) & (n_elements % 8 == 0)
-    return np.select([shuffled, bit_shuffled], [SHUFFLE, BITSHUFFLE], UNFILTERED).astype(np.uint8)
+    return np.select([shuffled, bit_shuffled], [SHUFFLE, BITSHUFFLE], UNSHUFFLED).astype(np.uint8)

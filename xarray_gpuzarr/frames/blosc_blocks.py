@@ -64,14 +64,14 @@ class BloscBlocks(NamedTuple):
     frame: Column
     """Row of the frame in `BloscHeaders`."""
     start: Column
-    """First byte in the decoded chunk."""
+    """First byte of the block in the decoded chunk."""
     nbytes: Column
     """Decoded length in bytes."""
     n_splits: Column
     first: Column
-    """First byte of its streams in the data."""
+    """First byte of the block's streams in the data."""
     end: Column
-    """Byte after the last of the frame in the data."""
+    """Byte after the last one of the frame in the data."""
 
 
 def words_of(data: Bytes) -> npt.NDArray[np.uint32]:

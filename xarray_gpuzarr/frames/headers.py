@@ -25,7 +25,7 @@ from xarray_gpuzarr.stored.codecs import (
     complete_table,
 )
 
-_BLOSC_LENGTHS = struct.Struct("<BxxxIII")
+_BLOSC_HEADER = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 _BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
 """Flags of a frame: it is not compressed; each of its blocks is one stream."""
@@ -53,7 +53,7 @@ def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
     """
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
-    version, nbytes, _blocksize, cbytes = _BLOSC_LENGTHS.unpack_from(frame)
+    version, nbytes, _blocksize, cbytes = _BLOSC_HEADER.unpack_from(frame)
     if version != _BLOSC_VERSION:
         raise FrameError(f"blosc format version {version}, expected {_BLOSC_VERSION}")
     if not 16 <= cbytes <= len(frame):
@@ -84,19 +84,21 @@ def _lz4_nbytes(frame: memoryview | bytes) -> int:
 
 
 def _gzip_nbytes(frame: memoryview | bytes) -> None:
+    """Return None, after checking the header: it declares no decoded length."""
     if len(frame) < 18 or bytes(frame[:3]) != b"\x1f\x8b\x08":
         raise FrameError(f"no gzip header in {len(frame)} bytes")
 
 
 def _zlib_nbytes(frame: memoryview | bytes) -> None:
+    """Return None, after checking the header: it declares no decoded length."""
     if len(frame) < 6 or frame[0] & 15 != 8 or (frame[0] << 8 | frame[1]) % 31:
         raise FrameError(f"no zlib header in {len(frame)} bytes")
 
 
 def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
-    """Return Frame_Content_Size, whose width and offset depend on the descriptor; None if the frame has none."""
+    """Return Frame_Content_Size, whose width and offset depend on the descriptor; None if the frame declares none."""
     if len(frame) >= 8 and frame[0] & 0xF0 == 0x50 and bytes(frame[1:4]) == b"\x2a\x4d\x18":
-        return None
+        return None  # the first frame is a skippable one
     if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
         raise FrameError(f"no zstd frame header in {len(frame)} bytes")
     descriptor = frame[4]
@@ -116,6 +118,7 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
 def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
     """Whether bytes begin with a zstd frame that declares `expected` bytes and has no dictionary and no checksum."""
     try:
+        # The five low bits of the descriptor stand for a dictionary and a checksum, or are reserved.
         return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
     except FrameError:
         return False

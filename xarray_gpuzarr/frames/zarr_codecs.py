@@ -32,8 +32,8 @@ def checked_metadata(metadata: Metadata) -> Metadata:
     If no codec needs a check, `metadata` itself is returned. The result must be neither stored nor pickled.
     """
     if isinstance(metadata, ArrayV2Metadata):
-        numcodecs = (metadata.compressor, *(metadata.filters or ()))
-        if not any(map(_needs_check, numcodecs)):
+        v2_codecs = (metadata.compressor, *(metadata.filters or ()))
+        if not any(map(_needs_check, v2_codecs)):
             return metadata
         filters = metadata.filters and tuple(map(_checked_numcodec, metadata.filters))
         return replace(metadata, compressor=_checked_numcodec(metadata.compressor), filters=filters)
@@ -78,7 +78,7 @@ class FrameCheck(BytesBytesCodec):
 class CheckedNumcodec(Numcodec):  # type: ignore[misc]  # numcodecs has no types
     """Codec of format 2 that does what another one does, but raises a `FrameError` for frames with a wrong header."""
 
-    codec_id = "checked"  # zarr-python requires one of the class. Instances have that of the other codec.
+    codec_id = "checked"  # zarr-python requires that the class has an id; an instance has that of the other codec
 
     def __init__(self, codec: Any) -> None:
         self.codec = codec

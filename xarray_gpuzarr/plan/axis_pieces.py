@@ -23,7 +23,10 @@ from xarray_gpuzarr.process.records import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AxisPieces:
-    """Pieces of a selection along one axis, one for each chunk that it touches. Columns have shape (n_pieces,)."""
+    """Pieces of a selection along one axis, one for each chunk that it touches. Columns have shape (n_pieces,).
+
+    For a stack, these are the pieces of all samples, so there may be several for one chunk.
+    """
 
     chunk: Column
     """Coordinate of the chunk along the axis."""
@@ -75,7 +78,7 @@ class Span(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
+def span_of_slice(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
     """Return ``range(start, stop, step)`` as a span; None if it is empty. The step is positive."""
     if start >= stop:
         return None
@@ -109,7 +112,7 @@ def shards_of_span(span: Span, per_shard: int) -> Iterator[tuple[int, range]]:
         if step <= chunk_length:
             stop = min(n_pieces, end // chunk_length - first_chunk)
         else:  # each element is a piece
-            stop = min(count, -((first - end) // step))
+            stop = min(count, -((first - end) // step))  # the division is rounded up
         yield shard, range(start, stop)
         start = stop
 
@@ -124,7 +127,7 @@ def cached_shards_of_span(span: Span, per_shard: int) -> list[tuple[int, range]]
 
 
 def chunks_of_span(span: Span, pieces: range) -> Sequence[int]:
-    """Return the coordinate along the axis of the chunk that each of some pieces lies in."""
+    """Return the chunk that each of some pieces lies in, as its coordinate along the axis."""
     first, _, step, _, chunk_length = span
     if step > chunk_length:
         return [(first + i * step) // chunk_length for i in pieces]
@@ -133,7 +136,10 @@ def chunks_of_span(span: Span, pieces: range) -> Sequence[int]:
 
 
 def largest_box(pieces: Sequence[AxisPieces]) -> int:
-    """Return the most elements of the output that a chunk fills. Repeated indices can make it more than a chunk has."""
+    """Return the largest number of elements of the output that a chunk fills.
+
+    With repeated indices, it may be more than a chunk has.
+    """
     return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
 
 
@@ -156,7 +162,7 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
     n = len(selected)
     chunk = selected // chunk_length
     index = selected - chunk * chunk_length
-    first = np.flatnonzero(np.r_[True, chunk[1:] != chunk[:-1]]) if n else selected
+    first = run_starts(chunk)
     return AxisPieces(
         chunk=chunk[first],
         out_start=first,
@@ -175,7 +181,7 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
         step = 1  # the step of a single element does not matter, and may not fit int64
     last = start + (n - 1) * step
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
-    if n_pieces >= MOST_PIECES:
+    if n_pieces >= TOO_MANY_PIECES:
         raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
     chunk = np.arange(n_pieces, dtype=np.int64)
     if step > chunk_length:  # each element lies in a chunk of its own, and chunks between them hold none
@@ -200,7 +206,8 @@ def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_
         Number of elements of a chunk along the axis.
     """
     border = chunk * chunk_length
-    # The first position in the selection that lies in the chunk, and the first one behind the chunk.
+    # The first position in the selection that lies in the chunk, and the first one after the chunk.
+    # These divisions are rounded up.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
     return AxisPieces(
@@ -222,8 +229,9 @@ def _cached_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPi
 
 MAX_CACHED = 256
 """Most chunks along an axis in a table that is cached for later reads."""
-MOST_PIECES = 2**48
-"""Least number of pieces that raises MemoryError here: for columns of this length, NumPy raises other errors."""
+TOO_MANY_PIECES = 2**48
+"""Number of pieces from which on this package raises MemoryError. For columns of this length, NumPy raises other
+errors."""
 
 
 def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int, range]]:
@@ -233,18 +241,18 @@ def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int,
     return [(int(shard[lo]), range(lo, hi)) for lo, hi in pairwise(cuts)]
 
 
-def runs_of_pieces(n_pieces: Sequence[int], most: int) -> Iterator[tuple[range, ...]]:
-    """Cut all chunks, the product of the axes' pieces, into boxes of at most `most` chunks.
+def runs_of_pieces(n_pieces: Sequence[int], max_chunks: int) -> Iterator[tuple[range, ...]]:
+    """Cut all chunks, the product of the axes' pieces, into boxes of at most `max_chunks` chunks.
 
-    Yields one range of piece numbers per axis.
+    Yields one range of piece numbers for each axis. Boxes are as long as possible along the last axes.
     """
     n_chunks = math.prod(n_pieces)
-    if n_chunks <= most:
+    if n_chunks <= max_chunks:
         if n_chunks:
             yield tuple(map(range, n_pieces))
         return
     per_axis = []
-    remaining = most
+    remaining = max_chunks
     for n in reversed(n_pieces):
         length = max(1, min(n, remaining))
         remaining = max(1, remaining // length)

@@ -38,10 +38,10 @@ class CoalesceRule:
     read straight to their final place (raw chunks into the result, or encoded chunks into the memory that a GPU copies
     from): these are read by requests of at most `max_raw_nbytes`, which may end inside a chunk.
 
-    Stores that answer many requests at the same time have a `spared_gap_nbytes`: there, a further request costs nothing
-    while there are few. Gaps of at least this length are skipped, except that the shortest ones are read while there
-    would be more than `n_requests` requests. The gaps that are read have no more bytes in all than the chunks, or than
-    one `spared_gap_nbytes`.
+    Stores that answer many requests at the same time have a `min_skipped_gap_nbytes`, because another request costs
+    nothing while there are few. Gaps of at least this length are skipped. But if there would be more than
+    `n_cheap_requests` requests, the shortest of these gaps are read, too. The gaps that are read have no more bytes in
+    all than the chunks, or than one `min_skipped_gap_nbytes`.
     """
 
     max_gap_nbytes: int
@@ -53,11 +53,12 @@ class CoalesceRule:
     max_together: int = 1
     """Most joined ranges of one object that a thread reads one after another, up to `max_nbytes` in all. It is 1 for
     stores that answer many requests at the same time."""
-    spared_gap_nbytes: int | None = None
+    min_skipped_gap_nbytes: int | None = None
     """Shortest gap in bytes that is skipped while there are few requests. If None, all gaps up to `max_gap_nbytes` are
     read."""
-    n_requests: int = 1
-    """Most requests that may be pending at once."""
+    n_cheap_requests: int = 1
+    """Number of requests of one read up to which another request costs nothing. Only used with
+    `min_skipped_gap_nbytes`."""
 
 
 def coalesce(
@@ -89,7 +90,7 @@ def coalesce(
     must_cut = gaps > rule.max_gap_nbytes
     if object_number is not None:
         must_cut |= object_number[1:] != object_number[:-1]
-    if rule.spared_gap_nbytes is not None:
+    if rule.min_skipped_gap_nbytes is not None:
         must_cut |= _skipped_gaps(gaps, must_cut, int(nbytes.sum()), rule, share)
     # Single elements of a memoryview are Python's integers, and quicker to get than those of an array.
     starts, ends = memoryview(offset), memoryview(end)
@@ -97,6 +98,7 @@ def coalesce(
     run_start = 0
     for segment_end in [*(must_cut.nonzero()[0] + 1).tolist(), n_rows]:
         while run_start < segment_end:
+            # A run has at least one row, since no chunk is cut.
             run_start = bisect_right(ends, starts[run_start] + rule.max_nbytes, run_start + 1, segment_end)
             bounds.append(run_start)
     return np.array(bounds, np.int64)
@@ -105,16 +107,16 @@ def coalesce(
 def _skipped_gaps(
     gaps: Column, must_cut: npt.NDArray[np.bool_], chunks_nbytes: int, rule: CoalesceRule, share: float
 ) -> npt.NDArray[np.bool_]:
-    """Return the gaps to skip by `rule.spared_gap_nbytes`, as booleans; those in `must_cut` are skipped anyway."""
-    assert rule.spared_gap_nbytes is not None
+    """Return whether each gap is skipped because of `rule.min_skipped_gap_nbytes`. False for gaps in `must_cut`."""
+    assert rule.min_skipped_gap_nbytes is not None
     shortest_first = np.flatnonzero(~must_cut & (gaps > 0))
     shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
     lengths = gaps[shortest_first]
-    n_short = int(np.searchsorted(lengths, rule.spared_gap_nbytes, "left"))
-    # Requests if all gaps were skipped, minus those that may be pending at once.
-    n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_requests * share))
-    most_nbytes = max(chunks_nbytes, rule.spared_gap_nbytes)
-    n_affordable = int(np.searchsorted(lengths.cumsum(), most_nbytes, "right"))
+    n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
+    # Number of requests if all gaps were skipped, minus those of them that cost nothing.
+    n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
+    max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
+    n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))
     n_read = min(max(n_short, n_too_many), n_affordable)
     skipped = np.zeros(len(gaps), np.bool_)
     skipped[shortest_first[n_read:]] = True
@@ -125,7 +127,7 @@ def _skipped_gaps(
 def coalesce_rule(options: FetchOptions, rule: CoalesceRule) -> CoalesceRule:
     """Return the rule of a store with those limits replaced that `options` set."""
     if options.max_gap_nbytes is not None:
-        rule = replace(rule, max_gap_nbytes=options.max_gap_nbytes, spared_gap_nbytes=None)
+        rule = replace(rule, max_gap_nbytes=options.max_gap_nbytes, min_skipped_gap_nbytes=None)
     if options.max_request_nbytes is not None:
         rule = replace(rule, max_nbytes=options.max_request_nbytes, max_raw_nbytes=options.max_request_nbytes)
     return rule

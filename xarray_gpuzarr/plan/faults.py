@@ -14,11 +14,11 @@ from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
-_UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
+_REOPEN_LATER = "something deletes or rewrites the store: open it again once that has ended"
 
 
-def _name_chunk(spec: ArraySpec, chunk: tuple[int, ...], location: str) -> tuple[str, str]:
-    """Return the headline of an error about a chunk, and a description of its object and codecs."""
+def _headline_and_tried(spec: ArraySpec, chunk: tuple[int, ...], location: str) -> tuple[str, str]:
+    """Return the headline of an error about a chunk, and its ``tried``: the object and the codecs."""
     return f"cannot decode chunk {chunk} of array '{spec.path}'", f"object {location}: {spec.codecs}"
 
 
@@ -36,15 +36,15 @@ def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], location: str, fou
     found : str
         Description of the damage.
     """
-    headline, tried = _name_chunk(spec, chunk, location)
+    headline, tried = _headline_and_tried(spec, chunk, location)
     do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"
     return CorruptChunkError(headline, tried=tried, found=found, do=do)
 
 
-def too_long(spec: ArraySpec, nbytes: int) -> str:
-    """Return a sentence: a chunk is stored in more bytes than it can have. `nbytes` are the bytes seen so far."""
-    most = f"{spec.most_nbytes} at most, of a chunk of {spec.chunk_nbytes} bytes"
-    return f"{nbytes} encoded bytes or more; expected {most}"
+def too_long_text(spec: ArraySpec, nbytes: int) -> str:
+    """Return the ``found`` of an error: a chunk has at least `nbytes` encoded bytes, more than it can have."""
+    limit = f"{spec.max_encoded_nbytes} at most, of a chunk of {spec.chunk_nbytes} bytes"
+    return f"{nbytes} encoded bytes or more; expected {limit}"
 
 
 def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
@@ -52,7 +52,7 @@ def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
     if not isinstance(err, CodecFailure):
         return corrupt_chunk(plan, row, str(err))
     error_class, do = _codec_failure(err.__cause__)
-    headline, tried = _name_chunk(plan.spec, *_locate(plan, row))
+    headline, tried = _headline_and_tried(plan.spec, *_locate(plan, row))
     return error_class(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
 
 
@@ -63,7 +63,7 @@ def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
 
 def too_long_chunk(plan: ReadPlan, row: int, nbytes: int) -> CorruptChunkError:
     """Return the error for a chunk that is stored in more bytes than it can have."""
-    return corrupt_chunk(plan, row, too_long(plan.spec, nbytes))
+    return corrupt_chunk(plan, row, too_long_text(plan.spec, nbytes))
 
 
 def _locate(plan: ReadPlan, row: int) -> tuple[tuple[int, ...], str]:
@@ -92,7 +92,7 @@ def vanished_shard(spec: ArraySpec, key: str) -> StoreReadError:
         f"shard '{key}' of array '{spec.path}' has disappeared",
         tried="to read its chunks, after its index had been read",
         found="no such object",
-        do=_UNSTEADY,
+        do=_REOPEN_LATER,
     )
 
 
@@ -104,5 +104,5 @@ def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
         f"object '{plan.key_of(row)}' of array '{plan.spec.path}' has disappeared",
         tried=f"to read chunk {tuple(plan.chunk[row].tolist())} once more, for the host to decode it",
         found="no such object",
-        do=_UNSTEADY,
+        do=_REOPEN_LATER,
     )

@@ -1,7 +1,7 @@
 """Plans from shard indexes: the byte range of each requested chunk, sorted by object and offset.
 
-The compiled loops look up boxes of chunks, if there are any: NumPy takes as long for it as for decoding a chunk of 16
-KB.
+If the compiled loops are available, they look up the chunks of box targets. NumPy takes as long for that as for
+decoding a chunk of 16 KB.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def plan_read(
         return _by_loops(compiled, spec, target, target.spans, blocks, indexes)
     if spec.index is not None:
         return _by_numpy(spec, target, blocks, indexes)
+    # Each unsharded chunk is an object of its own, which is read as a whole.
     (block,) = blocks
-    row = block.row
-    n = len(row)
-    keys = tuple(spec.keys.key(tuple(coordinates)) for coordinates in target.chunk_coordinates(row).tolist())
-    objects, offset, nbytes = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
-    return ReadPlan.from_columns(spec, target, keys, (objects, offset, nbytes), row)
+    piece_numbers = block.piece_numbers
+    n = len(piece_numbers)
+    keys = tuple(spec.keys.key(tuple(coordinates)) for coordinates in target.chunk_coordinates(piece_numbers).tolist())
+    columns = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
+    return ReadPlan.from_columns(spec, target, keys, columns, piece_numbers)
 
 
 def _by_loops(
@@ -85,6 +86,7 @@ def _by_loops(
             ranges += (pieces.start, pieces.stop)
     numbers = array("q", ranges + index_addresses)
     ranges_address = numbers.buffer_info()[0]
+    index_address = ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0
     memory, addresses = empty_plan(n_rows, ndim)
     struct = LookupStruct(
         ndim=ndim,
@@ -92,9 +94,9 @@ def _by_loops(
         n_rows=n_rows,
         axes=target.spans_address,
         ranges=ranges_address,
-        index=ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0,
+        index=index_address,
         table=addresses["object"],
-        most_nbytes=longest_nbytes,
+        most_nbytes=longest_nbytes,  # raised to the length of the longest stored chunk
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
@@ -116,29 +118,30 @@ def _by_numpy(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
     """Return the plan of chunks of any target, looked up by NumPy."""
-    row = np.concatenate([block.row for block in blocks])
-    entry = entries(spec, target.chunk_coordinates(row))
-    offset = np.zeros(len(row), np.int64)
-    nbytes = np.full(len(row), MISSING)
+    piece_numbers = np.concatenate([block.piece_numbers for block in blocks])
+    position = _index_positions(spec, target.chunk_coordinates(piece_numbers))
+    offset = np.zeros(len(position), np.int64)
+    nbytes = np.full(len(position), MISSING)
     object_number = np.arange(len(blocks)).repeat([block.n_rows for block in blocks])
     stop = 0
     for block, index in zip(blocks, indexes, strict=True):
         start, stop = stop, stop + block.n_rows
         if index is not None:
-            offset[start:stop] = index.offset.take(entry[start:stop])
-            nbytes[start:stop] = index.nbytes.take(entry[start:stop])
+            offset[start:stop] = index.offset.take(position[start:stop])
+            nbytes[start:stop] = index.nbytes.take(position[start:stop])
     is_stored = nbytes != MISSING
     order = np.lexsort((nbytes, offset, object_number))
     order = order[is_stored.take(order)]
-    row = np.concatenate([row.take(order, axis=0), row[~is_stored]])
+    piece_numbers = np.concatenate([piece_numbers.take(order, axis=0), piece_numbers[~is_stored]])
     keys = tuple(str(block.key) for block in blocks)
     columns = object_number.take(order), offset.take(order), nbytes.take(order)
-    return ReadPlan.from_columns(spec, target, keys, columns, row)
+    return ReadPlan.from_columns(spec, target, keys, columns, piece_numbers)
 
 
-def entries(spec: ArraySpec, chunk: Column) -> Column:
+def _index_positions(spec: ArraySpec, chunk: Column) -> Column:
     """Return the position of each chunk in the index of its shard, given coordinates of shape (n, ndim)."""
     if not spec.grid.ndim:
         return np.zeros(len(chunk), np.int64)
-    entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
-    return entry
+    # "wrap" takes coordinates modulo the shape of a shard, which makes them coordinates in the shard.
+    position: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
+    return position

@@ -1,4 +1,4 @@
-"""Positions of chunks in an output that is filled box by box.
+"""Positions of chunks in an output that is filled by boxes.
 
 `OutputBoxes` computes once for a read what depends on each axis alone, and combines it for any number of chunks, by
 arithmetic on columns. The CUDA decoder uses it to find the chunks that it can decode straight into the result.
@@ -76,14 +76,14 @@ _cached_placement = lru_cache(maxsize=512)(_axis_placement)
 
 
 class OutputBoxes:
-    """Positions of the chunks of a box target in an output.
+    """Positions of the boxes of a target in an output. For a `StackTarget`, the first axis is that of samples.
 
     Parameters
     ----------
     pieces : sequence of AxisPieces
         Pieces along each axis.
     chunk_shape : sequence of int
-        Shape of a stored chunk.
+        Shape of a stored chunk, with the length 1 along the axis of samples.
     strides : sequence of int
         Strides of the output, in bytes or in elements.
     """
@@ -97,30 +97,31 @@ class OutputBoxes:
     @cached_property
     def may_be_contiguous(self) -> bool:
         """Whether some chunk may be requested as a whole and be contiguous in the output."""
-        full = True
+        full = True  # whether some piece fills each of the later axes
         for axis in reversed(self._axes):
             if not _any(axis.is_whole) or not (full or _any(axis.is_single)):
                 return False
             full = full and _any(axis.is_full)
         return True
 
-    def place(self, row: Column) -> Placement:
-        """Return the positions of chunks, given their piece numbers: int64, shape (n, ndim)."""
-        n = len(row)
+    def place(self, piece_numbers: Column) -> Placement:
+        """Return the positions of boxes, given their piece numbers along the axes: int64, shape (n, ndim)."""
+        n = len(piece_numbers)
         out_offset: Column | int = 0
         whole: Flags | bool = True
         contiguous: Flags | bool = True
-        full: Flags | bool = True
+        full: Flags | bool = True  # whether each box fills the output along all later axes
         for number in range(len(self._axes) - 1, -1, -1):
-            axis, pieces = self._axes[number], row[:, number]
+            axis = self._axes[number]
+            pieces = piece_numbers[:, number]
             out_offset = _take(axis.out_offset, pieces) + out_offset
             whole = _take(axis.is_whole, pieces) & whole
-            # A contiguous box with several elements along an axis fills the output along all axes behind it.
+            # A contiguous box with several elements along an axis fills the output along all later axes.
             contiguous = contiguous & (full | _take(axis.is_single, pieces))
             full = full & _take(axis.is_full, pieces)
         return Placement(whole=_column(whole, n), contiguous=_column(contiguous, n), out_offset=_column(out_offset, n))
 
 
 def _column(values: npt.NDArray[Any] | int, n: int) -> npt.NDArray[Any]:
-    """Return a column of `n` rows, of an array or of a single value."""
+    """Return an array unchanged, or a column of `n` rows with a single value."""
     return values if isinstance(values, np.ndarray) else np.full(n, values)

@@ -22,66 +22,70 @@ _Flags = npt.NDArray[np.bool_]
 
 
 class PartialChunks:
-    """The chunks of a target of which only a part is taken: fewer elements than lie inside the array."""
+    """The chunks of a target of which a read takes only a part: fewer elements than lie inside the array.
+
+    The chunks of a stack are treated alike: all count as partial unless every piece has all elements of a full chunk.
+    """
 
     def __init__(self, target: Target, grid: ChunkGrid) -> None:
-        self.are_all = isinstance(target, PointTarget)
-        """Whether only a part is taken of every chunk."""
+        self.all_are_partial = isinstance(target, PointTarget)
+        """Whether all chunks are partial."""
         self._axes: list[_Flags | None] = []
-        """Per axis, whether each piece is less than its chunk; None if no piece is."""
+        """For each axis, whether each piece is less than its chunk; None if no piece is."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
-            self.are_all = is_part(target)
+            self.all_are_partial = takes_part(target)
         elif isinstance(target, BoxTarget):
             self._find_partial_pieces(target, grid)
         elif isinstance(target, StackTarget):
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
-            self.are_all = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
+            self.all_are_partial = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self.target = target
-        self.are_none = not self.are_all and not [flags for flags in self._axes if flags is not None]
+        self.none_is_partial = not self.all_are_partial and not [flags for flags in self._axes if flags is not None]
         """Whether all chunks are taken as a whole."""
 
     def _find_partial_pieces(self, target: BoxTarget, grid: ChunkGrid) -> None:
+        """Set the flags of each axis, and `all_are_partial` if all pieces along some axis are partial."""
         for axis, (_, length, _) in enumerate(target.axes):
             if target.spans is None:
-                flags, are_all = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
+                flags, all_are_partial = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
             else:
-                flags, are_all = _partial_ends(target.spans[axis], length)
+                flags, all_are_partial = _partial_ends(target.spans[axis], length)
             self._axes.append(flags)
-            self.are_all = self.are_all or are_all
+            self.all_are_partial = self.all_are_partial or all_are_partial
 
     def rows(self, plan: ReadPlan) -> list[int]:
-        """Return the rows of a plan's stored chunks of which only a part is taken."""
-        if self.are_all:
+        """Return the rows of a plan's partial chunks that are stored."""
+        if self.all_are_partial:
             return list(range(plan.n_stored))
-        if self.are_none:
+        if self.none_is_partial:
             return []
         is_partial = np.zeros(plan.n_stored, np.bool_)
         for axis, flags in enumerate(self._axes):
             if flags is not None:
-                is_partial |= flags.take(plan.row[:, axis])
+                is_partial |= flags.take(plan.piece_numbers[:, axis])
         rows: list[int] = is_partial.nonzero()[0].tolist()
         return rows
 
 
-_MOST_SPARSE = 100
-"""Chunks are worth keeping if one of so many elements is taken, or more. Where fewer are taken, keeping chunks would
+_MAX_SPARSITY = 100
+"""Chunks are worth keeping if a read takes at least one of this many elements. If it takes fewer, keeping chunks would
 cost a tenth of the time that gzip takes, since whole chunks are written to memory outside of all caches (November
 2026)."""
-_MOST_SHARE = 7 / 8
-"""Share of a chunk from which on decoding up to there counts as decoding all of it."""
+_NEARLY_ALL = 7 / 8
+"""A chunk of which more than this share is decoded counts as decoded as a whole."""
 
 
-def take_much(target: Target, grid: ChunkGrid) -> bool:
+def takes_much(target: Target, grid: ChunkGrid) -> bool:
     """Whether a target takes much of its chunks, such as a plane of each, rather than a few elements."""
-    return math.prod(target.shape) * _MOST_SPARSE >= target.n_chunks * math.prod(grid.chunk_shape)
+    return math.prod(target.shape) * _MAX_SPARSITY >= target.n_chunks * math.prod(grid.chunk_shape)
 
 
-def reach_most(target: Target) -> bool:
+def reaches_most(target: Target) -> bool:
     """Whether decoding chunks up to their last requested elements means decoding most of them.
 
     Only the first axis counts, along which decoding proceeds for chunks in C order.
     """
-    return _reach(target) > _MOST_SHARE
+    return _reach(target) > _NEARLY_ALL
 
 
 def _reach(target: Target) -> float:
@@ -97,7 +101,7 @@ def _reach(target: Target) -> float:
     return end / span.chunk_length
 
 
-def is_part(target: BoxTarget) -> bool:
+def takes_part(target: BoxTarget) -> bool:
     """Whether a box of evenly spaced elements is less than its chunks have inside the array."""
     assert target.spans is not None
     for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
@@ -109,9 +113,10 @@ def is_part(target: BoxTarget) -> bool:
 
 @lru_cache(maxsize=512)
 def _partial_ends(span: Span, length: int) -> tuple[_Flags | None, bool]:
-    """Return whether each piece of a span is less than its chunk, None if no piece is; and whether all pieces are.
+    """Return whether each piece of a span is less than its chunk, and whether all pieces are.
 
-    `length` is that of the axis. The result is cached: most reads of an array are alike.
+    The first value is None if no piece is. `length` is that of the axis. The result is cached, since most reads of an
+    array are alike.
     """
     chunk_length = span.chunk_length
     end = span.first + (span.n_elements - 1) * span.step + 1
@@ -129,5 +134,5 @@ def _partial_pieces(pieces: AxisPieces, chunk_length: int, length: int) -> tuple
 
 
 def _summarize(flags: _Flags) -> tuple[_Flags | None, bool]:
-    """Return flags, or None if none is set, and whether all are."""
+    """Return flags, or None if none is set; and whether all are set."""
     return (flags, bool(flags.all())) if flags.any() else (None, False)

@@ -4,8 +4,8 @@
 unsharded chunks. `ReadPlan` is the chunk table of one or several blocks, one row for each chunk, which a decoder
 carries out.
 
-Rows are sorted by object and by offset in it, so a part (what one request reads) is a range of rows. Everything here is
-arithmetic on integers and NumPy columns, without I/O.
+Rows are sorted by object and by offset in it. So a *part*, the chunks that a thread reads and decodes at a time, is a
+range of rows. Everything here is arithmetic on integers and NumPy columns, without I/O.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Block:
     n_rows: int
     """Number of chunks."""
     ranges: tuple[range, ...]
-    """Piece numbers along each axis (box target), or a range of positions in `groups` (other targets)."""
+    """Piece numbers along each axis for a box target; for other targets, one range of positions in `groups`."""
     groups: Column | None = None
     """Group numbers; None for a box target."""
 
     @property
-    def row(self) -> Column:
-        """Piece numbers of each chunk, chunks in C order, shape (n_rows, ndim); or group numbers, shape (n_rows, 1)."""
+    def piece_numbers(self) -> Column:
+        """Rows of `ReadPlan.all_piece_numbers` for these chunks, which are in C order for a box target."""
         if self.groups is not None:
             (positions,) = self.ranges
             return self.groups[positions.start : positions.stop, None]
         lengths = tuple(map(len, self.ranges))
-        box = (_cached_box_rows if self.n_rows <= _MAX_CACHED_ROWS else _box_rows)(lengths)
-        return box + np.array([pieces.start for pieces in self.ranges], np.int64)
+        cells = _cached_cells(lengths) if self.n_rows <= _MAX_CACHED_CELLS else _cells_of_box(lengths)
+        return cells + np.array([pieces.start for pieces in self.ranges], np.int64)
 
 
 @record
@@ -81,7 +81,7 @@ class ReadPlan:
     """Encoded length of the longest chunk in bytes. 0 if no chunk of a shard is stored; `WHOLE_OBJECT` for unsharded
     chunks, whose lengths are unknown."""
     width: int
-    """Numbers in a row of `all_row`: the number of dimensions for a box target, 1 for others."""
+    """Number of columns of `all_piece_numbers`: the number of dimensions for a box target, 1 for others."""
 
     @classmethod
     def from_columns(
@@ -90,19 +90,19 @@ class ReadPlan:
         target: Target,
         keys: tuple[str, ...],
         columns: tuple[Column, Column, Column],
-        all_row: Column,
+        all_piece_numbers: Column,
     ) -> Self:
         """Return a plan of copied columns.
 
-        `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,). `all_row` has the
-        piece or group numbers of all chunks, stored ones first; int64, shape (n_chunks, width).
+        `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,).
+        `all_piece_numbers` is int64, shape (n_chunks, width), stored chunks first.
         """
-        n, width = all_row.shape
+        n, width = all_piece_numbers.shape
         n_stored = len(columns[0])
         memory, addresses = empty_plan(n, width)
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
-        memory[2 * n + n_stored : 3 * n] = MISSING
-        memory[3 * n :] = all_row.reshape(-1)
+        memory[2 * n + n_stored : 3 * n] = MISSING  # nothing reads `object` and `offset` of a missing chunk
+        memory[3 * n :] = all_piece_numbers.reshape(-1)
         longest_nbytes = WHOLE_OBJECT if spec.index is None else int(columns[2].max(initial=0))
         return cls(
             spec=spec,
@@ -140,36 +140,38 @@ class ReadPlan:
         return self.memory[2 * self.n_chunks : 3 * self.n_chunks]
 
     @property
-    def all_row(self) -> Column:
+    def all_piece_numbers(self) -> Column:
         """Which part of the output each chunk fills, shape (n_chunks, width).
 
-        For a box target, the chunk's piece numbers along the axes; for others, the number of its group.
+        For a box target, these are the chunk's piece numbers along the axes. For other targets, it is the number of the
+        chunk's group.
         """
         return self.memory[3 * self.n_chunks :].reshape(self.n_chunks, self.width)
 
     @property
-    def row(self) -> Column:
-        """`all_row` of the stored chunks only, shape (n_stored, width)."""
-        return self.all_row[: self.n_stored]
+    def piece_numbers(self) -> Column:
+        """`all_piece_numbers` of the stored chunks only, shape (n_stored, width)."""
+        return self.all_piece_numbers[: self.n_stored]
 
     @property
-    def missing_row(self) -> Column:
-        """`all_row` of the missing chunks only, shape (n_chunks - n_stored, width)."""
-        return self.all_row[self.n_stored :]
+    def missing_piece_numbers(self) -> Column:
+        """`all_piece_numbers` of the missing chunks only, shape (n_chunks - n_stored, width)."""
+        return self.all_piece_numbers[self.n_stored :]
 
     @property
     def chunk(self) -> Column:
         """Coordinates of the stored chunks in the grid of inner chunks, shape (n_stored, ndim)."""
-        return self.target.chunk_coordinates(self.row)
+        return self.target.chunk_coordinates(self.piece_numbers)
 
-    def take(self, rows: Column, missing_row: Column) -> Self:
-        """Return a plan of the stored chunks in the table rows `rows`, and of the missing chunks `missing_row`.
+    def take(self, rows: Column, missing_piece_numbers: Column) -> Self:
+        """Return a plan of some stored and some missing chunks.
 
-        `rows` ascend, int64, shape (n,); `missing_row` are rows of `self.missing_row`.
+        `rows` are the rows of the stored ones in ascending order, int64, shape (n,). `missing_piece_numbers` are some
+        of this plan's.
         """
         columns = self.object.take(rows), self.offset.take(rows), self.nbytes.take(rows)
-        all_row = np.concatenate([self.row.take(rows, axis=0), missing_row])
-        return self.from_columns(self.spec, self.target, self.keys, columns, all_row)
+        all_piece_numbers = np.concatenate([self.piece_numbers.take(rows, axis=0), missing_piece_numbers])
+        return self.from_columns(self.spec, self.target, self.keys, columns, all_piece_numbers)
 
     @property
     def decoded_nbytes(self) -> int:
@@ -181,7 +183,7 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            # Share of the read's chunks in this plan: `coalesce` allots it that share of the concurrent requests.
+            # Share of the read's chunks in this plan: `coalesce` allots it that share of `rule.n_cheap_requests`.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
@@ -204,8 +206,8 @@ class ReadPlan:
 def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
     """Return uninitialised memory for the columns of a plan, and the address of each column by name.
 
-    The columns `object`, `offset` and `nbytes` of `n_chunks` numbers each and `all_row`, which is `width` numbers wide,
-    follow each other.
+    The columns `object`, `offset` and `nbytes`, each of `n_chunks` numbers, follow each other. After them comes
+    `all_piece_numbers` of shape (n_chunks, width).
     """
     memory = np.empty(n_chunks * (3 + width), np.int64)
     first = address(memory)
@@ -214,7 +216,7 @@ def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
         "object": first,
         "offset": first + column_nbytes,
         "nbytes": first + 2 * column_nbytes,
-        "all_row": first + 3 * column_nbytes,
+        "all_piece_numbers": first + 3 * column_nbytes,
     }
     return memory, addresses
 
@@ -223,7 +225,7 @@ _ONE_PART = np.array([0, 1], np.int64)
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
-    """Yield the blocks of a target: the chunks of each touched shard, or runs of `CHUNKS_PER_BLOCK` chunks."""
+    """Yield the blocks of a target: the chunks of each touched shard, or runs of up to `CHUNKS_PER_BLOCK` chunks."""
     if not isinstance(target, BoxTarget):
         yield from _group_blocks(spec, target.groups.chunk)
     elif spec.index is None:
@@ -250,22 +252,22 @@ def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
 
 def _groups_by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
     """Yield the store key of each shard, and the numbers of the groups whose chunks it holds."""
-    coordinates = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
-    # The array may have been resized, so the number of shards is not that of the grid.
-    n_shards = tuple((coordinates.max(axis=0, initial=0) + 1).tolist())
-    shard = chunk_numbers(coordinates, n_shards)
-    order = stable_order(shard)
-    bounds = [*run_starts(shard.take(order)).tolist(), len(order)]
+    shard_coordinates = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
+    # An array that has been resized may have more shards than the grid of `spec`.
+    n_shards = tuple((shard_coordinates.max(axis=0, initial=0) + 1).tolist())
+    shard_numbers = chunk_numbers(shard_coordinates, n_shards)
+    order = stable_order(shard_numbers)
+    bounds = [*run_starts(shard_numbers.take(order)).tolist(), len(order)]
     for start, stop in pairwise(bounds):
-        yield spec.keys.key(tuple(coordinates[order[start]].tolist())), order[start:stop]
+        yield spec.keys.key(tuple(shard_coordinates[order[start]].tolist())), order[start:stop]
 
 
-def _box_rows(lengths: tuple[int, ...]) -> Column:
+def _cells_of_box(lengths: tuple[int, ...]) -> Column:
     """Return the coordinates of all cells of a box in C order, one row for each."""
     return np.indices(lengths, np.int64).reshape(len(lengths), math.prod(lengths)).T.copy()
 
 
-_cached_box_rows = lru_cache(maxsize=8)(_box_rows)
-"""`_box_rows` of the latest boxes: most shards of a read have the same shape."""
-_MAX_CACHED_ROWS = 4096
-"""Most rows of a box in `_cached_box_rows`."""
+_cached_cells = lru_cache(maxsize=8)(_cells_of_box)
+"""`_cells_of_box` of the latest boxes: most shards of a read have the same shape."""
+_MAX_CACHED_CELLS = 4096
+"""Most cells of a box in `_cached_cells`."""

@@ -28,6 +28,7 @@ class OuterSelection:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the requested result."""
+        # The bounds of a normalised slice are not negative, so its stop serves as the length of the axis.
         lengths = [
             len(range(*selector.indices(selector.stop)) if isinstance(selector, slice) else selector)
             for selector in self.selectors
@@ -68,7 +69,7 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif type(key) is int and -length <= key < length:  # the branches below take 4 us
+        elif type(key) is int and -length <= key < length:  # not needed, but the branch below takes 4 us
             index = key + length if key < 0 else key
             ordered, back = slice(index, index + 1), 0
         else:
@@ -111,7 +112,7 @@ def _expand(selection: Any, ndim: int) -> list[Any]:
 
 
 def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
-    """Return a slice with a positive step, and the slice that undoes the reversal; None if there is none."""
+    """Return a slice with a positive step, and the slice that undoes the reversal; None if nothing was reversed."""
     try:
         start, stop, step = key.indices(length)
     except (TypeError, ValueError) as err:
@@ -127,7 +128,10 @@ def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
 
 
 def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Column, Column | None]:
-    """Return an index array that never decreases, and the index that undoes the sorting; None if there is none."""
+    """Return an index array that never decreases, and the index that undoes the sorting.
+
+    The second value is None if the array was in order. If not, repeated indices are read once, and repeated by it.
+    """
     if array.ndim != 1:
         raise _bad_index(array, f"an index array of {array.ndim} dimensions on axis {axis}")
     if array.dtype == bool:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import SelectionError
-from xarray_gpuzarr.plan.axis_pieces import MOST_PIECES, AxisPieces, intersect_axis, strided_pieces
+from xarray_gpuzarr.plan.axis_pieces import TOO_MANY_PIECES, AxisPieces, intersect_axis, strided_pieces
 from xarray_gpuzarr.plan.points import chunk_numbers, run_starts, stable_order
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
@@ -56,8 +56,8 @@ class BoxGroups:
     """Coordinate of each group's chunk, shape (n_groups, ndim), sorted in C order."""
     bounds: Column
     """Boxes ``[bounds[i], bounds[i + 1])`` lie in chunk ``chunk[i]``; shape (n_groups + 1,)."""
-    row: Column
-    """Sample of each box, and its piece number along each axis; shape (n_boxes, 1 + ndim)."""
+    piece_numbers: Column
+    """Sample of each box, and its piece number along each axis of the array; shape (n_boxes, 1 + ndim)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +80,28 @@ class StackTarget:
         """Number of inner chunks that the target touches, whether they are stored or not."""
         return len(self.groups.chunk)
 
-    def chunk_coordinates(self, rows: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
-        return self.groups.chunk.take(rows[:, 0], axis=0)
+    def chunk_coordinates(self, piece_numbers: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim).
 
-    def n_boxes(self, row: Column) -> Column:
+        `piece_numbers` are rows of `ReadPlan.all_piece_numbers`, here and below: the number of each chunk's group.
+        """
+        return self.groups.chunk.take(piece_numbers[:, 0], axis=0)
+
+    def n_boxes(self, piece_numbers: Column) -> Column:
         """Return the number of boxes in each of some chunks, shape (n,)."""
-        group, bounds = row[:, 0], self.groups.bounds
+        group = piece_numbers[:, 0]
+        bounds = self.groups.bounds
         return bounds.take(group + 1) - bounds.take(group)
 
-    def first_box(self, row: Column) -> Column:
-        """Return the first box in each of some chunks, as rows of `BoxGroups.row`."""
-        return self.groups.row.take(self.groups.bounds.take(row[:, 0]), axis=0)
+    def first_box(self, piece_numbers: Column) -> Column:
+        """Return the first box in each of some chunks, as rows of `BoxGroups.piece_numbers`."""
+        return self.groups.piece_numbers.take(self.groups.bounds.take(piece_numbers[:, 0]), axis=0)
 
-    def boxes(self, row: Column) -> Column:
-        """Return all boxes in some chunks, chunk after chunk, as rows of `BoxGroups.row`."""
-        n_boxes = self.n_boxes(row)
-        first = self.groups.bounds.take(row[:, 0])
-        return self.groups.row.take(_count_up(n_boxes) + first.repeat(n_boxes), axis=0)
+    def boxes(self, piece_numbers: Column) -> Column:
+        """Return all boxes in some chunks, chunk after chunk, as rows of `BoxGroups.piece_numbers`."""
+        n_boxes = self.n_boxes(piece_numbers)
+        first = self.groups.bounds.take(piece_numbers[:, 0])
+        return self.groups.piece_numbers.take(_count_up(n_boxes) + first.repeat(n_boxes), axis=0)
 
 
 def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
@@ -115,8 +119,8 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     Raises
     ------
     SelectionError
-        If an element lies outside the array (negative ones do not count from the end), or starts or index arrays are
-        not of integers, not one for each sample, or decrease.
+        If an element lies outside the array (negative ones do not count from the end), if starts or indices are not
+        integers or not given for each sample, if indices decrease, or if a count or step is not allowed.
     MemoryError
         If there are too many boxes to count.
     """
@@ -124,51 +128,54 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
         _cut_axis(axis, selected, n_samples, length, chunk_length)
         for axis, (selected, length, chunk_length) in enumerate(zip(axes, grid.shape, grid.chunk_shape, strict=True))
     ]
-    row = _box_rows(cut_axes, n_samples)
-    chunk = np.empty((len(row), len(cut_axes)), np.int64)
+    piece_numbers = _box_piece_numbers(cut_axes, n_samples)
+    chunk = np.empty((len(piece_numbers), len(cut_axes)), np.int64)
     for axis, (pieces, _) in enumerate(cut_axes):
-        chunk[:, axis] = pieces.chunk.take(row[:, 1 + axis])
+        chunk[:, axis] = pieces.chunk.take(piece_numbers[:, 1 + axis])
     numbers = chunk_numbers(chunk, grid.n_chunks)
     order = stable_order(numbers)
     first = run_starts(numbers.take(order))
     groups = BoxGroups(
         chunk=chunk.take(order.take(first), axis=0),
         bounds=np.append(first, len(order)),
-        row=row.take(order, axis=0),
+        piece_numbers=piece_numbers.take(order, axis=0),
     )
     return StackTarget(pieces=(_sample_pieces(n_samples), *(pieces for pieces, _ in cut_axes)), groups=groups)
 
 
 def _sample_pieces(n_samples: int) -> AxisPieces:
-    """Return the pieces along the axis of samples, as if it were cut into chunks of one sample."""
+    """Return the pieces along the axis of samples: each sample is one, as if it were a chunk."""
     sample = np.arange(n_samples, dtype=np.int64)
     zeros, ones = np.zeros_like(sample), np.ones_like(sample)
     return AxisPieces(chunk=sample, out_start=sample, count=ones, in_start=zeros, step=1, index=None, length=n_samples)
 
 
-def _box_rows(axes: Sequence[_CutAxis], n_samples: int) -> Column:
-    """Return all combinations of each sample's pieces, sample by sample in C order, as rows of `BoxGroups.row`."""
+def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
+    """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.piece_numbers`."""
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
-    most = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
-    _check_number(n_samples * math.prod(most), "boxes of a stack")
+    max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
+    _check_number(n_samples * math.prod(max_pieces), "boxes of a stack")
     n_boxes: Column = np.ones(n_samples, np.int64)
     for n in n_pieces:
         n_boxes = n_boxes * n
     sample = np.arange(n_samples, dtype=np.int64).repeat(n_boxes)
-    row = np.empty((len(sample), 1 + len(axes)), np.int64)
-    row[:, 0] = sample
+    piece_numbers = np.empty((len(sample), 1 + len(axes)), np.int64)
+    piece_numbers[:, 0] = sample
     quotient = _count_up(n_boxes)  # number of each box in its sample, divided by the pieces of the later axes
     for axis in range(len(axes) - 1, -1, -1):
         n = n_pieces[axis]
         number: Column | int = 0
-        if most[axis] > 1:
+        if max_pieces[axis] > 1:
             quotient, number = np.divmod(quotient, n if isinstance(n, int) else n.take(sample))
-        row[:, 1 + axis] = number if isinstance(n, int) else (n.cumsum() - n).take(sample) + number
-    return row
+        if not isinstance(n, int):  # the pieces of a sample follow those of the samples before it
+            number = (n.cumsum() - n).take(sample) + number
+        piece_numbers[:, 1 + axis] = number
+    return piece_numbers
 
 
 def _check_number(n: int, noun: str) -> None:
-    if n >= MOST_PIECES:
+    """Raise `MemoryError` if there are too many boxes or pieces, as `noun` says, to make columns of them."""
+    if n >= TOO_MANY_PIECES:
         raise MemoryError(f"{n} {noun}")
 
 
@@ -203,6 +210,7 @@ def _cut_axis(axis: int, selected: StackAxis, n_samples: int, length: int, chunk
         return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
     if len(table) > 1:
         return _cut_table(table, chunk_length)
+    # All samples have the elements of the one row, or there is only one sample.
     return intersect_axis(table[0], length, chunk_length), None
 
 
@@ -223,7 +231,7 @@ def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crop
 def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
     """Cut crops, whose elements all lie on the axis, at the borders of chunks."""
     start, count, step = crops.start, crops.count, crops.step
-    if not count or not len(start):
+    if not count or not len(start):  # no pieces, but the output has an axis of the length `count`
         return replace(intersect_axis(slice(0, 0), length, chunk_length), length=count), None
     if (start == start[0]).all():
         first = int(start[0])

@@ -24,7 +24,7 @@ from xarray_gpuzarr.plan.axis_pieces import (
     lazy_product,
     shards_of_pieces,
     shards_of_span,
-    span,
+    span_of_slice,
 )
 from xarray_gpuzarr.plan.points import PointGroups
 from xarray_gpuzarr.plan.selection import OuterSelection
@@ -50,7 +50,7 @@ class BoxTarget:
         """For each axis, the requested elements, the length of the axis, and that of a chunk along it."""
         self._per_shard = per_shard
         spans = [
-            span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
+            span_of_slice(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
             for selected, length, chunk_length in axes
         ]
         nonempty = [axis_span for axis_span in spans if axis_span is not None]
@@ -80,7 +80,7 @@ class BoxTarget:
     def _count(self, spans: Sequence[Span | None]) -> tuple[list[int], list[int]]:
         """Return the number of elements and of pieces along each axis.
 
-        This cuts index arrays, which are in memory anyway, but no slices, which may have very many pieces.
+        Index arrays are cut for that, and their pieces are kept. Slices are not, since they may have very many pieces.
         """
         lengths: list[int] = []
         n_pieces: list[int] = []
@@ -89,7 +89,7 @@ class BoxTarget:
             if axis_span is not None:
                 lengths.append(axis_span.n_elements)
                 n_pieces.append(axis_span.n_pieces)
-            elif isinstance(selected, slice):
+            elif isinstance(selected, slice):  # an empty one, which has no span
                 lengths.append(0)
                 n_pieces.append(0)
             else:
@@ -110,7 +110,7 @@ class BoxTarget:
     def shards(self) -> Iterator[tuple[tuple[int, range], ...]]:
         """Return the touched shards in C order: for each axis, the coordinate of the shard and its piece numbers.
 
-        The iterator is lazy if there are many shards.
+        If the elements are evenly spaced and lie in many chunks, the shards of an axis are not listed first.
         """
         if not self.n_chunks:
             return iter(())
@@ -125,11 +125,14 @@ class BoxTarget:
             ]
         )
 
-    def chunk_coordinates(self, rows: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
-        coordinates = np.empty_like(rows)
+    def chunk_coordinates(self, piece_numbers: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, shape of `piece_numbers`.
+
+        `piece_numbers` are rows of `ReadPlan.all_piece_numbers`.
+        """
+        coordinates = np.empty_like(piece_numbers)
         for axis, pieces in enumerate(self.pieces):
-            coordinates[:, axis] = pieces.chunk.take(rows[:, axis])
+            coordinates[:, axis] = pieces.chunk.take(piece_numbers[:, axis])
         return coordinates
 
 
@@ -150,9 +153,12 @@ class PointTarget:
         """Number of inner chunks that the target touches, whether they are stored or not."""
         return len(self.groups.chunk)
 
-    def chunk_coordinates(self, rows: Column) -> Column:
-        """Return the coordinates of chunks in the grid of inner chunks, given rows of `ReadPlan.all_row`."""
-        return self.groups.chunk.take(rows[:, 0], axis=0)
+    def chunk_coordinates(self, piece_numbers: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim).
+
+        `piece_numbers` are rows of `ReadPlan.all_piece_numbers`: the number of each chunk's group.
+        """
+        return self.groups.chunk.take(piece_numbers[:, 0], axis=0)
 
 
 Target = BoxTarget | PointTarget | StackTarget

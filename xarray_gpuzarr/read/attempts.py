@@ -67,7 +67,7 @@ class Attempts:
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
         if isinstance(err, PiecesDifferError):
-            if err.bears_no_version:
+            if err.lacks_versions:
                 uncut_stores.add(self._source.identity)
             was_cut = self.cuts_objects
             self.cuts_objects = False

@@ -13,7 +13,7 @@ from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
 from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.remote.failures import is_final
-from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
+from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks_error
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
 from xarray_gpuzarr.process.counters import counters
@@ -68,7 +68,8 @@ def read_by_zarr(
             block = np.empty((), array.dtype)
             block[()] = values
     except ChunkNotFoundError as err:
-        raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(object_source(array.store).name) from err
+        store_name = object_source(array.store).name
+        raise missing_chunks_error(f"/{array.path}", "chunks", str(err)).within(store_name) from err
     except FrameError as err:
         raise refused_frame(array, err) from err
     except Exception as err:  # stores and codecs may raise anything

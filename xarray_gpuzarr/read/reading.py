@@ -174,7 +174,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         use_cache=attempts.use_cache,
         cuts_objects=attempts.cuts_objects,
         seen_shards=attempts.seen_shards,
-        cuts_short=attempts.decoder.device == "host",
+        short_requests=attempts.decoder.device == "host",
     )
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     shown = shown_bars[:1]  # a copy, since another thread may empty the list

@@ -135,17 +135,18 @@ class ChunkTables:
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in indexed]
         plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
-        is_too_long = plan.longest_nbytes > spec.most_nbytes  # perhaps the cached index is that of an earlier array
+        # A chunk that is too long may mean that the cached index is that of an earlier array.
+        is_too_long = plan.longest_nbytes > spec.max_encoded_nbytes
         if is_too_long or plan.n_stored < plan.n_chunks:
             # If no chunk of a shard is requested, no request will show that the shard was replaced. So its cached index
             # is read again. If a chunk is too long, this is done for all cached indexes.
             used = set() if is_too_long else set(plan.object.tolist())
             doubtful = [n for n, (_, found) in enumerate(indexed) if found.from_cache and n not in used]
             for n in doubtful:
-                indexed[n] = blocks[n], snapshot.ask_again(plan.keys[n])
+                indexed[n] = blocks[n], snapshot.refetch_index(plan.keys[n])
             if doubtful:
                 plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
-        if plan.longest_nbytes > spec.most_nbytes:
+        if plan.longest_nbytes > spec.max_encoded_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))
         snapshot.expect_chunks(plan)

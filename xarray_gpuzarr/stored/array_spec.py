@@ -82,7 +82,7 @@ class ArraySpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """`dtype` as an object, with its byte order."""
+        """`dtype` as a `numpy.dtype`."""
         return np.dtype(self.dtype)
 
     @property
@@ -103,17 +103,18 @@ class ArraySpec:
         Incompressible data grow by at most 1/128 and 4 KiB with the usual writers.
         """
         nbytes = self.chunk_nbytes
-        for stage in reversed(self.codecs.stages):  # filters change the length; compressors return None here
+        for stage in reversed(self.codecs.stages):
+            # Compressors have no fixed length (None): they are assumed not to compress.
             nbytes = encoded_nbytes(stage, nbytes) or nbytes
         return nbytes + nbytes // 128 + 4096
 
     @cached_property
-    def most_nbytes(self) -> int:
-        """Longest encoded length in bytes that an inner chunk of this array can have; a longer one is damaged.
+    def max_encoded_nbytes(self) -> int:
+        """Largest encoded length in bytes that an inner chunk can have; a longer chunk is damaged.
 
-        See `PipelineSpec.most_nbytes`. The longest chunk that a read takes has `ReadPlan.longest_nbytes` bytes.
+        See `PipelineSpec.max_encoded_nbytes`. The longest chunk that a read takes has `ReadPlan.longest_nbytes` bytes.
         """
-        return self.codecs.most_nbytes(self.chunk_nbytes)
+        return self.codecs.max_encoded_nbytes(self.chunk_nbytes)
 
     @property
     def axes(self) -> tuple[int, ...]:

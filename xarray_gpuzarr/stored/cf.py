@@ -61,7 +61,7 @@ class Cast:
         """Whether elements are converted to another dtype at most: not reinterpreted, masked or scaled."""
         return self.view is None and not self.has_arithmetic
 
-    def seen_as(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+    def viewed_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype that elements of the dtype `stored` are reinterpreted as, with its byte order."""
         return stored if self.view is None else np.dtype(self.view).newbyteorder(stored.byteorder)
 
@@ -101,8 +101,10 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     view = None
     if (stored.kind, attrs.get("_Unsigned")) in (("i", "true"), ("u", "false")):
         view = f"{'u' if stored.kind == 'i' else 'i'}{stored.itemsize}"
-    is_swapped = view is not None and not stored.isnative  # xarray compares such data with a byte-swapped _FillValue
-    is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns at each read of the loss
+    # xarray compares such data with a byte-swapped _FillValue, so only xarray's own decoding gives its results.
+    is_swapped = view is not None and not stored.isnative
+    # xarray warns at each read that the imaginary part is lost.
+    is_lossy = stored.kind == "c" and decoded.kind != "c"
     if is_swapped or is_lossy:
         return None
     try:
@@ -148,6 +150,7 @@ def _mask_values(
 
 
 def _without_nan(values: Any) -> list[Any]:
+    """Return the numbers of an attribute as NumPy scalars, except NaN, which masks nothing that is not NaN already."""
     array = np.ravel(values)
     return list(array[~np.isnan(array)])
 
@@ -159,6 +162,7 @@ def _may_equal(value: np.generic, decoded: np.dtype[Any]) -> bool:
 
 
 def _scalar(value: Any) -> Any:
+    """Return the number of an attribute as Python's; None if there is no such attribute."""
     return value if value is None else np.asarray(value).item()
 
 
@@ -180,7 +184,7 @@ def cast_array(cast: Cast, src: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if cast.only_converts and src.dtype == np.dtype(cast.dtype):
         return src
     values = np.empty(src.shape, cast.arithmetic_dtype)
-    np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
+    np.copyto(values, src if cast.view is None else src.view(cast.viewed_dtype(src.dtype)), casting="unsafe")
     if cast.mask:
         is_masked = values == cast.mask[0]
         for value in cast.mask[1:]:

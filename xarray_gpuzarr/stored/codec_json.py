@@ -56,33 +56,36 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
     MetadataError
         If an entry has no name, or lacks a required value.
     """
-    before: list[ArrayArraySpec] = []
+    array_to_array: list[ArrayArraySpec] = []
     serializer: ArrayBytesSpec | None = None
-    after: list[BytesBytesSpec] = []
+    bytes_to_bytes: list[BytesBytesSpec] = []
     for number, entry in enumerate(codecs):
         is_transposed = any(_name(later) == "transpose" for later in codecs[number + 1 :])
         spec = _parse_codec(entry, dtype, is_transposed=is_transposed)
         if isinstance(spec, BytesSpec | ShardingSpec):
             serializer = spec
         elif serializer is None and isinstance(spec, ArrayArraySpec):
-            before.append(spec)
+            array_to_array.append(spec)
             if isinstance(spec, OtherSpec | ElementSpec):
+                # The next codec gets the elements that this one encodes to; an unknown codec may encode to any.
                 dtype = np.dtype(spec.encoded) if isinstance(spec, ElementSpec) else None
         else:
-            after.append(spec)  # type: ignore[arg-type]  # codecs behind the serializer work on bytes
+            bytes_to_bytes.append(spec)  # type: ignore[arg-type]  # codecs after the serializer work on bytes
     if serializer is None:
         # The serializer is unknown (vlen-utf8, packbits, ...): it is the last codec that was taken for one of arrays.
-        if not before or not isinstance(before[-1], OtherSpec):
+        if not array_to_array or not isinstance(array_to_array[-1], OtherSpec):
             raise _bad_codec(codecs, "no codec turns the array into bytes")
-        serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
-        before.pop()
+        serializer = OtherSpec(name=array_to_array[-1].name, configuration=array_to_array[-1].configuration)
+        array_to_array.pop()
     if isinstance(serializer, BytesSpec):
-        _set_byte_order(before, serializer.endian)
-    return PipelineSpec(array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after))
+        _set_byte_order(array_to_array, serializer.endian)
+    return PipelineSpec(
+        array_to_array=tuple(array_to_array), array_to_bytes=serializer, bytes_to_bytes=tuple(bytes_to_bytes)
+    )
 
 
 def _set_byte_order(codecs: list[ArrayArraySpec], endian: Endian | None) -> None:
-    """Set the byte order of stored elements in the last codec of elements, which encodes to it."""
+    """Set the byte order of the elements that the last codec of elements encodes to: they are stored in it."""
     for number in reversed(range(len(codecs))):
         spec = codecs[number]
         if isinstance(spec, ElementSpec):
@@ -96,7 +99,10 @@ def _name(entry: Json) -> Json:
 
 
 def _parse_codec(entry: Json, dtype: DType, *, is_transposed: bool) -> CodecSpec:
-    """Parse one entry, of a codec that encodes elements of `dtype`. `is_transposed`: whether a transpose follows it."""
+    """Parse one entry of a ``codecs`` list.
+
+    `dtype` is that of the elements that the codec encodes. `is_transposed` says whether a transpose follows it.
+    """
     name = _name(entry)
     if not isinstance(name, str):
         raise _bad_codec(entry, "an entry without a name")
@@ -152,7 +158,10 @@ def _scale_offset(conf: Conf, dtype: DType) -> ScaleOffsetSpec | None:
 
 
 def _number_of_dtype(value: Json, dtype: np.dtype[Any]) -> float | None:
-    """Return a JSON number rounded to `dtype`, as in zarr-python; None if it is not a number, or not a whole one."""
+    """Return a JSON number rounded to `dtype`, as in zarr-python.
+
+    None if it is no number, or not a whole one although `dtype` is of integers.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if dtype.kind != "f" and value != int(value):
@@ -224,20 +233,22 @@ def parse_v2_codecs(
     """
     # The order "F" is a transpose that reverses the axes.
     is_transposed = order == "F" and ndim > 1
-    before = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if is_transposed else ()
+    array_to_array = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if is_transposed else ()
     entries = list(filters or ())
     if compressor is not None:
         entries.append(compressor)
-    # Each codec takes the bytes that the one before has encoded, whatever their dtype: all work on bytes.
-    after: list[BytesBytesSpec] = []
+    # Each codec takes the bytes that the one before it has encoded, whatever their dtype: all work on bytes.
+    bytes_to_bytes: list[BytesBytesSpec] = []
     for entry in entries:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
             raise _bad_codec(entry, "a v2 codec without an id")
         codec_id = entry["id"]
         conf = {key: value for key, value in entry.items() if key != "id"}
         spec = parse_numcodec(codec_id, conf, None)
-        after.append(spec or OtherSpec(name=codec_id, configuration=_text(conf)))
-    return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
+        bytes_to_bytes.append(spec or OtherSpec(name=codec_id, configuration=_text(conf)))
+    return PipelineSpec(
+        array_to_array=array_to_array, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(bytes_to_bytes)
+    )
 
 
 def _text(conf: Conf) -> str:

@@ -216,7 +216,7 @@ class CastValueSpec(ElementSpec):
 
     @property
     def numbers(self) -> dict[float, float]:
-        """The scalar map as numbers: int or float, as the dtypes."""
+        """The scalar map with numbers instead of text: of type int or float, according to the dtypes."""
         key_type = float if np.dtype(self.encoded).kind == "f" else int
         value_type = float if np.dtype(self.decoded).kind == "f" else int
         return {key_type(key): value_type(value) for key, value in self.scalar_map}
@@ -253,7 +253,8 @@ class OtherSpec:
 DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
 """Compressors that a GPU and the host decompress."""
 CompressorSpec = DeviceCompressorSpec
-"""Compressors that the host decompresses. For a class without fields, ``str`` returns the name in metadata."""
+"""Compressors that the host decompresses; at present, a GPU does, too. For a class without fields, ``str`` returns the
+name in metadata."""
 AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
 """Codecs of elements."""
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
@@ -274,12 +275,12 @@ def complete_table[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, R
 
 
 NO_LIMIT = 2**63 - 1
-"""Stands for the length of an object or a chunk that nothing bounds."""
-_MOST_GROWTH, _MOST_EXTRA_NBYTES = 4, 1024 * 1024
+"""Limit on the length of an object or a chunk where there is none."""
+_MAX_GROWTH, _MAX_EXTRA_NBYTES = 4, 1024 * 1024
 """Factor and summand that bound the length of an encoded chunk. Incompressible bytes grow by an eighth at most (zlib
 with little memory), unless a writer flushes or restarts streams every few bytes, or adds names, extra fields or
 skippable frames."""
-_MOST_OTHER_GROWTH, _MOST_OTHER_EXTRA_NBYTES = 64, 16 * 1024 * 1024
+_MAX_OTHER_GROWTH, _MAX_OTHER_EXTRA_NBYTES = 64, 16 * 1024 * 1024
 """The same for codecs that only zarr-python knows. Numbers as text take 13 times their bytes, shards inside shards 27
 times those of chunks of one byte."""
 
@@ -300,7 +301,7 @@ class PipelineSpec:
 
     @property
     def other(self) -> OtherSpec | ShardingSpec | None:
-        """First codec that only zarr-python can decode inside a chunk, or None."""
+        """First codec that this package leaves to zarr-python inside a chunk, or None."""
         return next((codec for codec in self if isinstance(codec, OtherSpec | ShardingSpec)), None)
 
     @property
@@ -309,19 +310,19 @@ class PipelineSpec:
         decoding_order = reversed((*self.array_to_array, *self.bytes_to_bytes))
         return tuple(codec for codec in decoding_order if isinstance(codec, StageSpec))
 
-    def most_nbytes(self, chunk_nbytes: int) -> int:
-        """Return the most bytes that a chunk may have, stored or between two codecs.
+    def max_encoded_nbytes(self, chunk_nbytes: int) -> int:
+        """Return the largest number of bytes that a chunk may have, stored or between two codecs.
 
         No usual writer reaches this bound. `chunk_nbytes` is the decoded length.
         """
         if self.other is not None:
-            return _MOST_OTHER_GROWTH * chunk_nbytes + _MOST_OTHER_EXTRA_NBYTES
+            return _MAX_OTHER_GROWTH * chunk_nbytes + _MAX_OTHER_EXTRA_NBYTES
         longest = nbytes = chunk_nbytes
         for stage in reversed(self.stages):
             if isinstance(stage, ElementSpec):
                 nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
                 longest = max(longest, nbytes)
-        return _MOST_GROWTH * longest + _MOST_EXTRA_NBYTES
+        return _MAX_GROWTH * longest + _MAX_EXTRA_NBYTES
 
 
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:

@@ -1,8 +1,8 @@
 """Parsing of Zarr metadata into an `ArraySpec`, or into the reason why an array cannot be planned.
 
-This module makes an unsharded array one whose shards hold a single chunk; no other module distinguishes the two.
-Irregular grids, unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine
-has become `Unplanned`, and zarr-python then reads the whole selection.
+An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Irregular grids,
+unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine has become
+`Unplanned`, and zarr-python then reads the whole selection.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from xarray_gpuzarr.stored.codecs import (
 )
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
-_MAX_LENGTH = 2**63 - 1
+_MAX_XARRAY_LENGTH = 2**63 - 1
 """Greatest length of an axis. NumPy and Python's `len` go no further, so xarray cannot open a longer array."""
 ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
 """Version of zarr-python. Code that depends on it can be removed when 3.3 is the oldest supported version."""
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
 """Metadata of an array of Zarr format 2 or 3."""
-parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
+parsed_metadata: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
 """Parsed metadata by the `id` of the metadata object, while that exists. Parsing takes longer than reading a small
 chunk."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -66,13 +66,13 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
 
 def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Return the result of `parse_array`, given an array's metadata and its path in the store without leading slash."""
-    number = id(metadata)
-    entry = parsed.get(number)
+    metadata_id = id(metadata)
+    entry = parsed_metadata.get(metadata_id)
     if entry is not None and entry[0]() is metadata and entry[1] == path:
         return entry[2]
     try:
         spec = _parse(metadata, path)
-    except MetadataError:
+    except MetadataError:  # it is a ValueError, too
         raise
     except _MALFORMED as err:
         raise MetadataError(
@@ -82,7 +82,8 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
             do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
         ) from err
     # An array that is resized gets another metadata object.
-    parsed[number] = weakref.ref(metadata, lambda _: parsed.pop(number, None)), path, spec
+    reference = weakref.ref(metadata, lambda _: parsed_metadata.pop(metadata_id, None))
+    parsed_metadata[metadata_id] = reference, path, spec
     return spec
 
 
@@ -93,7 +94,7 @@ def native_dtype(metadata: Metadata) -> np.dtype[Any]:
 
 def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Return the result of `parse_metadata`. Malformed metadata raise one of `_MALFORMED`."""
-    if max(metadata.shape, default=0) > _MAX_LENGTH:
+    if max(metadata.shape, default=0) > _MAX_XARRAY_LENGTH:
         raise ValueError(f"shape {metadata.shape}")
     dtype = native_dtype(metadata)
     if dtype.kind not in NUMERIC_KINDS:
@@ -107,7 +108,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
-        # Only an array that was just created has such a dtype. Its stored metadata do not tell what its filters encode.
+        # Only an array that was just created has a dtype in foreign byte order. Format 3 does not store that order.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _refuse_wrong_elements(path, array_codecs(metadata))
@@ -142,7 +143,7 @@ def _parse_document(text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
 
 
 def _refuse_wrong_elements(path: str, codecs: PipelineSpec) -> None:
-    """Raise `UnsupportedCodecError` for filters of big-endian elements.
+    """Raise `UnsupportedCodecError` if the codecs have filters of big-endian elements.
 
     zarr-python before 3.3 passes elements in the wrong byte order to these filters.
     """
@@ -159,12 +160,15 @@ def _refuse_wrong_elements(path: str, codecs: PipelineSpec) -> None:
 
 
 def _filters(codecs: PipelineSpec) -> list[ArrayArraySpec]:
-    """Return the codecs of arrays, except transposes."""
+    """Return the array-to-array codecs, except transposes."""
     return [codec for codec in codecs.array_to_array if not isinstance(codec, TransposeSpec)]
 
 
 def array_codecs(metadata: Metadata) -> PipelineSpec:
-    """Return the codecs of an array, even if it cannot be planned. In format 3, codecs of elements are `OtherSpec`."""
+    """Return the codecs of an array, even if it cannot be planned.
+
+    In format 3, codecs of elements become `OtherSpec`.
+    """
     document: dict[str, Any] = dict(metadata.to_dict())
     if isinstance(metadata, ArrayV2Metadata):
         return _v2_codecs(document, native_dtype(metadata))
@@ -172,7 +176,7 @@ def array_codecs(metadata: Metadata) -> PipelineSpec:
 
 
 def _v2_codecs(document: Mapping[str, Any], dtype: np.dtype[Any]) -> PipelineSpec:
-    endian: Endian | None = "big" if dtype.newbyteorder("=") != dtype else "little"
+    endian: Endian = "little" if dtype.isnative else "big"  # hosts are little-endian
     return parse_v2_codecs(
         compressor=document["compressor"],
         filters=document["filters"],

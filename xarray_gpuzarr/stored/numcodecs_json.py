@@ -104,6 +104,7 @@ def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
 
 
 def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec | None:
+    # A missing size is 4 in format 2, as in numcodecs, and that of the array's dtype in format 3, as in zarr-python.
     elementsize = conf.get("elementsize", 4 if dtype is None else None)
     if elementsize is None and dtype is not None:
         elementsize = dtype.itemsize
@@ -114,7 +115,7 @@ def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec |
 
 def _checksum(algorithm: ChecksumAlgorithm, *, at_start: bool = False) -> Callable[..., ChecksumSpec | None]:
     def parse(_id: str, conf: Conf, _: DType) -> ChecksumSpec | None:
-        if conf.get("prefix") is not None:
+        if conf.get("prefix") is not None:  # bytes that ``jenkins_lookup3`` hashes before the payload
             return None
         location = conf.get("location") or ("start" if at_start else "end")
         seed = conf.get("initval", 0)
@@ -195,9 +196,7 @@ def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | Non
 def dtype_text(dtype: Json | DType) -> str | None:
     """Return a dtype as NumPy writes it, with byte order; None if codecs of elements do not support it.
 
-    `dtype` is a NumPy dtype, or its name in a configuration.
-
-    Raises `TypeError` if `dtype` is None or names no dtype.
+    `dtype` is a NumPy dtype, or its name in a configuration. Raises `TypeError` if it is None or names no dtype.
     """
     if dtype is None:
         raise TypeError("a codec of elements without their dtype")

@@ -23,6 +23,7 @@ MISSING = -1
 """`nbytes` of a chunk that a shard does not hold."""
 
 _MISSING_ON_DISK = np.uint64(2**64 - 1)
+"""Offset and length of a missing chunk in an encoded index. As int64, this is `MISSING`."""
 _ENTRY_NBYTES = 16
 _CRC_NBYTES = 4
 
@@ -78,7 +79,7 @@ def decode_shard_index(
     shard_nbytes : int or None
         Length of the whole shard in bytes; None if the store does not tell it.
     shard_name : str
-        Names the array and the shard in errors.
+        Name of the shard and the array, for errors.
 
     Raises
     ------
@@ -87,6 +88,7 @@ def decode_shard_index(
     """
     index_nbytes = spec.nbytes
     if len(encoded) != index_nbytes:
+        # A shard that is shorter than an index may come without its bytes.
         found = f"{len(encoded) or shard_nbytes or 0} bytes where {index_nbytes} are needed for {spec.n_chunks} chunks"
         raise _index_error(shard_name, spec, found)
     if spec.checksum:
@@ -99,12 +101,13 @@ def decode_shard_index(
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
     compiled = loops()
     if compiled is not None:
-        offset, nbytes = ranges = np.empty((2, spec.n_chunks), np.int64)
+        ranges = np.empty((2, spec.n_chunks), np.int64)
+        offset, nbytes = ranges
         encoded_address = address_of(memoryview(encoded))
         is_big = spec.endian == "big"
         if compiled.take_index(encoded_address, spec.n_chunks, is_big, floor, limit, address(ranges)):
             return ShardIndex(offset=offset, nbytes=nbytes)
-    # Without the loops, or to word the error.
+    # There are no compiled loops, or they refused the index: then NumPy finds the fault, and words the error.
     return _decode_by_numpy(encoded, spec, floor, limit, shard_name)
 
 
@@ -117,7 +120,7 @@ def _decode_by_numpy(
     offset, nbytes = columns.view(np.int64)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
     first, length = columns[:, ~is_missing]
-    end = first + length
+    end = first + length  # may overflow, so `first` and `length` are compared with the limit, too
     is_outside = (first < floor) | (length > limit) | (first > limit) | (end > limit)
     if is_outside.any():
         i = int(np.flatnonzero(is_outside)[0])
@@ -130,7 +133,7 @@ def _decode_by_numpy(
         i = int(np.flatnonzero(overlaps)[0])
         found = f"chunks at [{start[i]}, {end[i]}) and [{start[i + 1]}, {end[i + 1]}) overlap"
         raise _index_error(shard_name, spec, found)
-    offset[is_missing] = 0
+    offset[is_missing] = 0  # `nbytes` is `MISSING` there already
     return ShardIndex(offset=offset, nbytes=nbytes)
 
 

@@ -80,11 +80,11 @@ def _codec_names(document: str) -> tuple[str, ...]:
 
 
 def _codec_classes(document: str) -> tuple[object, ...]:
-    """Return the classes of an array's codecs that are registered now, or chosen by zarr-python's settings."""
+    """Return the classes that now stand for an array's codecs: registered, or chosen by zarr-python's settings."""
     classes: list[object] = []
     for name in _codec_names(document):
         classes.append(numcodecs.registry.codec_registry.get(name.removeprefix("numcodecs.")))
-        with suppress(KeyError, ValueError):  # numcodecs alone has it, or nobody any more
+        with suppress(KeyError, ValueError):  # it is registered in numcodecs alone, or nowhere any more
             classes.append(get_codec_class(name))
     return tuple(classes)
 

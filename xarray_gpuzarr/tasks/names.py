@@ -22,7 +22,7 @@ from zarr.storage import ZipStore
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
-from xarray_gpuzarr.fetch.stores import local_folder, unwrapped
+from xarray_gpuzarr.fetch.stores import innermost_store, local_folder
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -95,7 +95,7 @@ def _folder_or_zip(stored: StoredArray) -> str | ZipStore | None:
     store: Store | None = source.store if isinstance(source, StoreSource) else None
     if stored.zarr_array is not None:
         store = stored.zarr_array.store
-    store = None if store is None else unwrapped(store)
+    store = None if store is None else innermost_store(store)
     return store if store is None or isinstance(store, ZipStore) else local_folder(store)
 
 

@@ -262,7 +262,7 @@ class WriteCall:
             if stored_object.index is not None:
                 entry = int(stored_object.index.nbytes.argmax())
                 nbytes = int(stored_object.index.nbytes[entry])
-            if nbytes > self.spec.most_nbytes:
+            if nbytes > self.spec.max_encoded_nbytes:
                 raise DamagedObjectError(written.key, written.chunk_coord(entry, self.spec.grid.chunks_per_shard))
 
     def _raise_failure(

@@ -18,7 +18,7 @@ from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of, written
-from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
+from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectSource
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
@@ -228,7 +228,7 @@ async def _run_concurrently[Result](
     request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]
 ) -> list[Result]:
     """Return the results of requests, of which as many run at once as for a read. If one fails, all are cancelled."""
-    limit = asyncio.Semaphore(requests_at_once())
+    limit = asyncio.Semaphore(max_concurrent_requests())
 
     async def run_one(*argument: Any) -> Result:
         async with limit:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from zarr import config
 
-from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
+from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, begin_on_loop
 from xarray_gpuzarr.process.records import record
 
@@ -118,7 +118,7 @@ class WritesBehind:
                 ended = [write for write in self._writes if write.reply.is_answered]
                 self._writes = [write for write in self._writes if not write.reply.is_answered]
                 nbytes = sum(write.nbytes for write in self._writes)
-                has_room = nbytes < MAX_NBYTES and len(self._writes) < requests_at_once()
+                has_room = nbytes < MAX_NBYTES and len(self._writes) < max_concurrent_requests()
                 oldest = None if has_room else self._writes[0]
             for write in ended:
                 write.reply.result()

@@ -227,7 +227,7 @@ def decode(data, found, expected):
     return out
 
 
-BLOCK_COLUMNS = ("block_chunk", "block_start", "block_nbytes", "block_typesize", "block_filter")
+BLOCK_COLUMNS = ("block_chunk", "block_start", "block_nbytes", "block_typesize", "block_shuffle")
 
 
 def check_inside(found, start, nbytes, expected):

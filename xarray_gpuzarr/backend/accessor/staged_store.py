@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
 
 from xarray_gpuzarr.backend.caching_store import store_path_of
-from xarray_gpuzarr.fetch.remote.store_source import requests_at_once
+from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.stores import is_obstore_memory
 
@@ -174,7 +174,7 @@ class StagedStore(WrapperStore[Store]):
         self._unsent = {}
         self._stored |= unsent.keys()
         outermost = min(key.count("/") for key in unsent) if unsent else 0
-        limit = asyncio.Semaphore(requests_at_once())
+        limit = asyncio.Semaphore(max_concurrent_requests())
 
         async def store(key: str) -> None:
             async with limit:

@@ -119,7 +119,7 @@ class Read:
         self._unstaged: deque[_Segment] = deque()
         """Full segments that wait to be staged. Their requests are under way as far as the store's lookahead allows."""
         self._missing: list[Rows] = []
-        """Rows of missing chunks, as `ReadPlan.missing_row`, whose fill values the next batch writes."""
+        """Rows of missing chunks, as `ReadPlan.missing_piece_numbers`, whose fill values the next batch writes."""
         self._submitted: deque[_Submitted] = deque()
         """Batches that are under way, the oldest first."""
         self._n_submitted = 0
@@ -218,8 +218,8 @@ class Read:
                 plan = next(plans, None)
             if plan is None:
                 return False
-            if len(plan.missing_row):
-                self._missing.append(plan.missing_row)
+            if len(plan.missing_piece_numbers):
+                self._missing.append(plan.missing_piece_numbers)
             self._uncut.extend(plan_pieces(plan, self.stager.rule))
         return True
 
@@ -247,7 +247,7 @@ class Read:
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on the next stream, after the copies of what was staged for it."""
-        rows = [piece.plan.row[piece.lo : piece.hi] for piece in pieces] + self._missing
+        rows = [piece.plan.piece_numbers[piece.lo : piece.hi] for piece in pieces] + self._missing
         if not rows:
             return
         api = self._api

@@ -33,7 +33,7 @@ def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     chain = find_chain(spec)
     if isinstance(chain, str):
         return chain
-    return can_cast(cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=cast.has_arithmetic)
+    return can_cast(cast.viewed_dtype(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=cast.has_arithmetic)
 
 
 def route(spec: ArraySpec, cast: Cast) -> Route:

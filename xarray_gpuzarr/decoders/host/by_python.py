@@ -29,7 +29,7 @@ Key = tuple[Any, ...]
 class ChunkPlacer:
     """Decodes the chunks of one read, one by one, and places them in the output.
 
-    `numbers` in its methods are a row of `ReadPlan.all_row`: the piece numbers of a chunk.
+    `numbers` in its methods are a row of `ReadPlan.all_piece_numbers`: the piece numbers of a chunk.
     """
 
     def __init__(self, array: HostArray, target: Target, out: Array) -> None:
@@ -127,7 +127,7 @@ class BoxKeys:
     def _stack_boxes(self) -> tuple[list[list[int]], list[int]]:
         """Boxes of a stack as rows of piece numbers, and the first box of each chunk."""
         assert self._stack is not None
-        return self._stack.groups.row.tolist(), self._stack.groups.bounds.tolist()
+        return self._stack.groups.piece_numbers.tolist(), self._stack.groups.bounds.tolist()
 
     def _piece_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Return the piece numbers of each box of a chunk."""

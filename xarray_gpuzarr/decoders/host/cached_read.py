@@ -46,8 +46,8 @@ class PlanChunks:
         others = np.delete(np.arange(plan.n_stored), found)
         cached = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
         kept = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
-        cached_plan = plan.take(found, plan.missing_row[:0])
-        other_plan = plan.take(others, plan.missing_row)
+        cached_plan = plan.take(found, plan.missing_piece_numbers[:0])
+        other_plan = plan.take(others, plan.missing_piece_numbers)
         return (cached_plan, cached), (other_plan, PlanChunks(found={}, kept=kept))
 
 
@@ -178,4 +178,4 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
     if versions is None or not may_be_kept(array, target.n_chunks):
         return None
     partial = PartialChunks(target, array.spec.grid)
-    return None if partial.are_none else CachedRead(array, partial, versions, is_remote=source.is_remote)
+    return None if partial.none_is_partial else CachedRead(array, partial, versions, is_remote=source.is_remote)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.fetch.source import Version
-from xarray_gpuzarr.plan.partial_chunks import reach_most, take_much
+from xarray_gpuzarr.plan.partial_chunks import reaches_most, takes_much
 from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
@@ -176,8 +176,8 @@ def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:
     """Whether chunks are kept when a part of them is first read, because decoding all of them takes hardly longer."""
-    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reach_most(target))
-    return decodes_most and take_much(target, array.spec.grid)
+    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reaches_most(target))
+    return decodes_most and takes_much(target, array.spec.grid)
 
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:

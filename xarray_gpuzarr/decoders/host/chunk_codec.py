@@ -111,7 +111,7 @@ class ChunkCodec:
         for stage in reversed(self._stages):
             self._decoded_nbytes.insert(0, nbytes)
             nbytes = None if nbytes is None else encoded_nbytes(stage, nbytes)
-        self._most_nbytes = pipeline.most_nbytes(chunk_nbytes)
+        self._most_nbytes = pipeline.max_encoded_nbytes(chunk_nbytes)
         self.is_view = all(isinstance(stage, ChecksumSpec) for stage in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
         self.is_raw = not self._stages

@@ -268,6 +268,6 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object
         offset=offset_address,
         room_nbytes=buffer_nbytes,
         max_gap_nbytes=max_gap_nbytes,
-        most_nbytes=plan.spec.most_nbytes,
+        most_nbytes=plan.spec.max_encoded_nbytes,
     )
     return struct, (numbers, plan)

@@ -195,12 +195,11 @@ class LoopOutput:
         """
         target = self._target
         if isinstance(target, BoxTarget):
-            struct.boxes = plan.addresses["all_row"]
+            struct.boxes = plan.addresses["all_piece_numbers"]
             return None
         if isinstance(target, StackTarget):
-            row = plan.all_row
-            boxes = target.boxes(row)
-            first_box = np.concatenate([_ZERO, target.n_boxes(row).cumsum()])
+            boxes = target.boxes(plan.all_piece_numbers)
+            first_box = np.concatenate([_ZERO, target.n_boxes(plan.all_piece_numbers).cumsum()])
             struct.boxes = address(boxes)
             struct.first_box = address(first_box)
             return boxes, first_box
@@ -209,7 +208,7 @@ class LoopOutput:
     def _set_points(self, target: PointTarget, plan: ReadPlan, struct: RowsStruct) -> object:
         """Set the addresses of the offsets in bytes of each chunk's points, in the chunk and in the output."""
         groups = target.groups
-        group = plan.all_row[:, 0]
+        group = plan.all_piece_numbers[:, 0]
         start = groups.bounds.take(group)
         n_points = groups.bounds.take(group + 1) - start
         first_point = np.concatenate([_ZERO, n_points.cumsum()])

@@ -103,7 +103,7 @@ def steps_of_filter(spec: ElementSpec) -> list[Step]:
 
 def steps_of_cast(stored: np.dtype[Any], cast: Cast) -> list[Step]:
     """Return the steps that cast stored elements. Raises `NotKnownError`."""
-    before = dtype_name(cast.seen_as(stored))
+    before = dtype_name(cast.viewed_dtype(stored))
     after = dtype_name(np.dtype(cast.arithmetic_dtype))
     steps = conversion(before, after)
     if cast.mask and after[0] not in "fc":

@@ -31,7 +31,7 @@ from xarray_gpuzarr.fetch.source import Version
 from xarray_gpuzarr.native.library import address, address_of, int64_columns
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
-from xarray_gpuzarr.plan.partial_chunks import is_part
+from xarray_gpuzarr.plan.partial_chunks import takes_part
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
@@ -113,7 +113,7 @@ def read_short(
     if stored is None:
         return None
     has_versions = source.identity is not None
-    uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and is_part(target)
+    uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and takes_part(target)
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _kept_chunks(keys, source, stored)
     if uses_cache and chunks is None:
@@ -238,7 +238,7 @@ def _call_loops(
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]
     if chunks is None:
-        struct.most_nbytes = array.spec.most_nbytes
+        struct.most_nbytes = array.spec.max_encoded_nbytes
         if stored.index is not None:
             struct.offset, struct.nbytes = stored.index.addresses
     if stored.data is not None:

@@ -113,8 +113,8 @@ class PlanTasks:
 
     @cached_property
     def piece_numbers(self) -> list[list[int]]:
-        """Piece numbers of each chunk along the axes, see `ReadPlan.all_row`."""
-        rows: list[list[int]] = self.plan.all_row.tolist()
+        """Piece numbers of each chunk along the axes, see `ReadPlan.all_piece_numbers`."""
+        rows: list[list[int]] = self.plan.all_piece_numbers.tolist()
         return rows
 
     @cached_property

@@ -35,7 +35,7 @@ class Answer:
 
 
 class Marks(NamedTuple):
-    """The values in a server's answer that differ between versions of an object."""
+    """The values in a server's answer that may differ between versions of an object."""
 
     etag: str | None
     version_id: str | None
@@ -112,7 +112,7 @@ class Body(NamedTuple):
     first: int
     """Offset of `data` in the body."""
     nbytes: int
-    """Length of the body in bytes. If it was not read to its end, some larger number than an answer may have."""
+    """Length of the body in bytes. If reading stopped early, since it was too long, the number of bytes read so far."""
 
 
 def http_answer(
@@ -149,15 +149,16 @@ def http_answer(
     content = memoryview(body.data)
     if is_whole_object:
         first, end = _requested_range(request, body.nbytes)
-        if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _max_nbytes(request):
+        # A body that is as long as the requested range may be that range, or a whole object of the same length.
+        may_be_range = body.nbytes == _max_nbytes(request)
+        if may_be_range and isinstance(request, RangeByteRequest) and request.start:
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
         content = content[first - body.first : end - body.first]
-        # A body that is as long as the requested range may be the range or the whole object.
-        object_nbytes = None if body.nbytes == _max_nbytes(request) else body.nbytes
+        object_nbytes = None if may_be_range else body.nbytes
     else:
-        span = _span(headers.get("content-range"))
-        object_nbytes = None if span is None else span[2]
-        _check_bytes(body.nbytes, span, request)
+        content_range = _parse_content_range(headers.get("content-range"))
+        object_nbytes = None if content_range is None else content_range[2]
+        _check_bytes(body.nbytes, content_range, request)
     marks = Marks(
         headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes, _date(headers.get("last-modified"))
     )
@@ -167,19 +168,19 @@ def http_answer(
 
 def is_whole(headers: Mapping[str, str], status: int) -> bool:
     """Whether a body is a whole object. A server that does not support ranges sends whole objects."""
-    return status != _PARTIAL and _span(headers.get("content-range")) is None
+    return status != _PARTIAL and _parse_content_range(headers.get("content-range")) is None
 
 
 _WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
 
-Span = tuple[int, int, int | None]
+ContentRange = tuple[int, int, int | None]
 """First byte, last byte + 1, and the length of the object; None if the server does not say."""
 
 
-def _span(content_range: str | None) -> Span | None:
+def _parse_content_range(header: str | None) -> ContentRange | None:
     """Return what a ``Content-Range`` header says; None if there is none, or if it makes no sense."""
-    match = _CONTENT_RANGE.fullmatch((content_range or "").strip())
+    match = _CONTENT_RANGE.fullmatch((header or "").strip())
     if match is None:
         return None
     first = int(match[1])
@@ -189,17 +190,22 @@ def _span(content_range: str | None) -> Span | None:
     return (first, end, total) if is_possible else None
 
 
-def _check_bytes(nbytes: int, span: Span | None, request: ByteRequest | None) -> None:
-    """Raise `WrongBytesError` unless a partial answer has the requested bytes; without a span, as many at most."""
-    if span is None:
+def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteRequest | None) -> None:
+    """Raise `WrongBytesError` unless a partial answer has the requested bytes.
+
+    If the answer does not say which bytes it has, only their number is checked: it must not exceed the requested one.
+    """
+    if content_range is None:
         max_nbytes = _max_nbytes(request)
         is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
-        first, end, total = span
+        first, end, total = content_range
         is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
     if not is_right:
         requested = range_header(request).get("Range", "a request for the whole object")
-        sent = "bytes that it does not name" if span is None else f"bytes {span[0]} to {span[1] - 1}"
+        sent = "bytes that it does not name"
+        if content_range is not None:
+            sent = f"bytes {content_range[0]} to {content_range[1] - 1}"
         raise WrongBytesError(f"the server answered {requested} with {sent}, {nbytes} bytes")
 
 
@@ -243,7 +249,7 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     written, or if its age is unknown. `now` is the time of the server, or the text of its header.
     """
     modified = marks.modified
-    if isinstance(modified, datetime) and modified.year < 1980:  # obstore, if the server does not send it
+    if isinstance(modified, datetime) and modified.year < 1980:  # from obstore, if the server sends no time
         modified = None
         marks = marks._replace(modified=None)
     if marks.etag in _EMPTY_TAGS:

@@ -1,7 +1,7 @@
 """`client_for`: the client for a store.
 
-obstore, s3fs and fsspec's HTTP file system tell with each answer which version of an object it is, and which of its
-bytes. So a replaced object, and a server that sends other bytes, are noticed. All other stores are asked through zarr's
+With each answer, obstore, s3fs and fsspec's HTTP file system tell the version of the object and the range of the bytes.
+So a read notices if an object was replaced, or if a server sends other bytes. All other stores are asked through zarr's
 interface, which tells neither. Credentials, options, retries and timeouts are those of the store that the user opened.
 """
 

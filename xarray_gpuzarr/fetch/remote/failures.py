@@ -6,7 +6,7 @@ import re
 
 RANGE_NOT_SATISFIABLE = 416
 _OBSTORE = re.compile(
-    # An address has no blanks, so nothing in it can match the text behind it.
+    # An address has no blanks, so nothing in it can match the text after it.
     r"Generic \w+ error: (?:Error performing [A-Z]+ \S+ in \S+"
     r"(?:, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +- )?"
     r"(?:Server returned non-2xx status code: (?P<status>\d{3})\b|HTTP error: )"

@@ -29,7 +29,7 @@ _PRECONDITION_FAILED = 412
 
 
 class _FsspecClient:
-    """Base of clients for file systems of fsspec, which make requests themselves: fsspec's methods drop the headers."""
+    """Base of clients for file systems of fsspec. They make the requests themselves: fsspec's methods drop headers."""
 
     kind: str
     """Name of the file system in `identity`."""
@@ -48,7 +48,7 @@ class _FsspecClient:
 
 
 class S3fsClient(_FsspecClient):
-    """A store on s3fs, with its calls and retries. Its `cat_file` would drop the headers."""
+    """A store on s3fs, with its calls and retries."""
 
     kind = "s3fs"
 
@@ -73,7 +73,8 @@ class S3fsClient(_FsspecClient):
             response = await s3.get_object(**keywords)
             try:
                 too_long = length_only_answer(request, response["ContentLength"], most_nbytes)
-                return too_long or await response["Body"].read(), response["ResponseMetadata"]
+                data: bytes | Answer = await response["Body"].read() if too_long is None else too_long
+                return data, response["ResponseMetadata"]
             finally:
                 response["Body"].close()
 
@@ -144,7 +145,7 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
         nbytes += len(block)
         n_kept += len(part)
         parts.append(part)
-        while parts and n_kept - len(parts[0]) >= suffix_nbytes:
+        while parts and n_kept - len(parts[0]) >= suffix_nbytes:  # the suffix begins after this part
             n_kept -= len(parts.popleft())
     if nbytes > max_nbytes:
         response.close()
@@ -154,7 +155,7 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
 
 
 def _kept_range(response: Any, request: ByteRequest | None) -> tuple[int, int, int]:
-    """Return which bytes of a body are needed: the first one, the last one + 1, and how many at the end of these."""
+    """Return the needed bytes of a body: the first one, the last one + 1, and how many of these, from their end."""
     if is_whole(response.headers, response.status):
         if isinstance(request, RangeByteRequest):
             return request.start, request.end, NO_LIMIT

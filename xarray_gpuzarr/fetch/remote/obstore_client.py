@@ -30,8 +30,8 @@ class ObstoreClient:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.server = obstore_server(store)
-        place = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
-        self.identity: Hashable = None if is_obstore_memory(store) else ("obstore", digest(place))
+        address = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
+        self.identity: Hashable = None if is_obstore_memory(store) else ("obstore", digest(address))
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
@@ -76,7 +76,7 @@ class ObstoreClient:
             except obstore.exceptions.PreconditionError:
                 if if_match is not None or not n_left:
                     raise
-        raise AssertionError
+        raise AssertionError  # the last attempt returns or raises
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
         """See `Client.is_too_short`. obstore's errors have no status, so the length is requested."""

@@ -1,4 +1,4 @@
-"""Requests that were sent to a store, and what becomes of their answers."""
+"""`OutstandingRequest`: a request that was sent to a store. Its answer becomes bytes, an `Edge`, or an error."""
 
 from __future__ import annotations
 

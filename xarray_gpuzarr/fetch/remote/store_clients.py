@@ -19,10 +19,10 @@ from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, length_only_answer, open_range_start
 from xarray_gpuzarr.fetch.remote.failures import RANGE_NOT_SATISFIABLE, http_status, is_unanswered
 from xarray_gpuzarr.fetch.remote.servers import server_of
-from xarray_gpuzarr.fetch.stores import wrapped
+from xarray_gpuzarr.fetch.stores import inner_store
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
-_LENGTH_SECONDS = 10.0
+_LENGTH_TIMEOUT_S = 10.0
 """Time limit of a request for the length of an object, after a request for its bytes has failed."""
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Errors that mean a missing object, as for zarr's `ObjectStore`. An `FsspecStore` has ``allowed_exceptions``."""
@@ -91,7 +91,7 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
     if status is not None or ask_nbytes is None or is_unanswered(err):
         return status == RANGE_NOT_SATISFIABLE
     try:
-        async with asyncio.timeout(_LENGTH_SECONDS):
+        async with asyncio.timeout(_LENGTH_TIMEOUT_S):
             nbytes = await ask_nbytes()
     except Exception:  # noqa: BLE001  # the first error is the one to raise
         return False
@@ -133,7 +133,7 @@ class StoreClient:
         """See `Client.is_too_short`. The length is not requested if the store would read the whole object for it."""
         store = self._store
         while isinstance(store, WrapperStore) and type(store).getsize is Store.getsize:
-            store = wrapped(store)  # the wrapper does not forward `getsize`
+            store = inner_store(store)  # the wrapper does not forward `getsize`
         reads_all = type(store).getsize is Store.getsize
         return await is_too_short(err, request, None if reads_all else lambda: store.getsize(key))
 
@@ -175,6 +175,7 @@ class ZipClient(StoreClient):
         start = open_range_start(request)
         if start is None or most_nbytes == NO_LIMIT:
             return await super().get(key, request, if_match)
+        # One byte more than the limit shows that the entry is longer.
         answer = await super().get(key, RangeByteRequest(start, max(start, most_nbytes) + 1), if_match)
         if answer is None:
             return None
@@ -211,7 +212,7 @@ class IcechunkClient(StoreClient):
         return Answer(data=answer.data, version=self.identity, settled=True)
 
     async def _may_be_virtual(self, key: str) -> bool:
-        """Whether a chunk may be virtual. Whether a virtual chunk has a checksum cannot be found out."""
+        """Whether a chunk may be virtual. icechunk does not tell whether a virtual chunk has a checksum."""
         from icechunk import ChunkType  # noqa: PLC0415  # an optional dependency
 
         match = _ICECHUNK_KEY.fullmatch(key)

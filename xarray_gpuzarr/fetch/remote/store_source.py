@@ -44,20 +44,20 @@ _MIB = 1024**2
 _MAX_OUTSTANDING = 24
 """Number of requests of one read that may be outstanding at once (decision 13)."""
 _MAX_SHORT_OUTSTANDING = 48
-"""The same for a read whose requests are all short."""
+"""The same for a read with short requests, as long as they ask for at most `OUTSTANDING_NBYTES` together."""
 OUTSTANDING_NBYTES = 96 * _MIB
 """Bytes that the outstanding requests of one read may ask for together, if there are more than `_MAX_OUTSTANDING`."""
 _RULE = CoalesceRule(
     max_gap_nbytes=_MIB,
-    spared_gap_nbytes=32 * 1024,
+    min_skipped_gap_nbytes=32 * 1024,
     max_nbytes=_MIB,
     max_raw_nbytes=4 * _MIB,
-    n_requests=_MAX_OUTSTANDING,
+    n_cheap_requests=_MAX_OUTSTANDING,
 )
 _ROUNDS = 2
-"""A read that needs more requests than this many times the number that may be outstanding at once reads gaps between
-chunks, to need fewer. Planes of a volume took 169 ms with 1 round and 124 ms with any number at a latency of 5 ms, and
-183 and 174 ms at 30 ms (November 2026, two busy cores)."""
+"""If a read needs more requests than this many times the number that may be outstanding at once, it reads long gaps
+between chunks, to need fewer. Planes of a volume took 169 ms with 1 round and 124 ms with any number at a latency of 5
+ms, and 183 and 174 ms at 30 ms (November 2026, two busy cores)."""
 _MAX_OTHER_VERSIONS = 64
 """Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
@@ -77,7 +77,8 @@ class StoreSource(SourceWithoutFiles):
     client : Client, optional
         How the store is asked; by default, the client for its kind.
     n_outstanding : int, optional
-        For the source of one read: how many of its requests may be outstanding at once. Without it, there is no limit.
+        For the source of one read: the number of its requests that may be outstanding at once. Without it, there is no
+        limit.
     ask_again, most_nbytes
         See `ObjectSource.for_one_read`.
     """
@@ -137,10 +138,10 @@ class StoreSource(SourceWithoutFiles):
 
     @property
     def rule(self) -> CoalesceRule:
-        """Requests of 1 MiB, whose chunks are decoded while others arrive. Gaps are read only if requests are many."""
+        """Requests of 1 MiB, whose chunks are decoded while others arrive. Long gaps are read if requests are many."""
         n_free = max(1, fetch_options().max_requests - RequestsUnderWay.n_in_process)
-        n_requests = _ROUNDS * min(n_free, self._n_outstanding)
-        return coalesce_rule(fetch_options(), replace(_RULE, n_requests=n_requests))
+        n_cheap_requests = _ROUNDS * min(n_free, self._n_outstanding)
+        return coalesce_rule(fetch_options(), replace(_RULE, n_cheap_requests=n_cheap_requests))
 
     @property
     def lookahead(self) -> int:
@@ -232,12 +233,12 @@ class StoreSource(SourceWithoutFiles):
         consecutive answers to this read have another one.
         """
         async with self._read_limit or nullcontext(), _server_limit(loop, self._client.server):
-            tag = strong_tag(version)
+            tag = strong_tag(version)  # dropped below if the server does not support If-Match
             while True:
                 try:
                     answer = await self._get(key, request, tag, most_nbytes)
                 except Exception as err:  # a store may raise anything
-                    if tag is not None and not is_unanswered(err):  # perhaps the server does not support If-Match
+                    if tag is not None and not is_unanswered(err):
                         tag = None
                         continue
                     if request is None or isinstance(err, WrongBytesError):
@@ -285,8 +286,8 @@ _server_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, _ServerLimits] = We
 """For each event loop, semaphores by server and limit. Each server has its own: a silent one does not delay others."""
 
 
-def requests_at_once() -> int:
-    """Return how many requests for metadata and writes may be outstanding at once.
+def max_concurrent_requests() -> int:
+    """Return the number of requests for metadata and writes that may be outstanding at once.
 
     That is zarr's ``async.concurrency`` if the user has changed it, and ``max_requests`` otherwise.
     """

@@ -73,7 +73,7 @@ class Reply[Result]:
                 self._answered.release()
             elif limit_s is not None:
                 break
-            elif exit_threads.exit_has_begun():  # which waits for threads, such as those of dask
+            elif exit_threads.exit_has_begun():  # the exit waits for threads like this one, such as those of dask
                 raise CancelledError("the interpreter ends")
         return self.is_answered
 
@@ -95,6 +95,7 @@ class Reply[Result]:
         self._answered.release()
 
     def _take(self, task: asyncio.Task[Result]) -> None:
+        """Take the result or the error of the task, which has ended. Called on the event loop."""
         self._error = CancelledError() if task.cancelled() else task.exception()
         if self._error is None:
             self._result = task.result()
@@ -145,6 +146,7 @@ class RequestsUnderWay:
         requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]],
         replies: Sequence[Reply[Result]],
     ) -> None:
+        """Start requests, each for one reply. Called on the event loop."""
         for request, reply in zip(requests, replies, strict=True):
             if self._was_given_up():
                 reply.end(CancelledError())
@@ -158,7 +160,7 @@ class RequestsUnderWay:
             RequestsUnderWay.n_in_process += 1
             task.add_done_callback(self._end)
             reply.begin(task)
-            if self._was_given_up():  # meanwhile, by a thread that did not see this task
+            if self._was_given_up():  # since the check above, by a thread that did not see this task
                 task.cancel()
 
 
@@ -229,7 +231,8 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 def _after_fork() -> None:
     RequestsUnderWay.n_in_process = 0
-    vars(sync).update(_lock=None)  # zarr drops its loop after a fork, but not the lock, which may be held
+    # zarr drops its loop after a fork, but not the lock, which may be held. `vars`, because the name is private.
+    vars(sync).update(_lock=None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

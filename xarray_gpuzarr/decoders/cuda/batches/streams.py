@@ -176,7 +176,7 @@ def _find_in_blosc(
         start=walk.block_start,
         nbytes=walk.block_nbytes,
         typesize=walk.block_typesize,
-        shuffle=walk.block_filter,
+        shuffle=walk.block_shuffle,
     )
     return walk.ready, streams, shuffled_blocks
 

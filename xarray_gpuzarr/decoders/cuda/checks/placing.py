@@ -87,7 +87,7 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     points : bool
         Whether single elements are placed, rather than boxes.
     """
-    stored = cast.seen_as(np.dtype(dtype)).newbyteorder("=")
+    stored = cast.viewed_dtype(np.dtype(dtype)).newbyteorder("=")
     result = np.dtype(cast.dtype).newbyteorder("=")
     element = element_cast(stored, replace(cast, dtype=result.str))
     shape_name = "points" if points else "boxes"

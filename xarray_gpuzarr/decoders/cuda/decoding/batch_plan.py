@@ -143,7 +143,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     staged : Staged
         Chunks of the batch.
     rows : int64, shape (n_chunks, k)
-        Rows of the staged chunks, as in `ReadPlan.row`.
+        Rows of the staged chunks, as in `ReadPlan.piece_numbers`.
     placing : Placing
         Placing of the read.
     nvcomp : Nvcomp

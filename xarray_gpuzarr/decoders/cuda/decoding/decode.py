@@ -40,7 +40,7 @@ class BatchDecoder:
         staged : Staged
             Chunks of the batch.
         rows : int64, shape (n_staged + n_missing, k)
-            Rows, as in `ReadPlan.row`, of the staged chunks and then of missing ones.
+            Rows, as in `ReadPlan.piece_numbers`, of the staged chunks and then of missing ones.
         stream : Stream
             Runs the batch. It waits for the workspace's `copy` stream, which uploads the table: on another stream, the
             upload would queue behind those of the next chunks.

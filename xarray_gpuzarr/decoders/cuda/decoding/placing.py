@@ -45,7 +45,7 @@ def fits_kernels(target: Target) -> bool:
     elif isinstance(target, StackTarget):
         if len(target.pieces) > MAX_AXES:  # the axis of samples is one of them
             return False
-        n_boxes = len(target.groups.row)
+        n_boxes = len(target.groups.piece_numbers)
         largest = largest_box(target.pieces)
     elif all(pieces.index is None for pieces in target.pieces):
         return True  # without an index array nothing is repeated, and a box is no larger than a chunk
@@ -131,8 +131,8 @@ class Placing:
     def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Return which chunks may be decompressed straight into the result, and the address of each one there.
 
-        `rows` are as in `ReadPlan.row`. A chunk may be if it is wanted as a whole, once, without a cast, and is
-        contiguous in the result. The addresses of other chunks are meaningless.
+        `rows` are as in `ReadPlan.piece_numbers`. A chunk may be if it is wanted as a whole, once, without a cast, and
+        is contiguous in the result. The addresses of other chunks are meaningless.
         """
         if self._direct_boxes is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
@@ -211,7 +211,7 @@ def _prepare_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) -
 
     `out` is an address of the same alignment as the result.
     """
-    stored = cast.seen_as(spec.numpy_dtype)
+    stored = cast.viewed_dtype(spec.numpy_dtype)
     element = element_cast(stored, cast)
     fill = np.frombuffer(spec.fill, stored)[0]
     if isinstance(target, PointTarget):

@@ -103,7 +103,7 @@ def fill_table(
 ) -> tuple[BatchTable, TableOffsets]:
     """Return the table of a batch, with the columns of all steps, and their offsets.
 
-    `rows`, as `ReadPlan.row`, are those of the staged chunks, followed by those of missing chunks.
+    `rows`, as `ReadPlan.piece_numbers`, are those of the staged chunks, followed by those of missing chunks.
     """
     table = BatchTable()
     n_staged = len(staged.address)

@@ -180,7 +180,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
             nbytes = span.nbytes
             if span.nbytes == WHOLE_OBJECT:
                 nbytes = size
-                if size > piece.plan.spec.most_nbytes:
+                if size > piece.plan.spec.max_encoded_nbytes:
                     raise too_long_chunk(piece.plan, piece.lo + number, size)
             end = span.offset + nbytes
             first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
