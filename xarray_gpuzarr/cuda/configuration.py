@@ -38,7 +38,7 @@ def check_options(options: Mapping[str, object]) -> None:
             do=f"choose one of these{perhaps(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
-        in_force.chosen({name: options[name] for name in options if name in names})
+        in_force.with_changes({name: options[name] for name in options if name in names})
 
 
 def configure(**options: object) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class ResourceOptions:
     verify: Verify | None = None
     """Which chunks the host decodes as well, from the same bytes, to compare the results. ``first``: one chunk of each
     array in each process. ``all``: all chunks. ``off``: none. If results differ, the host repeats the read and decodes
-    this array from then on. None: ``first`` on a real GPU."""
+    this array from then on. None: ``first`` on a real GPU, ``off`` on the stand-ins of tests and benchmarks."""
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
@@ -140,4 +140,5 @@ in_force: ActiveSettings[ResourceOptions] = ActiveSettings(ResourceOptions)
 
 def resource_options() -> ResourceOptions:
     """Return the options in force."""
+    # The record is known after the first read, and then the call of `get` is saved.
     return in_force.options or in_force.get()
