@@ -224,7 +224,7 @@ class Crew:
         Raises
         ------
         BaseException
-            The first error that `work` raised on any thread.
+            What `work` raised on this thread, or else the first error that it raised on a helper.
         """
         if max_threads == 1:
             if budget is None:

@@ -69,7 +69,10 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _end() -> None:
-    """Let all threads end, and wait for them. `Thread.join` also waits until their thread-local data are released."""
+    """Let all threads end, and wait for them, at most `PATIENCE_S`.
+
+    `Thread.join` also waits until the thread-local data of a thread are released.
+    """
     deadline = time.monotonic() + PATIENCE_S
     for stop in list(_threads.values()):
         stop()

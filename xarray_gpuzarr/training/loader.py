@@ -91,7 +91,7 @@ class Batches:
         return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch of this rank."""
+        """Return the number of batches in an epoch of this rank, or of this part of it; see `part`."""
         return self.order.n_batches(self._samples.n_samples)
 
     def __iter__(self) -> BatchIterator:

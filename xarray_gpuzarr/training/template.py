@@ -147,7 +147,8 @@ class Template:
         Returns
         -------
         dict
-            Arrays of shape (n, ...) in C order, on the devices of their variables.
+            Arrays of shape (n, ...), on the devices of their variables. They are in C order; with ``stack=``, only the
+            stacked array is, of which the others are views.
         """
         sources = {name: cut.source for name, cut in self.cuts.items()}
         boxes = {name: cut.boxes(start) for name, cut in self.cuts.items()}
