@@ -52,6 +52,7 @@ enum { PIECE_NBYTES = 512 * 1024 };  /* bytes of such a chunk that are read at o
 enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 }; /* of memory: a page, and the least that is worth huge pages */
 enum { ASKED_NBYTES = 32 << 20 };    /* most bytes that the disk is asked for ahead */
 
+/* Functions of the codec libraries. */
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
 typedef int decode_lz4_t(const char *, char *, int, int);
@@ -69,7 +70,7 @@ typedef void free_t(void *); /* the result is ignored */
 typedef struct {
     int64_t in_at, out_at; /* offset of its first element along the axis in bytes, in the chunk and in the output */
     int64_t count;
-    const int64_t *index;  /* of each requested element; NULL: they are evenly spaced from `in_at` on */
+    const int64_t *index;  /* position of each requested element in the chunk; NULL: they are evenly spaced from `in_at` on */
 } piece_t;
 
 /* An operation on a whole chunk. */
@@ -77,7 +78,7 @@ typedef struct {
     int64_t kind;
     int64_t nbytes;       /* of its result */
     int64_t elementsize;  /* for UNSHUFFLE */
-    int64_t dtype, swap;  /* for ACCUMULATE: dtype of the sums, and bytes that are reversed together afterwards */
+    int64_t dtype, swap;  /* for ACCUMULATE: dtype of the sums; size of the numbers whose bytes are reversed then, 0: none */
     const steps_t *steps; /* taken before ACCUMULATE, or alone */
 } stage_t;
 
@@ -103,8 +104,9 @@ typedef struct {
     void *inflate;              /* decodes zlib inside Blosc frames, faster than C-Blosc; NULL: there is none */
     const stage_t *stages;
     const steps_t *steps;       /* operations on elements while they are placed; NULL: they are copied */
-    const int64_t *const *index; /* per axis: list of the requested elements, so that `pieces` has positions in this list; NULL if
-                                   the elements are evenly spaced. NULL as a whole: they are, along all axes */
+    const int64_t *const *index; /* per axis: list of the requested elements, by their positions in their chunks. The first column
+                                   of `pieces` then has positions in this list. NULL: they are evenly spaced; NULL as a whole:
+                                   along all axes */
     const char *fill;            /* an element of the output, for missing chunks; NULL: these are reported as ABSENT */
 } job_t;
 
@@ -134,7 +136,7 @@ typedef struct {
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* if each row is a file: a longer one holds no chunk */
     int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are treated */
-    int64_t n_read;         /* result: bytes */
+    int64_t n_read;         /* result: number of bytes that were read */
     int64_t is_cold;        /* result: whether rows were left and requested from the disk: they are not in the page cache */
 } files_t;
 
@@ -177,7 +179,7 @@ static uint32_t little(const char *at)
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
-/* RFC 3720, appendix B.4: CRC-32C, by tables for eight bytes, or by the processor's own instruction. */
+/* CRC-32C (RFC 3720, appendix B.4), by tables for eight bytes at a time, or by the processor's own instruction. */
 enum { CRC_LANE = 1024 }; /* length of a lane, see `crc_by_machine` */
 static uint32_t crc_tables[8][256], crc_lane[4][256]; /* crc_lane: by position and value of a byte of a CRC, see `behind_lane` */
 
@@ -241,12 +243,16 @@ CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t 
             }
         crc = behind_lane(behind_lane((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
     }
-    for (; nbytes >= 8; nbytes -= 8, at += 8) memcpy(word, at, 8), crc = (uint32_t)__builtin_ia32_crc32di(crc, *word);
+    for (; nbytes >= 8; nbytes -= 8, at += 8) {
+        memcpy(word, at, 8);
+        crc = (uint32_t)__builtin_ia32_crc32di(crc, *word);
+    }
     for (; nbytes; nbytes--) crc = __builtin_ia32_crc32qi(crc, (unsigned char)*at++);
     return crc;
 }
 #endif
 
+/* Return the CRC-32C of bytes. */
 uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
 {
 #ifdef __x86_64__
@@ -323,7 +329,7 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
         size_t nbytes = little(src + at);
         at += 4;
         if (!nbytes || nbytes > step || nbytes > end - at) return 0;
-        if (nbytes == step)
+        if (nbytes == step) /* the stream is stored as it is */
             memcpy(to, src + at, step);
         else if (((inflate_t *)job->inflate)(context, src + at, nbytes, to, step, &used, &found) || found != step)
             return 0;
@@ -356,7 +362,8 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
 /* Whether a chunk is a Blosc frame that `inflate_blosc` decodes. */
 static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
 {
-    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted) || src[1] != 1) return 0;
+    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted)) return 0;
+    if (src[1] != 1) return 0; /* version of the codec */
     return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
 }
 
@@ -365,7 +372,7 @@ static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t 
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
     size_t wanted = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
-    int64_t enough = job->chunk_nbytes / 8 * 7;
+    int64_t enough = job->chunk_nbytes / 8 * 7; /* decoding a longer part would save too little */
     if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
     case ZSTD:
@@ -426,7 +433,7 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     for (int64_t i = 0; i < job->n_stages; i++) {
         if (dst && i + 1 == job->n_stages) to = dst;
         if (!take_stage(job, job->stages + i, from, to)) return NULL;
-        other = from, from = to, to = other;
+        other = from, from = to, to = other; /* the next stage goes the other way */
     }
     return from;
 }
@@ -544,13 +551,14 @@ static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
         for (; box < end; box++) place_box(&filling, rows, box, job->fill);
 }
 
+/* Extend a span by elements that begin at `first` to `last`. */
 static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
 {
     if (first < span->first) span->first = first;
     if (last + itemsize > span->end) span->end = last + itemsize;
 }
 
-/* Return the offsets, along an axis of the chunk, at which the first and the last element of a piece begin. */
+/* Return the smallest and the largest offset, along an axis of the chunk, at which an element of a piece begins. */
 static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 {
     int64_t stride = job->in_strides[axis];
@@ -621,7 +629,7 @@ static void version_of(const struct stat *found, int64_t *version)
     version[4] = touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec;
 }
 
-/* Whether what `stat` has found is a file's version. */
+/* Whether the result of `stat` is that of a file of this version. */
 static int is_version(const struct stat *found, const int64_t *version)
 {
     int64_t now[VERSION_NUMBERS];
@@ -629,14 +637,14 @@ static int is_version(const struct stat *found, const int64_t *version)
     return !memcmp(now, version, sizeof now);
 }
 
-/* Whether an open file has a version. */
+/* Whether an open file has this version. */
 static int is_of_version(int file, const int64_t *version)
 {
     struct stat found;
     return !fstat(file, &found) && is_version(&found, version);
 }
 
-/* Close the file of a lane. Note if it does not have the version that it must have. */
+/* Close the file of a lane. Record if it does not have the version that it must have. */
 static void close_file(lane_t *lane)
 {
     if (lane->file < 0) return;
