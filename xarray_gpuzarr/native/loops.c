@@ -768,9 +768,10 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     else if (is_streamed(lane->work)) {
         int64_t enough = dst || job->n_stages ? job->packed_nbytes : wanted_span(job, rows, row).end;
         if (!decode_stream(lane, row, context, to, enough)) return NULL;
-    } else if ((dst || !decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row))) &&
-             !decode_chunk(job, context, chunk, nbytes, to, block))
-        return NULL;
+    } else {
+        int is_decoded = !dst && decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row));
+        if (!is_decoded && !decode_chunk(job, context, chunk, nbytes, to, block)) return NULL;
+    }
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
 
@@ -799,7 +800,8 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
         if (!whole && is_direct(job, rows, row)) dst = destination(job, rows, box);
         chunk = decode_row(lane, row, (size_t)nbytes, context, whole ? whole : dst);
     }
-    if (!chunk || dst) return chunk != NULL;
+    if (!chunk) return 0;
+    if (dst) return 1; /* it was decoded to its place */
     if (rows->in_at)
         bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
     else
@@ -1051,6 +1053,7 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     int file = files->offset ? file_of(lane, row) : open_shared_file(lane->work, row);
     if (file < 0 || pread(file, dst + first, (size_t)n, first + (files->offset ? files->offset[row] : 0)) != n) return 0;
     atomic_fetch_add(&lane->work->n_read, n);
+    /* a file that is longer than a chunk is left */
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
 }
 
@@ -1125,14 +1128,15 @@ static void *run_lane(void *argument)
     lane_t *lane = argument;
     work_t *work = lane->work;
     void *context = take_context(work->job);
-    int64_t row;
-    while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
-        int64_t end = row + work->step < work->end ? row + work->step : work->end;
+    int64_t part; /* number of a part among those of all rows; a row, if each has one part */
+    while ((part = atomic_fetch_add(&work->next, work->step)) < work->end) {
+        int64_t end = part + work->step < work->end ? part + work->step : work->end;
         if (work->n_parts > 1) {
-            treat_part(lane, row / work->n_parts, row % work->n_parts);
-            release_shared_file(work, row / work->n_parts);
+            treat_part(lane, part / work->n_parts, part % work->n_parts);
+            release_shared_file(work, part / work->n_parts);
+        } else {
+            treat_rows(lane, part, end, context);
         }
-        if (work->n_parts == 1) treat_rows(lane, row, end, context);
     }
     give_context(work->job, context);
     close_file(lane);
