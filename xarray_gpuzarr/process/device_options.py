@@ -53,7 +53,7 @@ class ResourceOptions:
     n_slots: int = 3
     """Number of pinned staging slots of a read, at least 2: one is filled while another is copied to the device."""
     batch_nbytes: int = 128 * _MIB
-    """Decoded bytes in a batch of short chunks, so many that the host's work for each batch does not matter."""
+    """Decoded bytes in a batch of short chunks. So many take far longer than the host's work for a batch."""
     batch_chunks: int = N_AT_ONCE
     """Number of chunks in a batch of long chunks, if memory suffices: as many as the device decodes at once. Batches of
     short chunks have a multiple of it."""

@@ -125,7 +125,7 @@ class Bars:
         self._bytes = self._progress.add_task("read", amount="", visible=False)
         self._tasks = self._progress.add_task("dask tasks", amount="", visible=False)
         self._counts: dict[TaskID, tuple[int, int]] = {self._bytes: (0, 0), self._tasks: (0, 0)}
-        """Done and expected, of each bar."""
+        """Number of bytes or tasks that are done, and number that is expected, of each bar."""
         self._counted: set[TaskID] = set()
         """Bars that have counted something."""
         self._lock = Lock()
