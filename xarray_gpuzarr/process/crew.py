@@ -57,13 +57,13 @@ class _Run:
 
     @property
     def n_threads(self) -> int:
-        """Number of threads that work on it or soon will, including the caller's."""
+        """Number of threads that work on this run or soon will, including the caller's."""
         n_own_threads = 0 if self.n_own_threads is None else self.n_own_threads.value
         return 1 + self.n_helpers + n_own_threads
 
     @property
     def n_helpers(self) -> int:
-        """Number of threads of the pool that work on it or soon will."""
+        """Number of threads of the pool that work on this run or soon will."""
         return self.n_wanted + len(self._at_work)
 
     def reserve_helpers(self, n_active: int) -> int:
