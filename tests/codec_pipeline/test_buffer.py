@@ -31,7 +31,7 @@ DATA[:4] = 0  # a shard that is never written
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
     """Such that any array may be in memory of dead ones."""
-    monkeypatch.setattr(module, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(module, "MIN_REUSED_NBYTES", 1)
     monkeypatch.setattr(module, "result_memory", ResultMemory())
     return module.result_memory
 

@@ -23,9 +23,9 @@ DTYPE = np.dtype("f8")
 @pytest.fixture
 def memory(monkeypatch):
     """A small one: blocks of 100 to 400 bytes, 1000 bytes kept."""
-    monkeypatch.setattr(module, "LEAST_NBYTES", 100)
-    monkeypatch.setattr(module, "MOST_NBYTES", 400)
-    monkeypatch.setattr(module, "KEPT_NBYTES", 1000)
+    monkeypatch.setattr(module, "MIN_REUSED_NBYTES", 100)
+    monkeypatch.setattr(module, "MAX_REUSED_NBYTES", 400)
+    monkeypatch.setattr(module, "MAX_KEPT_NBYTES", 1000)
     monkeypatch.setattr(module, "result_memory", ResultMemory())
     return module.result_memory
 
@@ -78,7 +78,7 @@ def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
     for block in [memory.empty((n,), DTYPE) for n in (20, 30)]:
         del block
     monkeypatch.setattr(module, "aligned", scarce)
-    monkeypatch.setattr(module, "ALIGNED_NBYTES", 1)
+    monkeypatch.setattr(module, "MIN_ALIGNED_NBYTES", 1)
     assert memory.kept_nbytes == 400
 
     found = memory.empty(shape, DTYPE)
@@ -136,7 +136,7 @@ def test_a_block_alive_at_exit_is_no_error():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-LARGE = 2 * module.ALIGNED_NBYTES
+LARGE = 2 * module.MIN_ALIGNED_NBYTES
 
 
 def begins_a_line(array):

@@ -33,7 +33,7 @@ from xarray_gpuzarr.process.threads import limit_threads
 from xarray_gpuzarr.read import read
 from xarray_gpuzarr.read.first_requests import first_requests, may_ask_ahead
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
-from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Block, Box
+from xarray_gpuzarr.tasks.ahead_reader import AheadReader, BlockIndex, Box
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch
@@ -183,7 +183,7 @@ class BlockReader(AheadReader):
         assert isinstance(stored.spec, ArraySpec)
         return ObjectsAhead(stored.source, stored.spec)
 
-    def block_of(self, box: Box) -> Block | None:
+    def block_of(self, box: Box) -> BlockIndex | None:
         """Return the block that a box selects. None if it is not a whole block, or the blocks are unknown."""
         block = []
         for key, bounds in zip(box, self._bounds, strict=False):
@@ -196,7 +196,7 @@ class BlockReader(AheadReader):
             block.append(number)
         return tuple(block) if len(block) == self.ndim else None
 
-    def box_of(self, block: Block) -> Box | None:
+    def box_of(self, block: BlockIndex) -> Box | None:
         """Return the box that selects a block. None if there is no such block."""
         if any(not 0 <= number < len(bounds) - 1 for number, bounds in zip(block, self._bounds, strict=True)):
             return None

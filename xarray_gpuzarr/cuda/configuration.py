@@ -38,7 +38,7 @@ def check_options(options: Mapping[str, object]) -> None:
         )
     for in_force, names in _RECORDS:
         # Makes a record, which checks its values, and drops it.
-        in_force.chosen({name: options[name] for name in options if name in names})
+        in_force.with_changes({name: options[name] for name in options if name in names})
 
 
 def configure(**options: object) -> dict[str, Any]:

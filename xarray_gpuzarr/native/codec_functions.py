@@ -35,7 +35,7 @@ class NativeCodec:
     restart: int = 0
     """Prepares a context for `decode_part`."""
     error_name: int = 0
-    """Returns the name of an error. Only Python calls it."""
+    """Returns the name of an error code. Only Python calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class NativeEncoder:
     """Addresses of the functions that encode a codec; 0 where the codec has no such function."""
 
     encode: int
+    """Encodes a whole chunk; 0 for chunks that are stored raw."""
     make_context: int = 0
     free_context: int = 0
     set_parameter: int = 0
@@ -117,7 +118,7 @@ _ENCODERS: Mapping[Codec, _Functions] = {
 
 @cache
 def _addresses(direction: _Direction, codec: Codec) -> dict[str, int] | str:
-    """Return the addresses of a codec's functions by field name, or the reason why they cannot be called."""
+    """Return the addresses of a codec's functions by field name, or a text that says why they cannot be called."""
     table = _DECODERS if direction == "decode" else _ENCODERS
     functions = table[codec]
     try:
@@ -145,7 +146,7 @@ def native_codec(codec: Codec) -> NativeCodec | None:
 
 @cache
 def native_encoder(codec: Codec) -> NativeEncoder | None:
-    """Return the functions that encode a codec; None if the library does not export them, or loops only decode it."""
+    """Return the functions that encode a codec; None if its library lacks them, or if the loops only decode it."""
     if codec == "raw":
         return NativeEncoder(encode=0)
     if codec not in _ENCODERS:
@@ -174,4 +175,5 @@ def _why_slow(direction: _Direction, codec: Codec, functions: _Functions) -> str
 
 def slow_codecs() -> list[str]:
     """Return `why_slow` of each codec that the loops cannot call, except for codecs of optional dependencies."""
+    # `_ENCODERS` has all codecs of the required ones. "blosc of snappy", of imagecodecs, is only in `_DECODERS`.
     return [*filter(None, map(why_slow, _ENCODERS))]

@@ -1,8 +1,9 @@
 /* Writing: chunks are gathered from an array, encoded, and written to objects. A file is only replaced by a complete one. */
 
 enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* states of an object */
-enum { MOST_CHUNKS = 64, WRITEBACK_NBYTES = 1 << 20 }; /* most chunks of a unit; bytes that are written before writeback begins */
-enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
+enum { MOST_CHUNKS = 64 };            /* of a unit */
+enum { WRITEBACK_NBYTES = 1 << 20 };  /* bytes whose writeback is started at a time, see `start_writeback` */
+enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* zstd.h: ZSTD_cParameter */
 
 typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef size_t set_zstd_t(void *, int, int);
@@ -18,33 +19,36 @@ typedef struct {
     int64_t level, checksum, shuffle, typesize, blocksize;
     const char *cname;
     void *encode, *make_context, *free_context, *set_parameter;
-    int64_t most_nbytes;         /* of an encoded chunk */
+    int64_t most_nbytes;         /* largest length of an encoded chunk */
     int64_t keeps_empty;         /* whether chunks that hold only the fill value are stored */
-    int64_t n_numbers, swapped;  /* parts of an element that is compared by value, and whether they are big-endian; 0: by bits */
-    int64_t n_entries, step;     /* chunks of an object; chunks of a unit */
+    int64_t n_numbers, swapped;  /* numbers that an element consists of, and whether they are big-endian, for comparing it with the
+                                    fill value by value; n_numbers is 0 if elements are compared by their bits */
+    int64_t n_entries, step;     /* number of chunks of an object, and of a unit */
     const int64_t *order;        /* entries of an object's chunks in its index, in the order in which chunks are written */
-    const int64_t *per_object;   /* chunks along each axis of an object */
-    const int64_t *const *piece; /* for each axis and each chunk along all objects: the piece that is written to it; -1: none */
+    const int64_t *per_object;   /* number of chunks along each axis of an object */
+    const int64_t *const *piece; /* per axis, for each chunk along all objects: the piece that is written to it; -1: none */
     int64_t index_nbytes, index_is_first, index_has_checksum; /* index_nbytes is 0 for unsharded chunks */
 } encoder_t;
 
+/* An object to write, and the result of writing it. */
 typedef struct {
     const char *path, *partial; /* of its file, and of the file that replaces it; NULL: it is written to `memory` */
-    const int64_t *at;          /* along each axis: its number among the objects of the write */
+    const int64_t *at;          /* per axis: the object's number among those of the write */
     char *memory;               /* it may be a chunk of the caller's array itself */
     int64_t memory_nbytes;
-    int64_t needs_old;          /* whether stored chunks are needed */
+    int64_t needs_old;          /* whether stored chunks are copied, or changed in part */
     const char *old;            /* the stored object, if it is not a file */
     const int64_t *old_version; /* of the stored file */
     const int64_t *old_offset, *old_nbytes;     /* of the stored chunks; NO_FILE: missing; NULL: no object is stored */
-    int64_t state, nbytes, code, entry; /* results: state, length, errno, and the chunk that failed; -1: none */
+    int64_t state, nbytes, code, entry; /* results: state, length, errno, and the chunk that failed, or -1 */
 } object_t;
 
-/* A unit: chunks that follow each other in an object, which one thread encodes. Its parts lie in the caller's array or in
- * `room`. */
-typedef struct { char *at; int64_t first, nbytes; } part_t; /* NULL: it begins at `first` in `room` */
+/* Encoded bytes of a unit: `at` in the caller's array, or, if that is NULL, from `first` on in the unit's room. */
+typedef struct { char *at; int64_t first, nbytes; } part_t;
+
+/* A unit: chunks that follow each other in an object, which one thread encodes. */
 typedef struct {
-    int64_t n_parts, used, room_nbytes;
+    int64_t n_parts, used, room_nbytes; /* used: bytes of the room that parts have */
     part_t part[MOST_CHUNKS];
     char *room;
 } unit_t;
@@ -54,7 +58,7 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t moved;       /* signalled when `turn` has changed, or an object failed */
     int64_t turn, end;          /* number of the unit that is written next, and its offset in the object */
-    unit_t **kept;              /* encoded units that wait for their turn, by number */
+    unit_t **kept;              /* encoded units that wait for their turn, by number; NULL: none */
     int64_t n_kept;
     int64_t *nbytes;            /* encoded length of each chunk; -1: not stored */
     char *index;                /* entries of the chunks that have been written */
@@ -63,28 +67,33 @@ typedef struct {
     int64_t started;            /* bytes whose writeback to the disk has been started */
 } progress_t;
 
+/* A write: objects, and how far each has come. */
 typedef struct {
     const encoder_t *encoder;
     object_t *objects;
-    progress_t *progress;
-    int64_t n_objects, n_begun, n_units, units_each, most_kept; /* most units that wait, besides one a thread */
+    progress_t *progress;       /* of each object */
+    int64_t n_objects, n_begun; /* n_begun: objects whose progress has been initialised */
+    int64_t n_units, units_each; /* number of units of all objects, and of each object */
+    int64_t most_kept;          /* most units of an object that wait for their turn, besides those that threads hold */
     int64_t budget;             /* most threads of all writes of the process */
-    _Atomic int64_t *n_helpers; /* further threads of this write, a number that Python reads */
-    atomic_llong next;
+    _Atomic int64_t *n_helpers; /* number of further threads of this write, which Python reads */
+    atomic_llong next;          /* the unit that is taken next */
     atomic_int is_stopped;
     _Atomic(void *) spare[MOST_THREADS]; /* units to use again, with their memory */
 } writing_t;
 
+/* What one thread of a write works with. */
 typedef struct {
     writing_t *writing;
-    int64_t is_helper;
+    int64_t is_helper;          /* whether the thread must leave when the budget is exceeded */
     _Atomic int64_t *n_helpers; /* number that the thread decreases when it ends; NULL for threads that Python has started */
-    char *scratch, *room;
+    char *scratch, *room;       /* memory for decoding, and for an encoded chunk */
     int64_t room_nbytes;
-    void *encoding, *decoding;
+    void *encoding, *decoding;  /* contexts */
     unit_t *unit;
 } writer_t;
 
+/* Record why an object was not written, and stop the write. Return 0. */
 static int fail(writing_t *writing, object_t *object, int64_t state, int64_t entry)
 {
     int64_t code = errno;
@@ -102,6 +111,7 @@ static void put_little(char *at, uint64_t value, int nbytes)
     for (int i = 0; i < nbytes; i++) at[i] = (char)(value >> 8 * i);
 }
 
+/* Read bytes of the stored object. Return 0 after a failure. */
 static int read_old(const object_t *object, const progress_t *progress, char *to, int64_t nbytes, int64_t offset)
 {
     if (object->old) return memcpy(to, object->old + offset, (size_t)nbytes) != NULL;
@@ -116,9 +126,11 @@ static int is_old_kept(const object_t *object)
     struct stat now;
     if (!object->path || !object->needs_old) return 1;
     if (stat(object->path, &now)) return !object->old_nbytes;
-    return object->old_nbytes ? is_version(&now, object->old_version) : S_ISDIR(now.st_mode);
+    if (!object->old_nbytes) return S_ISDIR(now.st_mode); /* no object was stored, and a directory is none */
+    return is_version(&now, object->old_version);
 }
 
+/* Record that a stored chunk could not be read: it is damaged, or the object was changed meanwhile. Return 0. */
 static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
 {
     return fail(writing, object, is_old_kept(object) ? DAMAGED : CHANGED, entry);
@@ -134,15 +146,20 @@ static int is_stored(writing_t *writing, object_t *object, int64_t entry)
     pthread_mutex_lock(&progress->lock);
     if (object->path && progress->old_file < 0) {
         progress->old_file = open(object->path, READ_FLAGS);
-        if (progress->old_file < 0 && errno != ENOENT) state = REFUSED;
-        else if (!is_of_version(progress->old_file, object->old_version)) state = CHANGED;
+        if (progress->old_file < 0 && errno != ENOENT)
+            state = REFUSED;
+        else if (!is_of_version(progress->old_file, object->old_version))
+            state = CHANGED; /* or deleted */
     }
     pthread_mutex_unlock(&progress->lock);
-    return state == UNFINISHED ? 1 : (fail(writing, object, state, -1), -1);
+    if (state == UNFINISHED) return 1;
+    fail(writing, object, state, -1);
+    return -1;
 }
 
 /* ---- a chunk */
 
+/* Enlarge memory to `nbytes` bytes if it is smaller. Return 0 if there is not enough memory. */
 static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 {
     if (nbytes <= *room_nbytes) return 1;
@@ -155,14 +172,18 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 /* Return memory for more bytes at the end of the unit's room; NULL if there is none. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    return has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1) ? unit->room + unit->used : NULL;
+    int has_more = has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1); /* a byte more, so never 0 */
+    return has_more ? unit->room + unit->used : NULL;
 }
 
-/* Add bytes to the unit: of the caller's array, or if `at` is NULL, the next ones in its room. Neighbours form one part. */
+/* Add bytes to the unit: those at `at` in the caller's array, or the next ones in its room if `at` is NULL. Neighbours form one
+ * part. */
 static void add_part(unit_t *unit, char *at, int64_t nbytes)
 {
     part_t *last = unit->n_parts ? unit->part + unit->n_parts - 1 : NULL;
-    if (last && (at ? last->at && last->at + last->nbytes == at : !last->at))
+    int extends_array_part = last && at && last->at && last->at + last->nbytes == at;
+    int extends_room_part = last && !at && !last->at;
+    if (extends_array_part || extends_room_part)
         last->nbytes += nbytes;
     else
         unit->part[unit->n_parts++] = (part_t){at, unit->used, nbytes};
@@ -175,7 +196,7 @@ static void free_unit(unit_t *unit)
     free(unit);
 }
 
-/* Whether a box is a whole chunk. */
+/* Whether the box of the first row is a whole chunk. */
 static int is_all(const job_t *job, const rows_t *rows)
 {
     for (int64_t i = 0; i < job->ndim; i++) {
@@ -208,6 +229,7 @@ static int is_equal(const encoder_t *encoder, const char *one, const char *other
 {
     int64_t n = encoder->n_numbers, nbytes = encoder->job->itemsize / n;
     static const uint64_t infinities[] = {[2] = 0x7C00, [4] = 0x7F800000, [8] = UINT64_C(0x7FF) << 52};
+    /* Without its sign bit, a NaN is a larger number than infinity, and both zeros are 0. */
     uint64_t infinity = infinities[nbytes], unsigned_bits = UINT64_MAX >> (65 - 8 * nbytes);
     int are_equal = 1, one_is_nan = 0, other_is_nan = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -224,7 +246,7 @@ static int is_empty(const encoder_t *encoder, const char *chunk)
 {
     const job_t *job = encoder->job;
     int64_t itemsize = job->itemsize, nbytes = job->chunk_nbytes;
-    if (!encoder->n_numbers)
+    if (!encoder->n_numbers) /* all elements are equal if each one equals the next */
         return !memcmp(chunk, job->fill, (size_t)itemsize) && !memcmp(chunk, chunk + itemsize, (size_t)(nbytes - itemsize));
     for (int64_t at = 0; at < nbytes; at += itemsize)
         if (!is_equal(encoder, chunk + at, job->fill)) return 0;
@@ -254,31 +276,35 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
     }
 }
 
-/* Set `box` to the box of the array that is written to a chunk. Return 0 if there is none. */
+/* Set `box` to the piece numbers of what is written to a chunk. Return 0 if nothing is. */
 static int is_written(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
 {
-    int64_t rest = entry, is_touched = 1;
-    for (int64_t i = encoder->job->ndim - 1; i >= 0; rest /= encoder->per_object[i--]) {
-        box[i] = encoder->piece[i][object->at[i] * encoder->per_object[i] + rest % encoder->per_object[i]];
+    int64_t remaining = entry, is_touched = 1; /* the entry's coordinates in the object are divided off, from the last axis on */
+    for (int64_t i = encoder->job->ndim - 1; i >= 0; i--) {
+        int64_t coordinate = remaining % encoder->per_object[i];
+        box[i] = encoder->piece[i][object->at[i] * encoder->per_object[i] + coordinate];
         is_touched &= box[i] >= 0;
+        remaining /= encoder->per_object[i];
     }
     return (int)is_touched;
 }
 
-/* Copy chunks that the write does not touch, in encoded form, as far as they follow each other in the stored object, up to
- * position `end` in the order of chunks. Return the position behind them; 0 after a failure. */
+/* Copy chunks that the write does not touch, in encoded form, as far as they follow each other in the stored object, from position
+ * k up to position `end` in the order of chunks. Return the position after them; 0 after a failure. */
 static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, int64_t k, int64_t end)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const int64_t *order = encoder->order;
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
     int found = is_stored(writer->writing, object, entry);
-    if (found <= 0) return found ? 0 : k + 1;
-    for (first = object->old_offset[entry]; k < end; k++, n += progress->nbytes[entry]) {
+    if (found < 0) return 0;
+    if (!found) return k + 1;
+    for (first = object->old_offset[entry]; k < end; k++) {
         entry = order[k];
         if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
         if (k > begin && is_written(encoder, object, entry, box)) break;
         progress->nbytes[entry] = object->old_nbytes[entry];
+        n += progress->nbytes[entry];
     }
     char *to = room_in_unit(writer->unit, n);
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
@@ -287,18 +313,20 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     return k;
 }
 
-/* Put together a chunk from the written elements, and stored ones for the others. Return 0 after a failure. */
+/* Put together a chunk from the elements that are written, and for all others the stored ones or the fill value. Return 0 after a
+ * failure. */
 static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     job_t gathering = *job;
-    int all = is_all(job, rows), found = 0;
+    int all = is_all(job, rows), found = all ? 0 : is_stored(writer->writing, object, entry);
     gathering.steps = encoder->swap;
-    if (!all && (found = is_stored(writer->writing, object, entry)) < 0) return 0;
+    if (found < 0) return 0;
     if (found && !decode_old(writer, object, entry, to)) return 0;
-    if (!all && !found)
-        move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize, job->itemsize);
+    if (!all && !found) /* fill it */
+        move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize,
+                      job->itemsize);
     exchange_box(&gathering, rows, 0, to, TO_CHUNK);
     return 1;
 }
@@ -312,14 +340,15 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     int is_raw = job->codec == RAW;
     /* libdeflate reads its input twice, and another thread may change the caller's array in between: it gets a copy. */
     int is_read_once = job->codec != ZLIB && job->codec != GZIP;
-    int is_caller = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
-    int is_copied = !is_caller || !is_raw || job->n_checksums, stays = !object->path && !encoder->index_nbytes;
-    char *chunk = is_caller ? destination(job, &rows, 0) : NULL;
-    if (is_caller && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
-    char *to = !is_copied ? chunk : stays ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
-    int has_scratch = is_caller || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
+    int is_in_array = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
+    int is_copied = !is_in_array || !is_raw || job->n_checksums;
+    int is_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
+    char *chunk = is_in_array ? destination(job, &rows, 0) : NULL, *to = chunk;
+    if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
+    if (is_copied) to = is_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    int has_scratch = is_in_array || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
     if (!to || !has_scratch) return fail(writer->writing, object, NO_MEMORY, entry);
-    if (!is_caller) {
+    if (!is_in_array) {
         chunk = is_raw ? to : writer->scratch + HEAD_NBYTES;
         if (!make_chunk(writer, object, &rows, entry, chunk)) return 0;
         if (!encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
@@ -327,14 +356,18 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     int64_t nbytes = is_raw ? job->chunk_nbytes : encode_chunk(writer, chunk, to);
     if (!nbytes) return fail(writer->writing, object, NOT_ENCODED, entry);
     if (is_raw && chunk != to) memcpy(to, chunk, (size_t)nbytes);
-    for (int64_t i = 0; i < job->n_checksums; i++, nbytes += CRC_NBYTES) put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
-    add_part(writer->unit, is_copied && !stays ? NULL : to, nbytes);
+    for (int64_t i = 0; i < job->n_checksums; i++) {
+        put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
+        nbytes += CRC_NBYTES;
+    }
+    add_part(writer->unit, is_copied && !is_object ? NULL : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
 
 /* ---- an object */
 
+/* Create the directories of a path. Errors show when its file is created. */
 static void make_folders(const char *path)
 {
     char *folder = strdup(path);
@@ -349,8 +382,8 @@ static void make_folders(const char *path)
 /* Create the file that replaces an object's file once it is complete. */
 static int open_partial(const object_t *object, progress_t *progress)
 {
-    for (int i = 0; i < 2 && progress->file < 0; i++) {
-        if (i) make_folders(object->partial);
+    for (int attempt = 0; attempt < 2 && progress->file < 0; attempt++) {
+        if (attempt > 0) make_folders(object->partial); /* the first attempt failed with ENOENT */
         progress->file = open(object->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (progress->file < 0 && errno != ENOENT) return 0;
     }
@@ -369,6 +402,7 @@ static void start_writeback(progress_t *progress, int64_t end)
     progress->started = end;
 }
 
+/* Write bytes of an object, at an offset in it. Return 0 after a failure. */
 static int put(const object_t *object, progress_t *progress, const char *at, int64_t nbytes, int64_t offset)
 {
     if (!object->path) {
@@ -387,15 +421,17 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     return 1;
 }
 
-/* Write a unit behind those written before. Return 0 after a failure. */
+/* Write a unit after those before it, and enter its chunks in the index. Return 0 after a failure. */
 static int put_unit(writing_t *writing, object_t *object, progress_t *progress, int64_t number, const unit_t *unit)
 {
     const encoder_t *encoder = writing->encoder;
-    int64_t end = progress->end, behind = (number + 1) * encoder->step;
-    for (const part_t *part = unit->part; part < unit->part + unit->n_parts; end += part++->nbytes)
+    int64_t end = progress->end, next = (number + 1) * encoder->step;
+    for (const part_t *part = unit->part; part < unit->part + unit->n_parts; part++) {
         if (!put(object, progress, part->at ? part->at : unit->room + part->first, part->nbytes, end))
             return fail(writing, object, REFUSED, encoder->order[number * encoder->step]);
-    for (int64_t k = number * encoder->step; k < behind && k < encoder->n_entries; k++) {
+        end += part->nbytes;
+    }
+    for (int64_t k = number * encoder->step; k < next && k < encoder->n_entries; k++) {
         int64_t entry = encoder->order[k], nbytes = progress->nbytes[entry];
         if (nbytes < 0) continue;
         put_little(progress->index + entry * ENTRY_NBYTES, (uint64_t)progress->end, 8);
@@ -405,6 +441,7 @@ static int put_unit(writing_t *writing, object_t *object, progress_t *progress, 
     return 1;
 }
 
+/* Write the index of a shard. Return 0 after a failure. */
 static int put_index(const encoder_t *encoder, const object_t *object, progress_t *progress)
 {
     int64_t nbytes = encoder->n_entries * ENTRY_NBYTES, at = encoder->index_is_first ? 0 : progress->end;
@@ -412,6 +449,7 @@ static int put_index(const encoder_t *encoder, const object_t *object, progress_
     return put(object, progress, progress->index, encoder->index_nbytes, at);
 }
 
+/* Close a file if it is open. Return 0 after a failure. */
 static int close_file_of(int *file)
 {
     int open_file = *file;
@@ -419,11 +457,13 @@ static int close_file_of(int *file)
     return open_file < 0 || close(open_file) == 0;
 }
 
-/* Complete an object whose units have all been written: write its index, and replace the stored object. */
+/* Complete an object whose units have all been written: write its index, and replace the stored object, or delete that if no chunk
+ * is stored. Return 0 after a failure. */
 static int complete(writing_t *writing, object_t *object, progress_t *progress)
 {
     const encoder_t *encoder = writing->encoder;
-    int64_t first = encoder->index_is_first ? encoder->index_nbytes : 0, is_there = progress->end > first;
+    int64_t first = encoder->index_is_first ? encoder->index_nbytes : 0;
+    int64_t is_there = progress->end > first; /* whether the object has any chunk */
     if (!is_old_kept(object)) return fail(writing, object, CHANGED, -1);
     close_file_of(&progress->old_file);
     if (!is_there && object->path && unlink(object->path) && errno != ENOENT && errno != ENOTDIR)
@@ -436,8 +476,8 @@ static int complete(writing_t *writing, object_t *object, progress_t *progress)
     return 1;
 }
 
-/* Write the writer's unit and the waiting units behind it, if it is the unit's turn. Otherwise leave the unit to the thread
- * that writes the one before it. */
+/* Write the writer's unit and the waiting units after it, if it is the unit's turn. Otherwise leave the unit to the thread that
+ * writes the one before it. Return 0 after a failure. */
 static int take_turn(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
 {
     writing_t *writing = writer->writing;
@@ -445,7 +485,11 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
     pthread_mutex_lock(&progress->lock);
     while (progress->turn != number && progress->n_kept >= writing->most_kept && object->state == UNFINISHED)
         pthread_cond_wait(&progress->moved, &progress->lock);
-    if (progress->turn != number) progress->kept[number] = unit, progress->n_kept++, unit = writer->unit = NULL;
+    if (progress->turn != number) {
+        progress->kept[number] = unit;
+        progress->n_kept++;
+        unit = writer->unit = NULL;
+    }
     pthread_mutex_unlock(&progress->lock);
     while (unit) {
         int is_put = put_unit(writing, object, progress, number++, unit);
@@ -454,7 +498,11 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
         if (number == writing->units_each) return complete(writing, object, progress);
         pthread_mutex_lock(&progress->lock);
         progress->turn = number;
-        if ((unit = progress->kept[number])) progress->kept[number] = NULL, progress->n_kept--;
+        unit = progress->kept[number];
+        if (unit) {
+            progress->kept[number] = NULL;
+            progress->n_kept--;
+        }
         pthread_cond_broadcast(&progress->moved);
         pthread_mutex_unlock(&progress->lock);
     }
@@ -480,9 +528,9 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-static _Atomic int64_t n_at_work; /* number of threads in all writes of this process */
+static _Atomic int64_t n_at_work; /* number of threads that work on any write of this process */
 
-/* Whether the threads of all writes exceed the budget. If so, the calling helper no longer counts, and must leave. */
+/* Whether the threads of all writes exceed the budget. If so, the calling helper is no longer counted, and must leave. */
 static int is_one_too_many(const writing_t *writing)
 {
     int64_t n = n_at_work;
@@ -491,6 +539,7 @@ static int is_one_too_many(const writing_t *writing)
     return 0;
 }
 
+/* Encode and write units until all have been taken, the write has failed, or this helper must leave. */
 static void write_units(writer_t *writer)
 {
     writing_t *writing = writer->writing;
@@ -506,6 +555,7 @@ static void write_units(writer_t *writer)
     n_at_work--;
 }
 
+/* Return a new context for encoding; NULL if the codec needs none, or there is no memory. */
 static void *context_for(const encoder_t *encoder)
 {
     if (!encoder->make_context) return NULL;
@@ -527,8 +577,11 @@ static void end_object(const object_t *object, progress_t *progress, int64_t uni
     pthread_cond_destroy(&progress->moved), pthread_mutex_destroy(&progress->lock);
 }
 
+/* Initialise the state of an object. Return 0 if there is not enough memory. */
 static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t units_each)
 {
+    /* One allocation holds the lengths of chunks, the index and its checksum. Bytes of 0xFF make all lengths -1, and all entries
+     * those of missing chunks. */
     int64_t n = encoder->n_entries, length = n * (int64_t)(sizeof(int64_t) + ENTRY_NBYTES) + CRC_NBYTES;
     *progress = (progress_t){.old_file = -1, .file = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
     pthread_mutex_init(&progress->lock, NULL), pthread_cond_init(&progress->moved, NULL);
@@ -569,6 +622,7 @@ writing_t *gpuzarr_begin_write(
     return is_begun ? writing : NULL;
 }
 
+/* Work on a write on this thread, then release what the thread has used. */
 static void *run_writer(void *argument)
 {
     writer_t *writer = argument;

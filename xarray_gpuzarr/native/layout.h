@@ -3,7 +3,7 @@
 
 typedef struct {
     const char *name; /* of the field; NULL for the size of the whole struct */
-    const char *of;
+    const char *of;   /* name of the struct */
     int64_t offset, nbytes;
 } field_t;
 

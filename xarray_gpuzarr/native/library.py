@@ -23,7 +23,7 @@ from xarray_gpuzarr.native.naming import file_name
 from xarray_gpuzarr.native.structs import check_layout
 
 _ENV = "XARRAY_GPUZARR_NATIVE"
-_AGAIN = "install it again where there is a C compiler (cc, or what CC names)"
+_REINSTALL = "install it again where there is a C compiler (cc, or what CC names)"
 SOURCE = Path(__file__).with_name("loops.c")
 _INT64_NBYTES = 8
 
@@ -41,8 +41,8 @@ class Loops:
         library = ctypes.CDLL(str(path))
         check_layout(library)
         address, number = ctypes.c_void_p, ctypes.c_int64
+        rows = (address, number, number, address, number)  # rows, first row, end row, scratch, number of threads
         self.place_rows = library.gpuzarr_place_rows
-        rows = (address, number, number, address, number)
         self.place_rows.argtypes, self.place_rows.restype = (address, *rows), number
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes, self.read_rows.restype = (address, address, *rows), number
@@ -69,7 +69,7 @@ class Loops:
 
 @cache
 def find() -> Loops | str:
-    """Return the loops, or a sentence about why there are none and what to do."""
+    """Return the loops, or a sentence about why there are none and what to do. Raises the errors of `loops`."""
     setting = os.environ.get(_ENV, "1")
     if setting not in {"0", "1"}:
         raise OptionError(
@@ -83,10 +83,10 @@ def find() -> Loops | str:
     try:
         path = SOURCE.with_name(file_name(SOURCE.parent))
         if not path.exists():
-            return f"they were not compiled when this package was installed; {_AGAIN}"
+            return f"they were not compiled when this package was installed; {_REINSTALL}"
         return Loops(path)
-    except (OSError, AttributeError) as err:
-        return f"{type(err).__name__}: {err}; {_AGAIN}"
+    except (OSError, AttributeError) as err:  # the library cannot be loaded, or lacks a function
+        return f"{type(err).__name__}: {err}; {_REINSTALL}"
 
 
 def loops() -> Loops | None:
@@ -154,6 +154,6 @@ def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]
     return memory, addresses
 
 
-def address_of(memory: memoryview) -> int:
+def view_address(memory: memoryview) -> int:
     """Return the address of bytes in host memory; 0 for an empty view."""
     return address(np.frombuffer(memory, np.uint8)) if memory else 0

@@ -30,20 +30,29 @@
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* operations on a whole chunk, after its compressor */
-enum { DONE, LEFT, ABSENT };          /* status of a row */
-enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4, ENTRY_NBYTES = 16 };
-enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
-enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
-enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
-enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC_NOT_INFLATED = 0xA }; /* flags; bits, too; stored */
-enum { READ_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK }; /* opening a pipe without a writer would block */
-enum { PART_NBYTES = 8 << 20 };     /* part of a raw chunk that one thread reads at once */
+enum { DONE, LEFT, ABSENT }; /* status of a row: placed; left to Python; missing, where the job has no fill value */
+enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 }; /* instead of a length: no chunk; Python must read it; decoded already */
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32 }; /* how often a thread takes rows of a call; most rows that it takes at a time */
+enum { VERSION_NUMBERS = 5, CRC_NBYTES = 4, ENTRY_NBYTES = 16 }; /* numbers of a file's version; lengths of a CRC, an index entry */
+enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* MOST_KEPT: contexts of a codec that are kept for later calls */
+enum { BLOCK_NBYTES = 512 };                /* the page cache holds whole blocks of this length, except at the end of a file */
+enum { LEAST_PARTED_NBYTES = 32 * 1024 };   /* of shorter chunks, all is decoded, also if less is requested */
+enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024 }; /* results above -ZSTD_ERRORS, as size_t, are errors (zstd_errors.h) */
+enum { BLOSC_HEADER_NBYTES = 16 };
+enum { BLOSC_LEAST_INFLATED = 32 * 1024 }; /* C-Blosc decodes shorter chunks, also those of zlib */
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 }; /* what `unshuffle` writes before a block; room for it */
+enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5 }; /* flags of a Blosc frame: bytes are shuffled; bytes or bits are */
+enum { BLOSC_UNSPLIT = 0x10 };                         /* flag: each block is a single stream */
+enum { BLOSC_NOT_INFLATED = 0xA };                     /* flags of frames that are stored, or of an unknown kind */
+enum { BLOSC_OF_ZLIB = 3 };                            /* compressor in the upper three bits of the flags */
+enum { READ_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK }; /* without O_NONBLOCK, opening a pipe would wait for a writer */
+enum { PART_NBYTES = 8 << 20 };      /* part of a raw chunk that one thread reads at once */
 enum { STREAMED_NBYTES = 16 << 20 }; /* zstd chunks of at least this length are decoded while they are read */
 enum { PIECE_NBYTES = 512 * 1024 };  /* bytes of such a chunk that are read at once */
-enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 };
-enum { ASKED_NBYTES = 32 << 20 }; /* most bytes that the disk is asked for ahead */
+enum { PAGE_NBYTES = 4096, HUGE_NBYTES = 4 << 20 }; /* of memory: a page, and the least that is worth huge pages */
+enum { ASKED_NBYTES = 32 << 20 };    /* most bytes that the disk is asked for ahead */
 
+/* Functions of the codec libraries. */
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
 typedef int decode_lz4_t(const char *, char *, int, int);
@@ -61,7 +70,7 @@ typedef void free_t(void *); /* the result is ignored */
 typedef struct {
     int64_t in_at, out_at; /* offset of its first element along the axis in bytes, in the chunk and in the output */
     int64_t count;
-    const int64_t *index;  /* of each requested element; NULL: they are evenly spaced from `in_at` on */
+    const int64_t *index;  /* position of each requested element in the chunk; NULL: they are evenly spaced from `in_at` on */
 } piece_t;
 
 /* An operation on a whole chunk. */
@@ -69,33 +78,35 @@ typedef struct {
     int64_t kind;
     int64_t nbytes;       /* of its result */
     int64_t elementsize;  /* for UNSHUFFLE */
-    int64_t dtype, swap;  /* for ACCUMULATE: dtype of the sums, and bytes that are reversed together afterwards */
+    int64_t dtype, swap;  /* for ACCUMULATE: dtype of the sums; size of the numbers whose bytes are reversed then, 0: none */
     const steps_t *steps; /* taken before ACCUMULATE, or alone */
 } stage_t;
 
 /* An array, its codecs, and the output of a read. */
 typedef struct {
-    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* chunk_nbytes, itemsize: of elements when they are placed */
-    int64_t packed_nbytes;      /* that the compressor decodes to */
+    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* chunk_nbytes, itemsize: after all stages, before `steps` */
+    int64_t packed_nbytes;      /* length that the compressor decodes a chunk to, before the stages */
     int64_t n_stages;           /* operations after the compressor */
-    int64_t n_checksums;        /* CRC-32C at the end of an encoded chunk */
+    int64_t n_checksums;        /* number of CRC-32C at the end of an encoded chunk */
     int64_t out_itemsize;
-    int64_t area_nbytes;        /* of an area of scratch with HEAD_NBYTES in front; threads have one, or two with stages */
+    int64_t area_nbytes;        /* length of an area of scratch, whose first HEAD_NBYTES are for `unshuffle`. A thread has one
+                                   area, or two if there are stages or `inflate` */
     const int64_t *pieces;      /* three columns, each of all axes: first elements, first positions in the output, counts */
-    const int64_t *first_piece; /* of each axis */
+    const int64_t *first_piece; /* per axis: where its pieces begin in these columns */
     const int64_t *chunk_shape; /* along the axes of the output */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
-    const int64_t *every;       /* along each axis: distance between requested elements */
+    const int64_t *every;       /* along each axis: distance between requested elements, in elements */
     const int64_t *out_strides; /* in bytes */
     char *out;
     void *decode, *make_context, *free_context;
-    void *decode_part, *restart; /* decode a part of a chunk */
+    void *decode_part, *restart; /* decode a part of a chunk; prepare a context for that */
     void *unshuffle;            /* C-Blosc's decoder, for UNSHUFFLE and for blocks that `inflate` has decoded */
     void *inflate;              /* decodes zlib inside Blosc frames, faster than C-Blosc; NULL: there is none */
     const stage_t *stages;
     const steps_t *steps;       /* operations on elements while they are placed; NULL: they are copied */
-    const int64_t *const *index; /* per axis: requested elements, or NULL. The first element of a piece is then a position in
-                                   this list. NULL: there is no list */
+    const int64_t *const *index; /* per axis: list of the requested elements, by their positions in their chunks. The first column
+                                   of `pieces` then has positions in this list. NULL: they are evenly spaced; NULL as a whole:
+                                   along all axes */
     const char *fill;            /* an element of the output, for missing chunks; NULL: these are reported as ABSENT */
 } job_t;
 
@@ -108,8 +119,9 @@ typedef struct {
     int64_t *nbytes;            /* NO_FILE: the chunk is missing; DECODED: `src` has its elements, ready to be placed */
     const int64_t *first_box;   /* of each row, and the number of all boxes; NULL: each row has one box */
     const int64_t *boxes;       /* ndim piece numbers each */
-    uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
-    const int64_t *in_at, *out_at; /* in the place of boxes: offsets of points in bytes; `first_box` counts points */
+    uint8_t *left;              /* result per row: DONE, LEFT or ABSENT */
+    const int64_t *in_at, *out_at; /* instead of boxes: offsets of points in the chunk and in the output, in bytes. `first_box` then
+                                   counts points */
     char *const *whole;         /* per row: memory for the whole decoded chunk, or NULL; NULL: no row has any */
 } rows_t;
 
@@ -120,54 +132,56 @@ typedef struct {
     const int64_t *version; /* VERSION_NUMBERS of each file, which it must have; NULL: any version */
     const int64_t *file;    /* per row: the number of its file */
     const int64_t *offset;  /* per row: its first byte; NULL: each row is a file */
-    char *room;             /* room_nbytes for each thread, or NULL */
+    char *room;             /* memory for encoded chunks, room_nbytes for each thread; NULL: threads allocate it */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* if each row is a file: a longer one holds no chunk */
     int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are treated */
-    int64_t n_read;         /* result: bytes */
+    int64_t n_read;         /* result: number of bytes that were read */
     int64_t is_cold;        /* result: whether rows were left and requested from the disk: they are not in the page cache */
 } files_t;
 
 /* The file of a row whose parts several threads read, all through one descriptor, so that they read one version. */
 typedef struct {
-    int64_t n_left; /* parts that have not been read */
+    int64_t n_left; /* number of parts that have not been read */
     int file;       /* NO_FILE: not opened yet, or it cannot be opened */
 } shared_file_t;
 
-/* The rows of a call, which threads take one by one or some at a time. */
+/* The rows of a call, of which threads take one or some at a time, or parts of one. */
 typedef struct {
     const job_t *job;
     const rows_t *rows;
     const files_t *files; /* NULL if `src` is set for all rows */
-    int64_t n_parts;      /* parts of each row, which threads take one by one */
+    int64_t n_parts;      /* number of parts of each row, which threads take one by one */
     int64_t first_row;
     shared_file_t *shared_files; /* of each row from `first_row` on; NULL: rows have one part, or their files a version */
     pthread_mutex_t opening;     /* held while a shared file is opened or closed */
     int64_t end_row;
-    int64_t end, step;    /* in parts */
-    atomic_llong next, n_read;
+    int64_t end, step;           /* number after that of the last part; parts that a thread takes at a time */
+    atomic_llong next, n_read;   /* the part that is taken next; bytes that were read */
     atomic_int is_cold;      /* whether a range was not in the page cache; all further rows are left to a call that waits */
     atomic_llong asked;      /* the disk has been asked for the rows before this one */
     atomic_int is_changed;   /* whether a file has another version */
 } work_t;
 
+/* What one thread works with. */
 typedef struct {
     work_t *work;
     char *scratch, *room; /* NULL if Python passed none, see `own_memory` */
-    int file; /* open, of number `number`; -1: none */
+    int file;             /* descriptor of file `number`; -1: none is open */
     int64_t number;
-    char *own[2];
+    char *own[2];         /* scratch and room that the lane has allocated itself, or NULL */
 } lane_t;
 
+/* Return the number that four bytes in little-endian order stand for. */
 static uint32_t little(const char *at)
 {
     const unsigned char *b = (const unsigned char *)at;
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
-/* RFC 3720, appendix B.4: CRC-32C, by tables for eight bytes, or by the processor's own instruction. */
-enum { CRC_LANE = 1024 };
-static uint32_t crc_tables[8][256], crc_lane[4][256];
+/* CRC-32C (RFC 3720, appendix B.4), by tables for eight bytes at a time, or by the processor's own instruction. */
+enum { CRC_LANE = 1024 }; /* length of a lane, see `crc_by_machine` */
+static uint32_t crc_tables[8][256], crc_lane[4][256]; /* crc_lane: by position and value of a byte of a CRC, see `behind_lane` */
 
 __attribute__((constructor)) static void make_crc_tables(void)
 {
@@ -182,12 +196,14 @@ __attribute__((constructor)) static void make_crc_tables(void)
             uint32_t before = crc_tables[table - 1][byte];
             crc_tables[table][byte] = before >> 8 ^ crc_tables[0][before & 255];
         }
-    for (int bit = 0; bit < 32; bit++) {
+    for (int bit = 0; bit < 32; bit++) { /* each bit of a CRC, extended by CRC_LANE zero bytes */
         bits[bit] = UINT32_C(1) << bit;
         for (int i = 0; i < CRC_LANE; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
     }
-    for (int i = 0; i < 4 * 256 * 8; i++) /* all bits of all bytes of a CRC */
-        if (i >> 3 & 1 << i % 8) crc_lane[i >> 11][i >> 3 & 255] ^= bits[(i >> 11) * 8 + i % 8];
+    for (int position = 0; position < 4; position++) /* of a byte in a CRC */
+        for (int byte = 0; byte < 256; byte++)
+            for (int bit = 0; bit < 8; bit++)
+                if (byte & 1 << bit) crc_lane[position][byte] ^= bits[position * 8 + bit];
 }
 
 static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
@@ -227,12 +243,16 @@ CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t 
             }
         crc = behind_lane(behind_lane((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
     }
-    for (; nbytes >= 8; nbytes -= 8, at += 8) memcpy(word, at, 8), crc = (uint32_t)__builtin_ia32_crc32di(crc, *word);
+    for (; nbytes >= 8; nbytes -= 8, at += 8) {
+        memcpy(word, at, 8);
+        crc = (uint32_t)__builtin_ia32_crc32di(crc, *word);
+    }
     for (; nbytes; nbytes--) crc = __builtin_ia32_crc32qi(crc, (unsigned char)*at++);
     return crc;
 }
 #endif
 
+/* Return the CRC-32C of bytes. */
 uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
 {
 #ifdef __x86_64__
@@ -241,28 +261,30 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
     return ~crc_by_tables(~0u, at, (size_t)nbytes);
 }
 
-/* c-blosc 1.x README_CHUNK_FORMAT: version, version of the codec, flags, itemsize, nbytes, blocksize, cbytes.
- * C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
+/* Whether bytes are a Blosc frame that decodes to `wanted` bytes. Its header, by README_CHUNK_FORMAT of c-blosc 1.x: version,
+ * version of the codec, flags, itemsize, nbytes, blocksize, cbytes. C-Blosc counts in int, where 4 GiB - 1 is -1, an error. */
 static int is_blosc(const char *src, size_t nbytes, size_t wanted)
 {
     if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes behind it */
+    return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
 }
 
-/* Whether a frame declares its length and has no checksum (RFC 8878, 3.1.1.1). Decoding a part would not verify a checksum. */
+/* Whether bytes begin a zstd frame that declares to decode to `wanted` bytes and has no checksum (RFC 8878, 3.1.1.1). Decoding a
+ * part would not verify a checksum. */
 static int is_plain_zstd(const char *src, size_t nbytes, size_t wanted)
 {
     static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
-    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0;
+    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0; /* 18: the longest header; the magic number */
     unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1;
     size_t length = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
     const unsigned char *at = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
-    uint64_t found = length == 2 ? 256 : 0;
+    uint64_t found = length == 2 ? 256 : 0; /* a field of two bytes counts from 256 */
     for (size_t i = 0; i < length; i++) found += (uint64_t)at[i] << 8 * i;
     return length && !(descriptor & 4) && found == wanted;
 }
 
+/* Decode a zstd frame up to byte `end`. Return 0 after a failure. */
 static int decode_zstd_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, size_t end)
 {
     in_buffer_t in = {src, nbytes, 0};
@@ -275,6 +297,7 @@ static int decode_zstd_part(const job_t *job, void *context, const char *src, si
     return 1;
 }
 
+/* Decode the requested bytes of a Blosc frame. Return 0 after a failure. */
 static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_t span)
 {
     int64_t itemsize = (unsigned char)src[3];
@@ -283,8 +306,8 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
     return ((items_of_blosc_t *)job->decode_part)(src, (int)first, (int)n, dst + first * itemsize) == n * itemsize;
 }
 
-/* Unshuffle by C-Blosc, which has the fastest code for it: `src` becomes a frame of one uncompressed block, with its header in
- * front of `src`. */
+/* Unshuffle by C-Blosc, which has the fastest code for it: a header is written before `src`, which so becomes a frame of one
+ * uncompressed block. `flags` say what is shuffled. Return 0 after a failure. */
 static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
 {
     uint32_t n = (uint32_t)nbytes;
@@ -295,7 +318,8 @@ static int unshuffle(const job_t *job, int flags, int typesize, char *src, char 
     return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
 }
 
-/* Decode the zlib streams of a Blosc block. Each stream follows its length. */
+/* Decode the n zlib streams of a Blosc block, which is at `at` in a frame that ends at `end`. Each stream follows its length.
+ * Return 0 after a failure. */
 static int inflate_block(const job_t *job, void *context, const char *src, size_t end, size_t at, char *dst, size_t length, size_t n)
 {
     size_t step = length / n, used = 0, found = step;
@@ -305,7 +329,7 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
         size_t nbytes = little(src + at);
         at += 4;
         if (!nbytes || nbytes > step || nbytes > end - at) return 0;
-        if (nbytes == step)
+        if (nbytes == step) /* the stream is stored as it is */
             memcpy(to, src + at, step);
         else if (((inflate_t *)job->inflate)(context, src + at, nbytes, to, step, &used, &found) || found != step)
             return 0;
@@ -315,13 +339,15 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
 }
 
 /* Decode the blocks of a Blosc frame of zlib streams that hold the requested bytes, by libdeflate, which is faster than the
- * zlib of C-Blosc. `block` is scratch for one block. */
+ * zlib of C-Blosc. `block` is scratch for one block. Return 0 after a failure. */
 static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
 {
     size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
     int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
     if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
-    size_t splits = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128 ? (size_t)typesize : 1;
+    /* C-Blosc splits a block into a stream for each byte of an element, except long elements, short streams and the last block. */
+    int is_split = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128;
+    size_t splits = is_split ? (size_t)typesize : 1;
     for (size_t first = 0; first < whole; first += length) {
         size_t n = whole - first < length ? whole - first : length;
         if ((int64_t)(first + n) <= span.first || (int64_t)first >= span.end) continue;
@@ -333,18 +359,20 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
     return 1;
 }
 
+/* Whether a chunk is a Blosc frame that `inflate_blosc` decodes. */
 static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
 {
-    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted) || src[1] != 1) return 0;
+    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted)) return 0;
+    if (src[1] != 1) return 0; /* version of the codec */
     return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
 }
 
-/* Decode the requested part of a chunk to its place in `dst`. Return 0 if it is most of the chunk, or cannot be decoded alone.
- * */
+/* Decode the requested part of a chunk to its place in `dst`. Return 0 if the part is most of the chunk, or cannot be decoded
+ * alone. */
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
-    size_t wanted = (size_t)job->chunk_nbytes; /* true only without stages */
-    int64_t enough = job->chunk_nbytes / 8 * 7;
+    size_t wanted = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
+    int64_t enough = job->chunk_nbytes / 8 * 7; /* decoding a longer part would save too little */
     if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
     case ZSTD:
@@ -362,6 +390,7 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
     }
 }
 
+/* Decode what a compressor encoded, all of it. Return 0 after a failure. */
 static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block)
 {
     size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
@@ -385,6 +414,7 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
     }
 }
 
+/* Carry out an operation on a whole chunk. Return 0 after a failure. */
 static int take_stage(const job_t *job, const stage_t *stage, char *src, char *dst)
 {
     if (stage->kind == UNSHUFFLE) return unshuffle(job, BLOSC_BYTES_SHUFFLED, (int)stage->elementsize, src, dst, stage->nbytes);
@@ -403,12 +433,12 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     for (int64_t i = 0; i < job->n_stages; i++) {
         if (dst && i + 1 == job->n_stages) to = dst;
         if (!take_stage(job, job->stages + i, from, to)) return NULL;
-        other = from, from = to, to = other;
+        other = from, from = to, to = other; /* the next stage goes the other way */
     }
     return from;
 }
 
-/* Copy elements of a chunk to the output, with all steps taken. */
+/* Copy elements of a chunk to the output, and carry out the job's steps on the way. */
 static void bring_elements(const job_t *job, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
 {
     if (job->steps)
@@ -417,6 +447,8 @@ static void bring_elements(const job_t *job, char *dst, lie_t out, const char *s
         move_elements(dst, out, src, in, n, job->itemsize);
 }
 
+/* An axis of a box: number of elements, and bytes between two of them in the chunk and in the array. With an index, elements of the
+ * chunk are at the multiples of `from` that it lists. */
 typedef struct { int64_t extent, from, to; const int64_t *index; } axis_t;
 
 enum { TO_ARRAY, TO_CHUNK };
@@ -434,8 +466,10 @@ static void exchange(const job_t *job, char *array, char *chunk, const axis_t *a
         bring_elements(job, chunk, in_chunk, array, in_array, axis->extent);
 }
 
+/* Return the number of a row's first box or point. That of the next row is the end. */
 static int64_t first_box(const rows_t *rows, int64_t row) { return rows->first_box ? rows->first_box[row] : row; }
 
+/* Return the piece of a box along an axis. */
 static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
 {
     const int64_t *piece = job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
@@ -445,6 +479,7 @@ static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64
     return (piece_t){in_at, out_at, piece[2 * job->n_pieces], index ? index + piece[0] : NULL};
 }
 
+/* Return the address of a box in the output. */
 static char *destination(const job_t *job, const rows_t *rows, int64_t box)
 {
     char *at = job->out;
@@ -457,16 +492,17 @@ static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
 {
     int64_t box = first_box(rows, row), run = job->itemsize;
     if (job->steps || rows->in_at || first_box(rows, row + 1) != box + 1) return 0;
-    for (int64_t i = job->ndim - 1; i >= 0; run *= job->chunk_shape[i--]) {
+    for (int64_t i = job->ndim - 1; i >= 0; i--) {
         int64_t length = job->chunk_shape[i];
         if (piece_of(job, rows, box, i).count != length) return 0;
         if (length > 1 && (job->every[i] != 1 || job->in_strides[i] != run || job->out_strides[i] != run)) return 0;
+        run *= length;
     }
     return 1;
 }
 
-/* Return the number of axes of a box, and the offset of its first element in the chunk; 0 if it has no elements. Axes that are
- * contiguous in the chunk and in the output are merged, so that there are fewer, longer runs. */
+/* List the axes of a box, and set `in_at` to the offset of its first element in the chunk. Return the number of axes; 0 if the box
+ * has no elements. Axes that are contiguous in the chunk and in the output are merged, so that there are fewer, longer runs. */
 static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_t *axes, int64_t *in_at)
 {
     int64_t n = 0;
@@ -479,14 +515,17 @@ static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_
         if (piece.count == 1) continue; /* the step of a single element does not matter */
         axis_t axis = {piece.count, job->in_strides[i] * (piece.index ? 1 : job->every[i]), job->out_strides[i], piece.index};
         if (n && !axis.index && !axes[n - 1].index && axes[n - 1].from == axis.from * axis.extent &&
-            axes[n - 1].to == axis.to * axis.extent)
-            axis.extent *= axes[--n].extent;
+            axes[n - 1].to == axis.to * axis.extent) {
+            n--; /* `axis` takes the place of the one before it */
+            axis.extent *= axes[n].extent;
+        }
         axes[n++] = axis;
     }
     if (!n) axes[n++] = (axis_t){1, job->itemsize, job->out_itemsize, NULL};
     return n;
 }
 
+/* Copy a box from a chunk to the caller's array, or from the array to the chunk. */
 static void exchange_box(const job_t *job, const rows_t *rows, int64_t box, char *chunk, int direction)
 {
     axis_t axes[MOST_AXES];
@@ -502,23 +541,24 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
 /* Write the fill value to all boxes or points of a missing chunk. */
 static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
 {
-    static const int64_t nowhere[MOST_AXES];
+    static const int64_t zeros[MOST_AXES]; /* strides by which all elements of the chunk are the fill value */
     int64_t box = first_box(rows, row), end = first_box(rows, row + 1);
     job_t filling = *job;
-    filling.in_strides = nowhere, filling.steps = NULL, filling.itemsize = job->out_itemsize;
+    filling.in_strides = zeros, filling.steps = NULL, filling.itemsize = job->out_itemsize;
     if (rows->in_at)
         bring_elements(&filling, job->out, (lie_t){1, rows->out_at + box}, job->fill, (lie_t){0, NULL}, end - box);
     else
         for (; box < end; box++) place_box(&filling, rows, box, job->fill);
 }
 
+/* Extend a span by elements that begin at `first` to `last`. */
 static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
 {
     if (first < span->first) span->first = first;
     if (last + itemsize > span->end) span->end = last + itemsize;
 }
 
-/* The bytes from the first byte of a piece's first element to that of its last. */
+/* Return the smallest and the largest offset, along an axis of the chunk, at which an element of a piece begins. */
 static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 {
     int64_t stride = job->in_strides[axis];
@@ -528,6 +568,7 @@ static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
     return span;
 }
 
+/* Return the bytes of a chunk from the first to the last element that its row requests. */
 static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
 {
     span_t span = {job->chunk_nbytes, 0};
@@ -569,6 +610,7 @@ static ssize_t read_waiting(int file, char *to, int64_t nbytes, int64_t offset)
     return done;
 }
 
+/* Read a range, waiting for the disk only if this call of the loops does. */
 static ssize_t read_range(const work_t *work, int file, char *to, int64_t nbytes, int64_t offset)
 {
     return work->files->waits ? read_waiting(file, to, nbytes, offset) : read_cached(file, to, nbytes, offset);
@@ -587,6 +629,7 @@ static void version_of(const struct stat *found, int64_t *version)
     version[4] = touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec;
 }
 
+/* Whether the result of `stat` is that of a file of this version. */
 static int is_version(const struct stat *found, const int64_t *version)
 {
     int64_t now[VERSION_NUMBERS];
@@ -594,12 +637,14 @@ static int is_version(const struct stat *found, const int64_t *version)
     return !memcmp(now, version, sizeof now);
 }
 
+/* Whether an open file has this version. */
 static int is_of_version(int file, const int64_t *version)
 {
     struct stat found;
     return !fstat(file, &found) && is_version(&found, version);
 }
 
+/* Close the file of a lane. Record if it does not have the version that it must have. */
 static void close_file(lane_t *lane)
 {
     if (lane->file < 0) return;
@@ -622,20 +667,21 @@ static int file_of(lane_t *lane, int64_t row)
     return lane->file;
 }
 
+/* Whether chunks are decoded while they are read. */
 static int is_streamed(const work_t *work)
 {
     const job_t *job = work->job;
     return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
 }
 
-/* Decode a zstd frame while it is read, up to `enough` bytes, so that it is never in memory as a whole. Return 0 if the data
- * are anything other than a single frame. */
+/* Decode at least the first `enough` bytes of a zstd frame while it is read, so that it is never in memory as a whole. Return 0 if
+ * the data are anything other than a single frame. */
 static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, int64_t enough)
 {
     const work_t *work = lane->work;
     const job_t *job = work->job;
     const files_t *files = work->files;
-    int64_t at = files->offset ? files->offset[row] : 0; /* if each row is a file, it must end before `end` */
+    int64_t at = files->offset ? files->offset[row] : 0; /* if each row is a file, the file must end before `end` */
     int64_t end = files->offset ? at + work->rows->nbytes[row] : files->most_nbytes + 1;
     int64_t most = files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
     int file = file_of(lane, row);
@@ -646,7 +692,9 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, in
     for (;;) {
         if (in.pos == in.size) {
             ssize_t found = at < end ? pread(file, lane->room, (size_t)(end - at < most ? end - at : most), at) : 0;
-            if (found <= 0) return found == 0 && !left && out.pos == out.size && (files->offset ? at == end : at < end);
+            int is_at_end = files->offset ? at == end : at < end;
+            if (found <= 0) return found == 0 && !left && out.pos == out.size && is_at_end;
+            /* a frame whose checksum has to be verified is decoded to its end */
             if (!out.pos && enough < job->packed_nbytes && !is_plain_zstd(lane->room, (size_t)found, out.size))
                 enough = job->packed_nbytes;
             at += found, in.size = (size_t)found, in.pos = 0;
@@ -667,7 +715,7 @@ static int is_copied(const job_t *job)
 
 static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
-/* Ask for huge pages for long memory, as NumPy does. Without them, each 4 KiB cost a page fault. */
+/* Ask for huge pages for long memory, as NumPy does. Without them, each 4 KiB cost a page fault. Return the memory. */
 static void *in_huge_pages(void *memory, int64_t nbytes)
 {
 #ifdef MADV_HUGEPAGE
@@ -679,15 +727,18 @@ static void *in_huge_pages(void *memory, int64_t nbytes)
     return memory;
 }
 
-/* Return memory of a lane. It allocates long memory itself, only when it is needed. NULL if there is none. */
+/* Return memory of a lane; NULL if there is none. Python does not pass long memory: the lane allocates it when it is needed. */
 static char *own_memory(char **memory, char **own, int64_t nbytes)
 {
-    if (!*memory && !(*memory = *own = in_huge_pages(malloc((size_t)nbytes), nbytes))) errno = ENOMEM;
+    if (*memory) return *memory;
+    *memory = *own = in_huge_pages(malloc((size_t)nbytes), nbytes);
+    if (!*memory) errno = ENOMEM;
     return *memory;
 }
 
 static char *scratch_of(lane_t *lane) { return own_memory(&lane->scratch, &lane->own[0], scratch_nbytes(lane->work->job)); }
 
+/* Return memory for the encoded chunks that a lane reads at once; NULL if there is none. */
 static char *room_of(lane_t *lane)
 {
     int64_t nbytes = lane->work->files->room_nbytes;
@@ -717,9 +768,10 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     else if (is_streamed(lane->work)) {
         int64_t enough = dst || job->n_stages ? job->packed_nbytes : wanted_span(job, rows, row).end;
         if (!decode_stream(lane, row, context, to, enough)) return NULL;
-    } else if ((dst || !decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row))) &&
-             !decode_chunk(job, context, chunk, nbytes, to, block))
-        return NULL;
+    } else {
+        int is_decoded = !dst && decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row));
+        if (!is_decoded && !decode_chunk(job, context, chunk, nbytes, to, block)) return NULL;
+    }
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
 
@@ -733,6 +785,7 @@ static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nb
     return job->codec == RAW && nbytes != job->packed_nbytes ? -1 : nbytes;
 }
 
+/* Decode and place a chunk that was read. Return 0 if it has to be left. */
 static int treat_row(lane_t *lane, int64_t row, void *context)
 {
     const job_t *job = lane->work->job;
@@ -747,7 +800,8 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
         if (!whole && is_direct(job, rows, row)) dst = destination(job, rows, box);
         chunk = decode_row(lane, row, (size_t)nbytes, context, whole ? whole : dst);
     }
-    if (!chunk || dst) return chunk != NULL;
+    if (!chunk) return 0;
+    if (dst) return 1; /* it was decoded to its place */
     if (rows->in_at)
         bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
     else
@@ -755,6 +809,7 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
     return 1;
 }
 
+/* Return NO_FILE if a file could not be opened because it does not exist, else READ_OTHERWISE. */
 static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
 
 /* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if Python has to read it. */
@@ -764,9 +819,9 @@ static int64_t read_file(const work_t *work, const char *path, char *room, int64
     int file = open(path, READ_FLAGS);
     if (file < 0) return no_file();
     ssize_t done = read_range(work, file, room, nbytes, 0);
-    /* The page cache holds whole blocks, except at the end of the file. */
-    int ends = done < nbytes && done % BLOCK_NBYTES;
-    int is_whole = done > 0 && (ends || read_range(work, file, &next, 1, done) == 0);
+    /* What is in the page cache ends with a block or with the file. Unless it ends inside a block, another byte is tried. */
+    int ends_in_block = done < nbytes && done % BLOCK_NBYTES;
+    int is_whole = done > 0 && (ends_in_block || read_range(work, file, &next, 1, done) == 0);
     close(file);
     return is_whole ? done : READ_OTHERWISE;
 }
@@ -783,13 +838,13 @@ static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
 
 /* Bytes of a file that are read at once: of a part of one row, or of whole rows before `stop`. */
 typedef struct {
-    int64_t stop, first, last;
+    int64_t stop, first, last; /* a row, and the offsets in the file at which the bytes begin and end */
     int64_t part_first; /* of a part: its offset in the chunk; -1 for whole rows */
     char *straight;     /* place in the output that the bytes are read straight to, or NULL */
 } run_t;
 
-/* Return the bytes that are read at once from rows [row, end), the first of which is stored: as many rows as form one range of
- * a file that fits `room`, or is contiguous in the output. */
+/* Return the bytes that are read at once from rows [row, end), the first of which is stored. These are as many rows as form one
+ * range of a file that fits in `room`, or that is contiguous in the output. */
 static run_t run_of(const work_t *work, int64_t row, int64_t end)
 {
     const files_t *files = work->files;
@@ -842,7 +897,8 @@ static void ask_ahead(lane_t *lane, int64_t row)
     const int64_t *offset = work->files->offset, *nbytes = work->rows->nbytes;
     int64_t n = 1 + ASKED_NBYTES / (work->job->packed_nbytes + 1), end = row + n < work->end_row ? row + n : work->end_row;
     long long next = atomic_load(&work->asked);
-    if (next - row > n / 2) return; /* many rows at a time, since the file of later rows may have to be opened */
+    /* Many rows are asked for at a time, because the file of later rows may have to be opened for that. */
+    if (next - row > n / 2) return;
     while (next < end) {
         int64_t first = next > row ? next : row, is_stored = nbytes[first] != DECODED && (!offset || nbytes[first] != NO_FILE);
         run_t run = offset && is_stored ? run_of(work, first, work->end_row) : (run_t){.stop = first + 1};
@@ -862,7 +918,7 @@ static void note_cold(lane_t *lane, int64_t row)
     ask_ahead(lane, row);
 }
 
-/* Read the first run of rows [row, end). Return the row behind those that were read or left. */
+/* Read the first run of rows [row, end). Return the row after those that were read or left. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const work_t *work = lane->work;
@@ -871,24 +927,27 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     if (nbytes[row] == NO_FILE) return row + 1;
     run_t run = run_of(work, row, end);
     char *to = run.straight ? run.straight : room_of(lane);
-    if (!to) return rows->src[row] = NULL, row + 1;
-    int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, behind = row;
+    if (!to) {
+        rows->src[row] = NULL;
+        return row + 1;
+    }
+    int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, next = row;
     ssize_t found = n <= most ? read_range(work, file_of(lane, row), to, n, run.first) : -1;
     if (run.part_first >= 0 && found == n)
-        rows->src[behind++] = (const char *)((uintptr_t)to - (uintptr_t)run.part_first);
-    for (; run.part_first < 0 && behind < run.stop && offset[behind] + nbytes[behind] - run.first <= found; behind++)
-        rows->src[behind] = to + (offset[behind] - run.first);
-    if (behind > row) {
+        rows->src[next++] = (const char *)((uintptr_t)to - (uintptr_t)run.part_first); /* where the chunk would begin */
+    for (; run.part_first < 0 && next < run.stop && offset[next] + nbytes[next] - run.first <= found; next++)
+        rows->src[next] = to + (offset[next] - run.first);
+    if (next > row) {
         atomic_fetch_add(&lane->work->n_read, found);
-        return behind;
+        return next;
     }
     note_cold(lane, row);
     for (int64_t i = row; i < run.stop; i++) rows->src[i] = NULL;
     return run.stop;
 }
 
-/* Read the requested part of a chunk that is a file. Return the length of the file if it is right, READ_OTHERWISE if the part
- * is not in the page cache, else 0. */
+/* Read the requested part of a chunk that is a file. Return the length of the file; READ_OTHERWISE if the part is not in the page
+ * cache; 0 if the file has another length than a chunk or cannot be opened, or if there is no memory. */
 static int64_t read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
 {
     int64_t nbytes = lane->work->job->packed_nbytes, n = span.end - span.first;
@@ -904,6 +963,7 @@ static int64_t read_object_part(lane_t *lane, int64_t row, const char *path, spa
     return nbytes;
 }
 
+/* Read a chunk that is a file, or the requested part of it. Set `nbytes` of the row. Return the next row. */
 static int64_t read_object(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
@@ -924,7 +984,7 @@ static int64_t read_object(lane_t *lane, int64_t row)
     return row + 1;
 }
 
-/* Open the file of a row that is decoded while it is read. */
+/* Open the file of a row that is decoded while it is read. Return the next row. */
 static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
@@ -935,6 +995,7 @@ static int64_t open_stream(lane_t *lane, int64_t row)
     return row + 1;
 }
 
+/* Read as many of the rows [row, end) as are read at once. Return the row after them. */
 static int64_t bring(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
@@ -944,6 +1005,7 @@ static int64_t bring(lane_t *lane, int64_t row, int64_t end)
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
 
+/* Decode and place a row that was read, or fill its boxes if the chunk is missing. Set its status. */
 static void treat(lane_t *lane, int64_t row, void *context)
 {
     const work_t *work = lane->work;
@@ -991,6 +1053,7 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     int file = files->offset ? file_of(lane, row) : open_shared_file(lane->work, row);
     if (file < 0 || pread(file, dst + first, (size_t)n, first + (files->offset ? files->offset[row] : 0)) != n) return 0;
     atomic_fetch_add(&lane->work->n_read, n);
+    /* a file that is longer than a chunk is left */
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
 }
 
@@ -1000,7 +1063,8 @@ static void treat_part(lane_t *lane, int64_t row, int64_t part)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
-    int is_missing = rows->nbytes[row] == NO_FILE && !(work->files && !work->files->offset);
+    int has_length = !work->files || work->files->offset; /* if each row is a file, its length is not known yet */
+    int is_missing = has_length && rows->nbytes[row] == NO_FILE;
     char *dst = is_missing ? NULL : straight_to(work, row);
     if (dst && !bring_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
     if (dst || part) return;
@@ -1008,7 +1072,7 @@ static void treat_part(lane_t *lane, int64_t row, int64_t part)
     treat(lane, row, NULL);
 }
 
-/* Take a kept object for use; NULL if there is none. */
+/* Take an object out of those that were kept. Return NULL if there is none. */
 static void *take_kept(_Atomic(void *) *kept, int n)
 {
     void *found = NULL;
@@ -1029,6 +1093,7 @@ static int keep(_Atomic(void *) *kept, int n, void *what)
 /* Contexts for later lanes, by codec. Making one of zstd takes as long as decoding 8 KB. */
 static _Atomic(void *) kept[N_CODECS][MOST_KEPT];
 
+/* Return a context for decoding, one that was kept or a new one; NULL if the codec needs none, or there is no memory. */
 static void *take_context(const job_t *job)
 {
     if (!job->make_context) return NULL;
@@ -1036,6 +1101,7 @@ static void *take_context(const job_t *job)
     return context ? context : ((make_t *)job->make_context)();
 }
 
+/* Keep a context for later lanes, or free it. */
 static void give_context(const job_t *job, void *context)
 {
     if (context && !keep(kept[job->codec], MOST_KEPT, context)) ((free_t *)job->free_context)(context);
@@ -1056,19 +1122,21 @@ static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
     }
 }
 
+/* Treat rows or parts of rows on this thread until all have been taken. */
 static void *run_lane(void *argument)
 {
     lane_t *lane = argument;
     work_t *work = lane->work;
     void *context = take_context(work->job);
-    int64_t row;
-    while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
-        int64_t end = row + work->step < work->end ? row + work->step : work->end;
+    int64_t part; /* number of a part among those of all rows; a row, if each has one part */
+    while ((part = atomic_fetch_add(&work->next, work->step)) < work->end) {
+        int64_t end = part + work->step < work->end ? part + work->step : work->end;
         if (work->n_parts > 1) {
-            treat_part(lane, row / work->n_parts, row % work->n_parts);
-            release_shared_file(work, row / work->n_parts);
+            treat_part(lane, part / work->n_parts, part % work->n_parts);
+            release_shared_file(work, part / work->n_parts);
+        } else {
+            treat_rows(lane, part, end, context);
         }
-        if (work->n_parts == 1) treat_rows(lane, row, end, context);
     }
     give_context(work->job, context);
     close_file(lane);
@@ -1155,7 +1223,8 @@ int64_t gpuzarr_read_rows(
     work_t work = {.job = job, .rows = rows, .files = files, .step = 1, .opening = PTHREAD_MUTEX_INITIALIZER};
     if (files->offset) {
         work.step = (end - row) / (n_threads * GRABS_A_THREAD);
-        work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
+        if (work.step < 1) work.step = 1;
+        if (work.step > MOST_STEP) work.step = MOST_STEP;
     }
     int64_t n_left = run_lanes(&work, row, end, scratch, n_threads);
     files->n_read += work.n_read;
@@ -1167,18 +1236,19 @@ int64_t gpuzarr_read_rows(
     return n_left;
 }
 
-/* Evenly spaced elements along an axis. */
-typedef struct { int64_t first, count, step, n_pieces, chunk_length, n_chunks; } span_of_axis_t; /* n_chunks: chunks of a shard */
+/* Evenly spaced elements along an axis: the first one, their number and distance; the number of chunks that hold them, the length
+ * of a chunk, and the number of chunks of a shard. */
+typedef struct { int64_t first, count, step, n_pieces, chunk_length, n_chunks; } span_of_axis_t;
 
 /* Chunks to look up in the indexes of shards, one box of chunks for each shard. */
 typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
-    const int64_t *ranges;              /* per shard and axis: the first piece, and the one behind the last */
-    const int64_t *const *index;        /* per shard: offsets and lengths of its chunks; NULL: the shard does not exist. NULL in
-                                           the place of all: chunks are unsharded */
-    int64_t *table;                     /* results: columns of shards, offsets and lengths, and ndim piece numbers of each row.
-                                           Stored chunks come first, sorted by shard and offset */
+    const int64_t *ranges;              /* per shard and axis: the first piece, and the one after the last */
+    const int64_t *const *index;        /* per shard: offsets and lengths of its chunks; NULL: the shard does not exist. NULL as a
+                                           whole: chunks are unsharded */
+    int64_t *table;                     /* results: columns of shards (unsharded chunks: of rows), offsets and lengths, then ndim
+                                           piece numbers of each row. Stored chunks come first, sorted by shard and offset */
     int64_t most_nbytes;                /* result: of the longest stored chunk */
 } lookup_t;
 
@@ -1195,17 +1265,20 @@ void gpuzarr_cut_axes(const span_of_axis_t *axes, int64_t ndim, int64_t n_pieces
 {
     for (const span_of_axis_t *axis = axes; axis < axes + ndim; axis++)
         for (int64_t i = 0; i < axis->n_pieces; i++, piece++) {
-            int64_t border = chunk_of(axis, i) * axis->chunk_length, behind = border + axis->chunk_length;
+            int64_t border = chunk_of(axis, i) * axis->chunk_length, next_border = border + axis->chunk_length;
+            /* of the requested elements, the first one in this chunk, and the first one after it */
             int64_t at = border > axis->first ? (border - axis->first + axis->step - 1) / axis->step : 0;
-            int64_t end = (behind - axis->first + axis->step - 1) / axis->step;
+            int64_t end = (next_border - axis->first + axis->step - 1) / axis->step;
             piece[0] = axis->first + at * axis->step - border;
             piece[n_pieces] = at;
             piece[2 * n_pieces] = (end < axis->count ? end : axis->count) - at;
         }
 }
 
+/* Entry of a chunk in the index of its shard, and its row before rows are sorted. */
 typedef struct { int64_t shard, offset, nbytes, row; } entry_t;
 
+/* Compare entries by shard and offset, for qsort. Missing chunks come last, in the order of rows. */
 static int by_place(const void *one, const void *other)
 {
     const entry_t *a = one, *b = other;
@@ -1217,7 +1290,7 @@ static int by_place(const void *one, const void *other)
     return (a->row > b->row) - (a->row < b->row);
 }
 
-/* Return a number of up to eight bytes, in big-endian order if `is_big`. */
+/* Return the number that up to eight bytes stand for, in big-endian order if `is_big`, else in little-endian order. */
 static uint64_t number_at(const char *at, int64_t nbytes, int64_t is_big)
 {
     uint64_t number = 0;
@@ -1240,8 +1313,8 @@ static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t mos
     return spans;
 }
 
-/* Decode the index of a shard to n offsets and n lengths. Return 0 if a range is not within [floor, limit), or overlaps a
- * different range. */
+/* Decode the index of a shard to n offsets and n lengths. Return 0 if a range is not within [floor, limit), or overlaps another
+ * one without being equal to it. */
 int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
 {
     int64_t n_there = 0, most = 0, is_in_order = 1;
@@ -1264,7 +1337,7 @@ int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t
     return is_sound;
 }
 
-/* Fill in the rows of one shard in C order, with their piece numbers. Return the row behind them. */
+/* Fill in the rows of one shard in C order, with their piece numbers. Return the row after them. */
 static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
 {
     const int64_t *range = all->ranges + 2 * all->ndim * shard;
@@ -1295,7 +1368,11 @@ int64_t gpuzarr_look_up(lookup_t *all)
     for (row = 1; row < all->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
     if (!is_sorted) {
         size_t length = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
-        if (!(unsorted = malloc(length))) return free(entries), -1;
+        unsorted = malloc(length);
+        if (!unsorted) {
+            free(entries);
+            return -1;
+        }
         memcpy(unsorted, numbers, length);
         qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
     }

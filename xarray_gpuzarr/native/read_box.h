@@ -7,22 +7,22 @@
 enum { MOST_BOX_CHUNKS = 16 };
 
 typedef struct {
-    const job_t *job;                /* of the array; the fields that depend on the box are filled in here */
+    const job_t *job;                /* of the array; a copy of it gets the fields that depend on the box */
     const span_of_axis_t *axes;      /* one for each axis of the array */
-    const int64_t *offset, *nbytes;  /* of all chunks of the shard; NULL: the box is one chunk, in an object of its own */
+    const int64_t *offset, *nbytes;  /* index of the shard; NULL: the box is one chunk, in an object of its own */
     const int64_t *version;          /* that the file of a shard must have */
     const char *path;                /* of the file that holds the object */
     const char *object;              /* bytes of the object, if it is in memory; else NULL */
     int64_t object_nbytes;
     const char *const *decoded;      /* elements of each chunk, chunks in C order, if all are decoded already; else NULL */
     char *out;                       /* in C order */
-    char *scratch, *room;
+    char *scratch, *room;            /* memory for decoding, and for encoded chunks; see job_t and files_t */
     int64_t room_nbytes, max_gap_nbytes;
-    int64_t most_nbytes;             /* of a stored chunk; a longer one is not read */
+    int64_t most_nbytes;             /* a stored chunk that is longer is not read */
     int64_t n_read;                  /* result: number of bytes that were read */
 } box_t;
 
-/* The tables of a box. */
+/* The tables of a box: those of job_t, lookup_t and rows_t. */
 typedef struct {
     int64_t pieces[3 * (MOST_BOX_CHUNKS + MOST_AXES)];
     int64_t first_piece[MOST_AXES], every[MOST_AXES], out_strides[MOST_AXES], ranges[2 * MOST_AXES];
@@ -43,7 +43,10 @@ static int64_t cut_box(const box_t *box, job_t *job, box_tables_t *tables)
         tables->ranges[2 * i] = 0, tables->ranges[2 * i + 1] = axis->n_pieces;
         n_pieces += axis->n_pieces;
     }
-    for (int64_t i = job->ndim - 1; i >= 0; stride *= box->axes[i--].count) tables->out_strides[i] = stride;
+    for (int64_t i = job->ndim - 1; i >= 0; i--) {
+        tables->out_strides[i] = stride;
+        stride *= box->axes[i].count;
+    }
     gpuzarr_cut_axes(box->axes, job->ndim, n_pieces, tables->pieces);
     job->n_pieces = n_pieces, job->pieces = tables->pieces, job->first_piece = tables->first_piece;
     job->every = tables->every, job->out_strides = tables->out_strides, job->out = box->out;
@@ -60,7 +63,8 @@ int64_t gpuzarr_read_box(box_t *box)
     const int64_t *index[2] = {box->offset, box->nbytes};
     lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
     if (box->offset) all.index = index; /* without an index, the rows stay in C order */
-    if (!n || gpuzarr_look_up(&all) < n || all.most_nbytes > box->most_nbytes) return 0;
+    if (!n || gpuzarr_look_up(&all) < n) return 0; /* a chunk is missing */
+    if (all.most_nbytes > box->most_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
         for (int64_t i = 0; i < n; i++) rows.src[i] = box->decoded[i], nbytes[i] = DECODED;

@@ -4,7 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A second version of a function for newer processors, where the loader can choose; sanitizers do not support this. */
+/* Compile a function twice, the second time for newer processors. When the library is loaded, one version is chosen. Sanitizers
+ * do not support this. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
 #define FOR_EACH_MACHINE __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
@@ -12,8 +13,8 @@
 #endif
 
 enum dtype { BOOL, I1, I2, I4, I8, U1, U2, U4, U8, F2, F4, F8, C8, C16, N_DTYPES };
-enum kind { CONVERT, MASK, MULTIPLY, DIVIDE, ADD };
-enum { BLOCK_ELEMENTS = 1024, MOST_ITEMSIZE = 16, MOST_MASKED = 4 };
+enum kind { CONVERT, MASK, MULTIPLY, DIVIDE, ADD }; /* of a step */
+enum { BLOCK_ELEMENTS = 1024, MOST_ITEMSIZE = 16, MOST_MASKED = 4 }; /* elements of a block; longest element; most masked values */
 
 /* One operation on elements that follow each other in memory. */
 typedef struct {
@@ -28,7 +29,7 @@ typedef struct {
     const step_t *steps;
     int64_t n_steps;
     int64_t in_itemsize, out_itemsize;
-    int64_t in_swap, out_swap; /* bytes that are reversed together, before the first and after the last step; 0: none */
+    int64_t in_swap, out_swap; /* size of the numbers whose bytes are reversed, before the first and after the last step; 0: none */
 } steps_t;
 
 /* Positions of elements: `stride` bytes apart, or at the multiples of `stride` that `index` lists. */
@@ -37,11 +38,12 @@ typedef struct {
     const int64_t *index;
 } lie_t;
 
+/* 16 bytes at any address, which are loaded and stored at once. */
 typedef uint64_t wide_t __attribute__((vector_size(16), aligned(1), may_alias));
 
 static const int64_t itemsizes[N_DTYPES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16};
 
-/* Conversions of half precision as in NumPy: payloads of NaN are kept, and results are rounded to even. */
+/* Conversions of half precision as in NumPy: payloads of NaN are kept, and results are rounded to the nearest, ties to even. */
 static float half_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 0x1Fu, fraction = half & 0x3FFu, bits;
@@ -69,26 +71,29 @@ static double half_to_double(uint16_t half)
     return value;
 }
 
-/* Return the half that is nearest to a number whose format has `width` bits of fraction and the given bias. */
+/* Return the half that is nearest to a float (`width` 23, `bias` 127) or a double (52, 1023): bits of the fraction, and bias of
+ * the exponent. */
 static uint16_t rounded_half(uint64_t bits, int width, int bias)
 {
-    uint64_t magnitude = bits & ((UINT64_C(1) << (width + (bias == 127 ? 8 : 11))) - 1);
-    uint16_t sign = (uint16_t)(bits >> (bias == 127 ? 16 : 48) & 0x8000u);
+    int is_float = bias == 127;
+    uint64_t magnitude = bits & ((UINT64_C(1) << (is_float ? 31 : 63)) - 1);
+    uint16_t sign = (uint16_t)(bits >> (is_float ? 16 : 48) & 0x8000u);
     int64_t exponent = (int64_t)(magnitude >> width) - bias;
     uint64_t fraction = magnitude & ((UINT64_C(1) << width) - 1);
     if (exponent == bias + 1) { /* infinity or NaN */
         uint16_t payload = (uint16_t)(fraction >> (width - 10));
         return (uint16_t)(sign | 0x7C00u | (fraction && !payload ? 1 : payload));
     }
-    if (exponent > 15) return sign | 0x7C00u;
+    if (exponent > 15) return sign | 0x7C00u; /* infinity */
     if (exponent < -25) return sign;
     int shift = width - 10;
-    uint64_t kept = fraction | UINT64_C(1) << width;
-    uint64_t base = 0;
-    if (exponent < -14)
+    uint64_t kept = fraction, base = 0;
+    if (exponent < -14) { /* the half is subnormal: its fraction includes the leading one */
+        kept |= UINT64_C(1) << width;
         shift += (int)(-14 - exponent);
-    else
-        kept = fraction, base = (uint64_t)(exponent + 15) << 10;
+    } else {
+        base = (uint64_t)(exponent + 15) << 10;
+    }
     uint64_t rest = kept & ((UINT64_C(1) << shift) - 1), middle = UINT64_C(1) << (shift - 1);
     uint64_t half = base + (kept >> shift);
     if (rest > middle || (rest == middle && (half & 1))) half++;
@@ -109,7 +114,8 @@ static uint16_t double_to_half(double value)
     return rounded_half(bits, 52, 1023);
 }
 
-/* Elements may be unaligned, and memory has no C type: memcpy brings them in and out. */
+/* Set each element of `dst` to `result`, an expression of `x`, the element of `src`. Elements may be unaligned, and memory has no
+ * type in C, so memcpy loads and stores them. */
 #define EACH(in_t, out_t, result)                     \
     for (int64_t i = 0; i < n; i++) {                 \
         in_t x;                                       \
@@ -152,11 +158,13 @@ CONVERTER(f8, double, c16, c16_t, ((c16_t){x, 0}))
 CONVERTER(c8, c8_t, c16, c16_t, ((c16_t){x.real, x.imag}))
 CONVERTER(c16, c16_t, c8, c8_t, ((c8_t){(float)x.real, (float)x.imag}))
 
-/* Conversions to signed and unsigned integers of one width give the same bits. */
+/* A row of the table below, in the order of `enum dtype`. Conversions to signed and unsigned integers of one width give the same
+ * bits. */
 #define OF_INTEGERS(in) {in##_to_bool, in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, \
                          in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, NULL, in##_to_f4, in##_to_f8, NULL, NULL}
 
-/* By the dtypes of operand and result. A missing pair takes two conversions, or is left to NumPy. */
+/* Conversions by the dtypes of operand and result. Python combines two of them for some missing pairs, and leaves the others to
+ * NumPy. */
 static convert_t *const converters[N_DTYPES][N_DTYPES] = {
     [BOOL] = OF_INTEGERS(bool), [I1] = OF_INTEGERS(i1), [I2] = OF_INTEGERS(i2), [I4] = OF_INTEGERS(i4),
     [I8] = OF_INTEGERS(i8), [U1] = OF_INTEGERS(u1), [U2] = OF_INTEGERS(u2), [U4] = OF_INTEGERS(u4),
@@ -170,7 +178,7 @@ static convert_t *const converters[N_DTYPES][N_DTYPES] = {
 #define HALVES(operation) \
     IN_PLACE(uint16_t, float_to_half(half_to_float(x) operation half_to_float(h)))
 
-/* Scale or shift elements. Complex ones are only shifted: the product in NumPy depends on the machine. */
+/* Carry out a MULTIPLY, DIVIDE or ADD. Complex elements are only added to: their product in NumPy depends on the machine. */
 FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
 {
     float f; double d; uint16_t h; c8_t c; c16_t z;
@@ -192,7 +200,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
     }
 }
 
-/* Replace elements that equal a value by NaN. NaN is written as bits, since compilers may change it in arithmetic. */
+/* Replace elements that equal a value by NaN. NaN is stored as bits, since compilers may change it in arithmetic. */
 #define MASK_REALS(of_t, bits_t, nan)                          \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x;                                                \
@@ -256,6 +264,7 @@ FOR_EACH_MACHINE static void swap_bytes(char *at, int64_t nbytes, int64_t unit)
     }
 }
 
+/* `itemsize` is a constant where possible, so that memcpy becomes an instruction. */
 #define MOVE(itemsize, to, from) \
     for (int64_t i = 0; i < n; i++) memcpy(to, from, itemsize)
 #define MOVE_ITEMS(itemsize)                                                                                      \
@@ -278,7 +287,7 @@ static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64
             memcpy(dst, src, (size_t)(n * itemsize));
         return;
     }
-    if (!in.stride && !in.index && out.stride == itemsize && !out.index && n > 1) { /* repeat one element */
+    if (!in.stride && !in.index && out.stride == itemsize && !out.index && n > 1) { /* repeat one element, in doubling copies */
         memcpy(dst, src, (size_t)itemsize);
         for (int64_t done = 1; done < n; done *= 2)
             memcpy(dst + done * itemsize, dst, (size_t)((n - done < done ? n - done : done) * itemsize));
@@ -293,15 +302,17 @@ static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64
     }
 }
 
+/* Return the positions without the first n. Without an index, the caller moves the address instead. */
 static lie_t behind(lie_t lie, int64_t n) { return lie.index ? (lie_t){lie.stride, lie.index + n} : lie; }
 
-/* Take all steps of up to BLOCK_ELEMENTS elements. The output is written only once, since it is hardly in a cache. */
+/* Take all steps of up to BLOCK_ELEMENTS elements. The output is written only once, since it is seldom in a cache. */
 static void take_block(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
 {
     char one[BLOCK_ELEMENTS * MOST_ITEMSIZE], other[BLOCK_ELEMENTS * MOST_ITEMSIZE];
     int is_run = !out.index && out.stride == all->out_itemsize && !all->out_swap;
     const char *from = src;
     char *room = one;
+    /* Elements are brought together first, unless the first step converts contiguous ones from where they are. */
     if (in.index || in.stride != all->in_itemsize || all->in_swap || !all->n_steps || all->steps->kind != CONVERT) {
         move_elements(room, (lie_t){all->in_itemsize, NULL}, src, in, n, all->in_itemsize);
         swap_bytes(room, n * all->in_itemsize, all->in_swap);
@@ -313,7 +324,9 @@ static void take_block(const steps_t *all, char *dst, lie_t out, const char *src
             take_step(step, room, n);
             continue;
         }
-        room = is_run && i + 1 == all->n_steps ? dst : from == one ? other : one;
+        int goes_to_output = is_run && i + 1 == all->n_steps;
+        room = from == one ? other : one;
+        if (goes_to_output) room = dst;
         converters[step->dtype][step->to](room, from, n);
         from = room;
     }
@@ -343,7 +356,7 @@ static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src
 #define ACCUMULATE(of_t) { SUM_UP(of_t) break; }
 
 /* From the first NaN on, all sums are that NaN. Compilers differ in which operand a sum of two NaN returns, so these sums are
- * written again. */
+ * written again. `sum += 0` turns a signalling NaN into a quiet one, as any sum does. */
 #define ACCUMULATE_REALS(of_t)                            \
     {                                                     \
         SUM_UP(of_t)                                      \

@@ -268,7 +268,7 @@ def check_layout(library: ctypes.CDLL) -> None:
         ours, theirs = in_python.get((struct, field)), in_c.get((struct, field))
         if ours != theirs:
             name = f"{struct}.{field}" if field else f"all of {struct}"
-            differences.append(f"{name} is {_described(theirs)} in C, {_described(ours)} in Python")
+            differences.append(f"{name} is {_describe(theirs)} in C, {_describe(ours)} in Python")
     raise NativeLayoutError(
         "the compiled loops and this package disagree about a struct",
         tried="to compare the fields of native/structs.py with those of native/layout.h",
@@ -277,7 +277,7 @@ def check_layout(library: ctypes.CDLL) -> None:
     )
 
 
-def _described(extent: tuple[int, int] | None) -> str:
+def _describe(extent: tuple[int, int] | None) -> str:
     if extent is None:
         return "missing"
     offset, nbytes = extent

@@ -50,7 +50,7 @@ def _users_frame() -> FrameType | None:
     It is looked for on this thread and, if this is a thread of dask, on the main thread, which waits for dask.
     """
     folders = _library_folders()
-    # On the main thread, the second one is this very frame. A variable that keeps it would be a cycle.
+    # On the main thread, the second frame is that of this function, and a variable for it would be a reference cycle.
     for innermost in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
         frame = innermost
         while frame is not None:
@@ -64,7 +64,7 @@ def _users_frame() -> FrameType | None:
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages, which lie in that of the standard library."""
+"""Names of folders with installed packages. These lie inside the folder of the standard library."""
 _LIBRARIES = ("xarray_gpuzarr", "xarray", "dask", "distributed", "zarr", "tornado", "IPython", "ipykernel", "traitlets")
 """Packages that may call this one, or that run the user's code."""
 

@@ -57,13 +57,13 @@ class _Run:
 
     @property
     def n_threads(self) -> int:
-        """Number of threads that work on it or soon will, including the caller's."""
+        """Number of threads that work on this run or soon will, including the caller's."""
         n_own_threads = 0 if self.n_own_threads is None else self.n_own_threads.value
         return 1 + self.n_helpers + n_own_threads
 
     @property
     def n_helpers(self) -> int:
-        """Number of threads of the pool that work on it or soon will."""
+        """Number of threads of the pool that work on this run or soon will."""
         return self.n_wanted + len(self._at_work)
 
     def reserve_helpers(self, n_active: int) -> int:
@@ -169,7 +169,7 @@ class Crew:
             self.turn_ended.wait_until(lambda: self._take_turn(thread, max_turns))
 
     def _take_turn(self, thread: int, max_turns: Callable[[], int]) -> bool:
-        """Return whether a thread now has its turn. It does not if ``max_turns()`` threads already have theirs."""
+        """Give a thread its turn, unless ``max_turns()`` threads have theirs already. Return whether it has it now."""
         with self._lock:
             if self.turns and len(self.turns) >= max_turns():
                 return False
@@ -195,12 +195,13 @@ class Crew:
 
     @contextmanager
     def _reserve(self, n_wanted: int, budget: int) -> Iterator[int]:
-        additional = [object() for _ in range(min(n_wanted - 1, budget - self.n_active))]
+        n_free = min(n_wanted - 1, budget - self.n_active)  # may be negative, which `range` treats as 0
+        tokens = [object() for _ in range(n_free)]
         try:
-            self.lone_threads.update(additional)
-            yield 1 + len(additional)
-        finally:
-            self.lone_threads.difference_update(additional)
+            self.lone_threads.update(tokens)
+            yield 1 + len(tokens)
+        finally:  # runs also if a signal prevents `__exit__`, once nothing refers to this generator
+            self.lone_threads.difference_update(tokens)
 
     def run(
         self, work: Work, max_threads: int, budget: int | None = None, n_own_threads: c_int64 | None = None
@@ -216,17 +217,18 @@ class Crew:
         budget : int, optional
             A recent result of `thread_budget`, which is called if this is left out.
         n_own_threads : ctypes.c_int64, optional
-            Set to the number of threads that `work` may start by itself, for which cores are free. `work` decreases it
-            as these threads end. Helpers then come only when other runs end.
+            Number that `run` shares with `work`, for work that starts threads of its own, such as a write in C. `run`
+            sets it to the number of threads for which cores are free, and `work` decreases it as they end. Such work
+            gets helpers only when other runs end.
 
         Raises
         ------
         BaseException
-            The first error that `work` raised on any thread.
+            What `work` raised on this thread, or else the first error that it raised on a helper.
         """
         if max_threads == 1:
             if budget is None:
-                thread_setting()  # raises if the setting is unusable, as longer reads do
+                thread_setting()  # raises for an unusable setting, as `thread_budget` does for longer reads
             lone_thread = object()
             try:
                 self.lone_threads.add(lone_thread)
@@ -260,7 +262,7 @@ class Crew:
                 run.errors.clear()
 
     def _ask_for_help(self, run: _Run) -> None:
-        """Get helpers for a run, as many as cores are free for."""
+        """Let helpers of the pool join a run: one for each free core, up to what the run can use."""
         with self._lock:
             n = run.reserve_helpers(self.n_active)
         if not n:

@@ -53,7 +53,7 @@ class ResourceOptions:
     n_slots: int = 3
     """Number of pinned staging slots of a read, at least 2: one is filled while another is copied to the device."""
     batch_nbytes: int = 128 * _MIB
-    """Decoded bytes in a batch of short chunks, so many that the host's work for each batch does not matter."""
+    """Decoded bytes in a batch of short chunks. So many take far longer than the host's work for a batch."""
     batch_chunks: int = N_AT_ONCE
     """Number of chunks in a batch of long chunks, if memory suffices: as many as the device decodes at once. Batches of
     short chunks have a multiple of it."""
@@ -79,7 +79,7 @@ class ResourceOptions:
     verify: Verify | None = None
     """Which chunks the host decodes as well, from the same bytes, to compare the results. ``first``: one chunk of each
     array in each process. ``all``: all chunks. ``off``: none. If results differ, the host repeats the read and decodes
-    this array from then on. None: ``first`` on a real GPU."""
+    this array from then on. None: ``first`` on a real GPU, ``off`` on the stand-ins of tests and benchmarks."""
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
@@ -140,4 +140,5 @@ in_force: ActiveSettings[ResourceOptions] = ActiveSettings(ResourceOptions)
 
 def resource_options() -> ResourceOptions:
     """Return the options in force."""
+    # The record is known after the first read, and then the call of `get` is saved.
     return in_force.options or in_force.get()

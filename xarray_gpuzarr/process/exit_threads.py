@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 PATIENCE_S = 10.0
-"""Longest time that the exit of the process waits for all threads together."""
+"""Longest time that the process waits at exit, for all threads together."""
 
 _threads: dict[threading.Thread, Callable[[], None]] = {}
 """Thread that may be alive -> function that lets it end soon."""
@@ -54,7 +54,7 @@ def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] 
 def exit_has_begun() -> bool:
     """Whether the interpreter is exiting: from then on, thread pools refuse work."""
     try:
-        _pool().submit(int)
+        _pool().submit(int)  # a call that does nothing
     except RuntimeError as err:
         return "shutdown" in str(err)  # the other reason is that the system starts no more threads
     return False
@@ -69,7 +69,10 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _end() -> None:
-    """Let all threads end, and wait for them. `Thread.join` also waits until their thread-local data are released."""
+    """Let all threads end, and wait for them, at most `PATIENCE_S`.
+
+    `Thread.join` also waits until the thread-local data of a thread are released.
+    """
     deadline = time.monotonic() + PATIENCE_S
     for stop in list(_threads.values()):
         stop()

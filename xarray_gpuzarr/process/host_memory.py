@@ -20,21 +20,22 @@ import numpy.typing as npt
 
 _LINE_NBYTES = 64
 """Size of a cache line."""
-ALIGNED_NBYTES = 64 * 1024
-"""Smaller arrays are allocated by NumPy, which takes less time."""
+MIN_ALIGNED_NBYTES = 64 * 1024
+"""Smallest array that is aligned to cache lines. NumPy allocates smaller ones, which takes less time."""
 
 
 def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised host memory at an address that 64 divides, as uint8 of shape (nbytes,)."""
     memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
-    first = -addressof(c_char.from_buffer(memory)) % _LINE_NBYTES  # takes half as long as by NumPy's attributes
+    address = addressof(c_char.from_buffer(memory))  # takes half the time of NumPy's attributes
+    first = -address % _LINE_NBYTES  # bytes from here to the next cache line
     return memory[first : first + nbytes]
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an uninitialised array in C order. From `ALIGNED_NBYTES` on, its address is a multiple of 64."""
+    """Return an uninitialised array in C order. From `MIN_ALIGNED_NBYTES` on, its address is a multiple of 64."""
     nbytes = prod(shape) * dtype.itemsize
-    if dtype.hasobject or nbytes < ALIGNED_NBYTES:
+    if dtype.hasobject or nbytes < MIN_ALIGNED_NBYTES:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, aligned(nbytes))
 
@@ -51,12 +52,12 @@ def available_nbytes() -> int | None:
     return None
 
 
-LEAST_NBYTES = 4 * 1024 * 1024
-"""Smallest result whose memory is reused. From this size on NumPy asks for huge pages. The C library mostly reuses
+MIN_REUSED_NBYTES = 4 * 1024 * 1024
+"""Smallest result whose memory is reused. From this size on, NumPy asks for huge pages. The C library mostly reuses
 smaller memory by itself."""
-MOST_NBYTES = 128 * 1024 * 1024
+MAX_REUSED_NBYTES = 128 * 1024 * 1024
 """Largest result whose memory is reused."""
-KEPT_NBYTES = 128 * 1024 * 1024
+MAX_KEPT_NBYTES = 128 * 1024 * 1024
 """Largest amount of memory that a process keeps for later results."""
 
 
@@ -94,7 +95,7 @@ class ResultMemory:
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
-        if dtype.hasobject or not LEAST_NBYTES <= nbytes <= MOST_NBYTES:
+        if dtype.hasobject or not MIN_REUSED_NBYTES <= nbytes <= MAX_REUSED_NBYTES:
             return empty(shape, dtype)
         return np.frombuffer(_ResultOwner(self._memory(nbytes)), dtype).reshape(shape)
 
@@ -110,7 +111,7 @@ class ResultMemory:
         """Keep memory for later results, and release the longest unused if there is too much."""
         with self._lock:
             self._free[id(memory)] = memory
-            while self.kept_nbytes > KEPT_NBYTES:
+            while self.kept_nbytes > MAX_KEPT_NBYTES:
                 self._free.pop(next(iter(self._free)), None)
 
 

@@ -29,7 +29,8 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
         self.nbytes = 0
         """Memory that all entries take, in bytes."""
         self._is_changing = False
-        """Whether a change has begun and not ended. If so when the lock is free, a signal has interrupted it."""
+        """Whether a change has begun and not ended. If this is set while the lock is free, a signal has interrupted the
+        change."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,13 +91,14 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
 
     def _drop_all(self) -> None:
         self._is_changing = True
-        self._begin()
+        self._entries = OrderedDict()
+        self.nbytes = 0
         self._is_changing = False
 
     def _begin(self) -> None:
         """Begin a change. If an earlier one was interrupted, drop all entries, whose sizes may not add up."""
         if self._is_changing:
-            self._entries, self.nbytes = OrderedDict(), 0
+            self._drop_all()
         self._is_changing = True
 
     def _shrink(self, most_nbytes: int) -> None:

@@ -125,7 +125,7 @@ class Bars:
         self._bytes = self._progress.add_task("read", amount="", visible=False)
         self._tasks = self._progress.add_task("dask tasks", amount="", visible=False)
         self._counts: dict[TaskID, tuple[int, int]] = {self._bytes: (0, 0), self._tasks: (0, 0)}
-        """Done and expected, of each bar."""
+        """Number of bytes or tasks that are done, and number that is expected, of each bar."""
         self._counted: set[TaskID] = set()
         """Bars that have counted something."""
         self._lock = Lock()
@@ -179,7 +179,7 @@ class Bars:
         live, console = self._progress.live, self._progress.console
         vars(live).update(_lock=RLock())
         vars(console).update(_lock=RLock(), _record_buffer_lock=RLock())
-        for name in ("stdout", "stderr"):
+        for name in ("stdout", "stderr"):  # rich replaces them while it draws
             before = getattr(live, f"_restore_{name}", None)
             if before is not None:
                 setattr(sys, name, before)
@@ -197,7 +197,7 @@ class Bars:
     def _draw_on(self) -> None:
         """Draw until `close` is called, or until the bars are no longer shown because a signal interrupted `close`."""
         try:
-            period_s = max(0.0, DELAY_S)
+            period_s = max(0.0, DELAY_S)  # a lock accepts no negative timeout, and tests set a delay below 0
             while not self._end.acquire(timeout=period_s) and self in shown_bars:
                 self._draw()
                 period_s = PERIOD_S

@@ -1,6 +1,6 @@
 """`ReadProgress`: reports how far a read has come to the bars that are shown, if any.
 
-`progress_bar` draws the bars. It is a module of its own because it imports rich.
+`progress_bar` draws the bars. It is a separate module because it imports rich.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReadProgress:
         self._nbytes = nbytes
         self._reported_nbytes = 0
         self._table_nbytes = 0
-        """Share of the latest table in the result."""
+        """Bytes of the result that the latest table stands for, in proportion to its chunks."""
         bars.add_bytes(expected=nbytes)
 
     def begin_table(self, n_chunks: int) -> None:

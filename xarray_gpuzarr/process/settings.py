@@ -74,7 +74,7 @@ def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -
             continue
         tried = f"{variable(name)}={text!r}"
         if _is_size(name):
-            numbers[name] = parse_nbytes(text, _headline(name), tried=tried, do=_do(name))
+            numbers[name] = parse_nbytes(text, _headline(name), tried=tried, do=_advice(name))
         elif re.fullmatch(r"[0-9]+", text):
             numbers[name] = int(text)
         else:
@@ -95,7 +95,7 @@ def variable(name: str) -> str:
 
 def unusable(name: str, tried: str, found: str) -> OptionError:
     """Return the error that reports an invalid value of a setting."""
-    return OptionError(_headline(name), tried=tried, found=found, do=_do(name))
+    return OptionError(_headline(name), tried=tried, found=found, do=_advice(name))
 
 
 def _is_size(name: str) -> bool:
@@ -106,7 +106,7 @@ def _headline(name: str) -> str:
     return f"unusable option {name!r}"
 
 
-def _do(name: str) -> str:
+def _advice(name: str) -> str:
     return f"give {name} another value, or leave it out and unset {variable(name)} to get the default"
 
 
@@ -134,7 +134,7 @@ class ActiveSettings[Options]:
                 options = self.options = self.options or self._kind.from_environment()
         return options
 
-    def chosen(self, options: Mapping[str, object]) -> Options:
+    def with_changes(self, options: Mapping[str, object]) -> Options:
         """Return the record of the environment with some options changed.
 
         Parameters
@@ -150,13 +150,13 @@ class ActiveSettings[Options]:
         parsed = dict(options)
         for name, value in options.items():
             if _is_size(name) and isinstance(value, str):
-                parsed[name] = parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
+                parsed[name] = parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_advice(name))
         changed: Options = replace(self._kind.from_environment(), **parsed)
         return changed
 
     def choose(self, options: Mapping[str, object]) -> None:
-        """Let the record that `chosen` returns apply from the next read on."""
-        changed = self.chosen(options)
+        """Let the record that `with_changes` returns apply from the next read on."""
+        changed = self.with_changes(options)
         with self._lock:
             self.options = changed
 

@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
     """Return the pool of `n_threads` threads that read from a server.
 
-    It is shared, and its threads end once nothing refers to it any more.
+    All callers get the same pool. Its threads end once nothing refers to it any more.
 
     Parameters
     ----------
@@ -64,7 +64,8 @@ def side_by_side[Result](
     waiting = deque(range(len(calls)))
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
-    threads: list[Lock] = []
+    end_locks: list[Lock] = []
+    """For each thread that was started, a lock that it releases when it ends."""
 
     def work(ended: Lock) -> None:
         try:
@@ -84,15 +85,15 @@ def side_by_side[Result](
             ended = Lock()
             ended.acquire()
             start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", waiting.clear)
-            threads.append(ended)
+            end_locks.append(ended)
 
     try:
         try:
             run_uninterrupted(start)
-        except RuntimeError:  # the system starts no more threads, and fewer can make all calls
-            if not threads:
+        except RuntimeError:  # the system starts no more threads; those that it has started make all calls
+            if not end_locks:
                 raise
-        _wait_for(threads)
+        _wait_for(end_locks)
     except BaseException:  # calls that have begun end by themselves
         waiting.clear()
         raise
@@ -108,7 +109,7 @@ def _take(waiting: deque[int]) -> int | None:
     return None
 
 
-def _wait_for(threads: Sequence[Lock]) -> None:
-    for ended in threads:
-        with ended:
+def _wait_for(locks: Sequence[Lock]) -> None:
+    for lock in locks:
+        with lock:
             pass

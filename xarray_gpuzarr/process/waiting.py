@@ -12,7 +12,7 @@ must be released nevertheless. So all code that counts threads (`crew`, `cuda.re
 
 Other threads may change a set or a dict while it is read. `list` of a set, of a dict, or of the ``values()`` of a dict
 is atomic, also without the GIL (CPython 3.13, under stress). `tuple`, `set`, `in` and loops over them are not, and
-raise `RuntimeError`. A deque is only read with a lock held.
+raise `RuntimeError`. Single methods of a deque are atomic, but a loop over it needs a lock.
 
 A C lock in a ``with`` statement is safe, because CPython checks for no signals between acquiring it and entering the
 block.
@@ -31,7 +31,7 @@ _RECHECK_S = 0.05
 
 
 class Bell:
-    """Wakes threads that wait until a condition holds, as `threading.Condition` does, but sound after signals."""
+    """Wakes threads that wait until a condition holds, as `threading.Condition` does, but works also after signals."""
 
     def __init__(self) -> None:
         self.waiting: deque[Lock] = deque()
@@ -52,7 +52,7 @@ class Bell:
                     self.waiting.remove(rung)
 
     def ring(self) -> None:
-        """Wake the thread that has waited longest. Enough where only one thread can go on."""
+        """Wake the thread that has waited longest. This suffices where only one thread can go on."""
         if self.waiting:
             with suppress(IndexError):  # another thread may have rung for the last one
                 self.waiting.popleft().release()

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.errors import ShardIndexError
-from xarray_gpuzarr.native.library import address, address_of, crc32c, loops
+from xarray_gpuzarr.native.library import address, crc32c, loops, view_address
 from xarray_gpuzarr.process.records import Column, record
 
 MISSING = -1
@@ -103,7 +103,7 @@ def decode_shard_index(
     if compiled is not None:
         ranges = np.empty((2, spec.n_chunks), np.int64)
         offset, nbytes = ranges
-        encoded_address = address_of(memoryview(encoded))
+        encoded_address = view_address(memoryview(encoded))
         is_big = spec.endian == "big"
         if compiled.take_index(encoded_address, spec.n_chunks, is_big, floor, limit, address(ranges)):
             return ShardIndex(offset=offset, nbytes=nbytes)

@@ -1,4 +1,4 @@
-"""`AheadReader`: an array for which the first requests of a read can be told before it begins."""
+"""`AheadReader`: an array that can list the first requests of a read before the read begins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
 
-Block = tuple[int, ...]
-"""Number of a block along each axis."""
+BlockIndex = tuple[int, ...]
+"""Position of a block in an array: its number along each axis."""
 Box = tuple[Any, ...]
 """Selection of a task along each axis: slices, integers or arrays."""
 
@@ -23,11 +23,11 @@ class AheadReader(ABC):
         """Return a new `ObjectsAhead` for this array; None if nothing can be requested ahead."""
 
     @abstractmethod
-    def block_of(self, box: Box) -> Block | None:
+    def block_of(self, box: Box) -> BlockIndex | None:
         """Return the block that a box selects; None if it is not a whole block, or the blocks are unknown."""
 
     @abstractmethod
-    def box_of(self, block: Block) -> Box | None:
+    def box_of(self, block: BlockIndex) -> Box | None:
         """Return the box that selects a block; None if there is no such block."""
 
     @abstractmethod

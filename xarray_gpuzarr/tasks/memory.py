@@ -28,7 +28,7 @@ class TaskMemory:
     """Device memory that one task, on one thread, needs at most, in bytes."""
 
     result_nbytes: int
-    """Result of the task. For an array that the host decodes, it is in host memory."""
+    """Result of the task. If the host decodes the array, it is copied to the device, where nothing else is needed."""
     batches_nbytes: int = 0
     """Batches that are decoded at once: encoded chunks, decoded chunks, and scratch memory of nvCOMP."""
     table_nbytes: int = 0
@@ -36,18 +36,18 @@ class TaskMemory:
 
     @property
     def device_nbytes(self) -> int:
-        """Peak of the task's memory, in bytes."""
+        """Peak of the task's device memory, in bytes."""
         return self.result_nbytes + self.batches_nbytes + self.table_nbytes
 
     def n_fitting(self, gpu_nbytes: int) -> int:
-        """Return how many such tasks fit a GPU of `gpu_nbytes` bytes at once, beside an allowance of 1 GiB for CUDA."""
+        """Return how many such tasks fit on a GPU of `gpu_nbytes` bytes at once, less 1 GiB that is left to CUDA."""
         return max(0, gpu_nbytes - _CUDA_NBYTES) // max(1, self.device_nbytes)
 
 
 def task_memory(
     stored: StoredArray, block_shape: tuple[int, ...], *, options: ResourceOptions, gpu_nbytes: int
 ) -> TaskMemory:
-    """Return the memory that reading one block to a GPU takes.
+    """Return the device memory that reading one block takes.
 
     Parameters
     ----------

@@ -111,6 +111,7 @@ def _keys(stored: StoredArray) -> Iterator[str]:
     """Yield the keys of the files and directories that are examined."""
     path = array_path(stored)
     spec = stored.spec
+    # "default" is the key encoding of most arrays in format 3. For any other, the names of both formats are examined.
     is_v3 = isinstance(spec, ArraySpec) and spec.keys.style == "default"
     metadata_names = _METADATA_V3 if is_v3 else _METADATA
     for folder in ("", path.rpartition("/")[0], path):
@@ -126,7 +127,7 @@ def _keys(stored: StoredArray) -> Iterator[str]:
 
 
 def _examined_shards(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the coordinates of up to `_N_SHARDS` shards, evenly spaced, in a grid of shards of this shape."""
+    """Yield the coordinates of up to `_N_SHARDS` evenly spaced shards, given the `shape` of the grid of shards."""
     n_shards = prod(shape)  # Python's integers, since there may be more than 2**63 shards
     n_examined = min(n_shards, _N_SHARDS)
     for i in range(n_examined):

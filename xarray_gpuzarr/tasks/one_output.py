@@ -54,7 +54,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeArray:
-    """A dask array that is computed as a whole. Calling it, dask's last task, joins its blocks."""
+    """A dask array that is computed as a whole. The last task of its computation calls it to join the blocks."""
 
     name: str
     """Name of the dask array, which is also the name of the graph's layer with its blocks."""
@@ -68,7 +68,7 @@ class WholeArray:
         return finalize(blocks)
 
     def read(self, box: Box, output: Output) -> Block:
-        """Read a block into its place in the result, or into new memory in another process. Return the block."""
+        """Return a block. It is read into its place in the result, or into new memory in another process."""
         if output.array is None:
             return self.reader[box]
         block = output.array[box]
@@ -98,8 +98,8 @@ class OneOutputOptimization:
                     graph = _share_output(graph, key, whole_array)
         return _default_optimization()(graph, keys, **kwargs)
 
-    # dask optimizes several arrays together only if their optimizations are equal. Only then does it see that two of
-    # them need the same block, and reads it once.
+    # dask optimizes several arrays together only if their optimizations are equal. Only then does it notice that two of
+    # them need the same block, and read it once.
     def __eq__(self, other: object) -> bool:
         return other is _default_optimization() or isinstance(other, OneOutputOptimization)
 
@@ -151,8 +151,9 @@ def _share_output(graph: HighLevelGraph, key: str, whole: WholeArray) -> HighLev
 def compute_into_one_output(array: da.Array, reader: BlockSource) -> da.Array:
     """Change a dask array so that computing all of it reads its blocks straight into the result.
 
-    Two attributes that dask looks up are set on the array. A class of its own would not do, since xarray does not mix
-    dask arrays of different classes. Arrays that dask makes from this one, also copies, do not have the attributes.
+    Two attributes that dask looks up are set on the array. A subclass of `dask.array.Array` would not do, since xarray
+    does not mix dask arrays of different classes. Arrays that dask makes from this one, also copies, do not have the
+    attributes.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from dask.callbacks import Callback
 
 from xarray_gpuzarr.fetch.ahead import ObjectsAhead, read_with
 from xarray_gpuzarr.process.fetch_options import fetch_options
-from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Block, Box
+from xarray_gpuzarr.tasks.ahead_reader import AheadReader, BlockIndex, Box
 from xarray_gpuzarr.tasks.one_output import WholeArray
 from xarray_gpuzarr.tasks.slots import read_without_slot
 
@@ -49,10 +49,10 @@ class ArrayReads:
         self._keys = keys
         self._state = state
         self._lock = threading.Lock()
-        self._offsets: set[Block] | None = None
-        """Possible differences of a task's block and the numbers in its key; None before the first read."""
+        self._offsets: set[BlockIndex] | None = None
+        """Possible differences between a task's block and the numbers in its key; None before the first read."""
         self._n_reads = 0
-        self._requested: set[Block] = set()
+        self._requested: set[BlockIndex] = set()
         """Blocks that were read or requested ahead."""
 
     def begin(self, box: Box) -> ObjectsAhead | None:
@@ -79,7 +79,7 @@ class ArrayReads:
                 self._request_next(block)
         return self._objects if self._offsets else None
 
-    def _learn_offset(self, block: Block) -> None:
+    def _learn_offset(self, block: BlockIndex) -> None:
         """Keep the offsets that turn the key of a running task into the block that is read."""
         running = list(self._state["running"])  # one step, since the scheduler's thread changes it
         keys = [key[1:] for key in running if key in self._keys and len(key) == 1 + len(block)]
@@ -89,9 +89,10 @@ class ArrayReads:
         if not self._offsets:
             self.end()
 
-    def _request_next(self, block: Block) -> None:
+    def _request_next(self, block: BlockIndex) -> None:
         """Request the objects of the next blocks, until the budget is used up; `block` is being read."""
-        for next_block in self._next_blocks((0,) * len(block)):
+        no_offset = (0,) * len(block)
+        for next_block in self._next_blocks(no_offset):
             if next_block in self._requested:
                 continue
             box = self._reader.box_of(next_block)
@@ -101,8 +102,11 @@ class ArrayReads:
                 return
             self._requested.add(next_block)
 
-    def _next_blocks(self, no_offset: Block) -> Iterator[Block]:
-        """Return the blocks of ready tasks, the next one first; nothing while several offsets are possible."""
+    def _next_blocks(self, no_offset: BlockIndex) -> Iterator[BlockIndex]:
+        """Yield the blocks of ready tasks, the next one first.
+
+        If several offsets are possible, the usual `no_offset` is taken, and nothing is yielded if it is not among them.
+        """
         offsets = self._offsets or set()
         if no_offset in offsets:
             offset = no_offset
@@ -111,7 +115,7 @@ class ArrayReads:
         else:
             return
         ready = self._state["ready"][-_MAX_READY:]  # one step, since the scheduler's thread changes it
-        for key in reversed(ready):
+        for key in reversed(ready):  # dask takes tasks from the end of the list
             if key in self._keys and len(key) == 1 + len(offset):
                 yield tuple(number + shift for number, shift in zip(key[1:], offset, strict=True))
 

@@ -31,11 +31,12 @@ AsCaller = Callable[[], AbstractContextManager[object]]
 class _Shared:
     """State that the consumer and the reading threads share."""
 
-    def __init__(self, first: int, n_reads: int, n_ahead: int) -> None:
+    def __init__(self, first: int, end: int, n_ahead: int) -> None:
         self.bell = Bell()
         self.numbers = count(first)
         """Numbers of the reads that no thread has taken yet."""
-        self.n_reads = n_reads
+        self.end = end
+        """Number after that of the last read."""
         self.n_ahead = n_ahead
         self.n_consumed = first
         """The consumer has finished with all reads before this number."""
@@ -64,7 +65,7 @@ class _Shared:
             with as_caller():
                 while (number := self._next_number()) is not None:
                     self._carry_out(number, read)
-        except BaseException as error:  # noqa: BLE001  # the consumer raises it
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it when it asks for its next result
             self.errors[self.n_consumed] = error
         finally:
             running.release()
@@ -73,13 +74,13 @@ class _Shared:
     def _next_number(self) -> int | None:
         """Take the next read and wait until it may begin. Return None if there is none, or all have been stopped."""
         number = next(self.numbers)
-        self.bell.wait_until(lambda: self.stopped or number >= self.n_reads or number < self.n_consumed + self.n_ahead)
-        return None if self.stopped or number >= self.n_reads else number
+        self.bell.wait_until(lambda: self.stopped or number >= self.end or number < self.n_consumed + self.n_ahead)
+        return None if self.stopped or number >= self.end else number
 
     def _carry_out(self, number: int, read: Read) -> None:
         stop = Stop()
         self.under_way[number] = stop
-        if self.stopped:  # after `stop` has looked at `under_way`
+        if self.stopped:  # `stop` may have looked at `under_way` before this read was in it
             stop.set()
         try:
             self.results[number] = read(number, stop)
@@ -99,7 +100,7 @@ class Ahead:
         Called with the number of a read and a `Stop`.
     first : int
         Number of the first read.
-    n_reads : int
+    end : int
         Number after that of the last read.
     n_ahead : int
         Largest number of reads that are under way or have results that the consumer has not finished with.
@@ -112,10 +113,10 @@ class Ahead:
         The system cannot start a single thread.
     """
 
-    def __init__(self, read: Read, first: int, n_reads: int, n_ahead: int, as_caller: AsCaller) -> None:
-        shared = _Shared(first, n_reads, n_ahead)
+    def __init__(self, read: Read, first: int, end: int, n_ahead: int, as_caller: AsCaller) -> None:
+        shared = _Shared(first, end, n_ahead)
         self._shared = shared
-        n_threads = min(n_ahead, n_reads - first)
+        n_threads = min(n_ahead, end - first)
 
         def start() -> None:
             for number in range(n_threads):
@@ -125,7 +126,7 @@ class Ahead:
                 shared.running.append(running)
 
         self._finalizer = finalize(self, shared.stop)
-        with suppress(RuntimeError):  # with fewer threads, all reads are carried out as well
+        with suppress(RuntimeError):  # fewer threads carry out all reads, too
             run_uninterrupted(start)
         if n_threads and not shared.running:
             raise RuntimeError("the system starts no more threads")
@@ -161,7 +162,7 @@ class Ahead:
         return shared.results[number]
 
     def finish_with(self, number: int) -> None:
-        """Drop the result of a read, the last one that was asked for, so that another read may begin."""
+        """Drop the result of the read that was asked for last, so that another read may begin."""
         self._shared.n_consumed = number + 1
         self._shared.results.pop(number, None)
         self._shared.bell.ring_for_all()
@@ -170,7 +171,7 @@ class Ahead:
         """Stop all reads and wait until all threads have ended."""
         shared = self._shared
         shared.stop()
-        shared.results.clear()
+        shared.results.clear()  # their memory is free while the last reads end, which may add results again
         if shared.process == os.getpid():
             for running in tuple(shared.running):
                 with running:

@@ -103,7 +103,7 @@ class _GraphTracer:
 
     def _value_of_key(self, key: Any) -> Any:
         if key not in self._values:
-            self._values[key] = self._value_of_tuple(self._graph[key])
+            self._values[key] = self._value_of_old_node(self._graph[key])
         return self._values[key]
 
     def _value_of_node(self, node: Any) -> Any:
@@ -115,21 +115,22 @@ class _GraphTracer:
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
         if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
+            # one without dependencies is a constant, which a call returns
             return [self._value_of_node(arg) for arg in node.args] if node.dependencies else node({})
         if isinstance(node, Task):
             return _select(node.func, node.args, node.kwargs, self._value_of_node)
         return node
 
-    def _value_of_tuple(self, node: Any) -> Any:
-        """Return the value of a node of the form that precedes `dask.task_spec`: a task is a tuple."""
+    def _value_of_old_node(self, node: Any) -> Any:
+        """Return the value of a node in the form that dask used before `dask.task_spec`, where a task is a tuple."""
         if isinstance(node, GraphNode | TaskRef):
             return self._value_of_node(node)
         if isinstance(node, BlockReader):
             return _as_row(node)
         if isinstance(node, list):
-            return [self._value_of_tuple(element) for element in node]
+            return [self._value_of_old_node(element) for element in node]
         if isinstance(node, tuple) and node and callable(node[0]):
-            return _select(node[0], node[1:], {}, self._value_of_tuple)
+            return _select(node[0], node[1:], {}, self._value_of_old_node)
         try:
             is_key = isinstance(node, str | tuple) and node in self._graph
         except TypeError:  # a tuple with an element that cannot be hashed
@@ -141,7 +142,8 @@ def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: 
     """Return the row that a call of one of dask's functions selects; `value` returns the value of an argument."""
     module = str(getattr(func, "__module__", ""))
     name = getattr(func, "__name__", type(func).__name__)
-    select = _SELECTING.get((module.partition(".")[0].lstrip("_"), name))
+    package = module.partition(".")[0].lstrip("_")  # `operator.getitem` says that it is of "_operator"
+    select = _SELECTING.get((package, name))
     if select is None or keywords.get("lock"):
         raise UnresolvedError(f"dask computes it, with {name}")
     return select(*map(value, args))
@@ -182,7 +184,10 @@ def _getitem_of_pair(array: Any, pair: Sequence[Any]) -> BlockRow:
 
 
 def _concatenate_sorted(arrays: Sequence[Any], sorter: Sequence[Any], axis: int) -> BlockRow:
-    """Do what dask's ``concatenate_arrays`` of its shuffle does: join, then put elements into another order."""
+    """Do what dask's ``concatenate_arrays`` of its shuffle does: join, then put elements into another order.
+
+    The second item of `sorter` has the position of each joined element in the result.
+    """
     return join_rows(list(map(_as_row, arrays)), axis).select(axis, np.argsort(sorter[1]))
 
 

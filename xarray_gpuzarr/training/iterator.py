@@ -114,7 +114,7 @@ class BatchIterator:
 
 
 class OnDemand:
-    """Results of reads that the consumer's thread carries out when it asks for them; has the methods of `Ahead`."""
+    """Results of reads that the consumer's thread carries out when it asks for them. It has the methods of `Ahead`."""
 
     def __init__(self, read: Callable[[int, Stop], Arrays], as_caller: AsCaller) -> None:
         self._read = read
@@ -124,7 +124,7 @@ class OnDemand:
         self.closed = False
 
     def result(self, number: int) -> Arrays | None:
-        """Return the result of a read; carries it out unless it is the latest one."""
+        """Return the result of a read, which is carried out unless it is the latest one."""
         if self._latest is None or self._latest[0] != number:
             with self._as_caller():
                 self._latest = number, self._read(number, Stop())
@@ -147,7 +147,8 @@ class Budget:
     prefetch: int
     """Number of batches, or windows, that are read ahead."""
     memory: int | None
-    """Bytes of results in all processes of a rank; None for a quarter of the memory that is free."""
+    """Bytes of results in all processes of a rank. None: a quarter of the free host memory for results on the host, no
+    limit for results on a GPU."""
 
     def n_ahead(self, template: Template, order: Order, samples: Samples) -> int:
         """Return the largest number of results that one process of a rank may hold, or 0 if nothing is read ahead.
@@ -165,7 +166,7 @@ class Budget:
         elif all(lazy.device == "host" for lazy in template.lazies):
             limit = max(1, (available_nbytes() or sys.maxsize) // 4 // _n_processes(order) // nbytes)
         else:
-            limit = self.prefetch + 1
+            limit = self.prefetch + 1  # no limit: the result of this method never exceeds it
         if not limit:
             processes = f" in {order.n_parts} processes" if order.n_parts > 1 else ""
             raise OptionError(

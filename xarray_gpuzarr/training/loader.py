@@ -37,7 +37,7 @@ class BatchesRow:
     way: Way
     """``"one plan"``, the fast way, ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
     why: str
-    """Why they are not read with one plan. Empty if they are, or are in memory."""
+    """Why they are not read with one plan. Empty if they are, and for a variable in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -86,12 +86,12 @@ class Batches:
         """Number and samples of the epoch that was drawn last."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Updates the rank, because a worker of a DataLoader has no process group that could be asked for it.
+        # The property updates the rank. A worker of a DataLoader cannot do that, since it has no process group.
         self.order  # noqa: B018
         return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch of this rank."""
+        """Return the number of batches in an epoch of this rank, or of this part of it; see `part`."""
         return self.order.n_batches(self._samples.n_samples)
 
     def __iter__(self) -> BatchIterator:
@@ -173,7 +173,7 @@ class Batches:
         return self._template.nbytes * self._order.batch
 
     def explain(self) -> BatchesExplanation:
-        """Return how samples of each variable are read, and why they are not all read with one plan if they are not."""
+        """Return how the samples of each variable are read, and why, for those that are not read with one plan."""
         rows = []
         for name, cut in self._template.cuts.items():
             rows.append(BatchesRow(variable=str(name), way=cut.source.way, why=cut.source.why))

@@ -58,10 +58,10 @@ def batches(  # noqa: PLR0913
         Elements between the starts of samples; by default their size, so that samples are side by side. Samples that
         would extend beyond the dataset are left out.
     random : int, optional
-        Instead, draw this many boxes in each epoch, at uniformly random places.
+        Number of boxes to draw in each epoch, at uniformly random places, instead of boxes at regular distances.
     positions : mapping of dimension to int array of shape (n,), optional
-        Instead, take the samples that start at these positions: one start for each sample along every dimension of
-        `sizes`.
+        Positions at which samples start, instead of boxes at regular distances: one start for each sample along every
+        dimension of `sizes`.
     shuffle : bool
         Shuffle the samples anew in each epoch. All orders are equally likely, unless there is a `window`.
     window : int or str, optional
@@ -157,13 +157,13 @@ def _require_rank(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def _samples_in_window(window: Any, batch: int, template: Template) -> int:
-    """Return the number of samples that a window of so many bytes has: whole batches, at least one."""
+    """Return the number of samples in a window of at most `window` bytes: those of whole batches, at least one."""
     nbytes_of_batch = max(1, batch * template.nbytes)
     return batch * max(1, _require_nbytes("window", window) // nbytes_of_batch)
 
 
 def _require_dataset(ds: Any) -> None:
-    """Raise an `ArrayTypeError` if `ds` is not a dataset; it says how to make one of what it is."""
+    """Raise an `ArrayTypeError` if `ds` is not a dataset. The error says how to make a dataset of `ds`."""
     if isinstance(ds, Dataset):
         return
     if isinstance(ds, DataArray):

@@ -58,6 +58,7 @@ class Order:
     def n_batches(self, n_samples: int) -> int:
         """Return the number of batches of an epoch that this process has, given the `n_samples` of all ranks."""
         n_own = self.n_samples_of_rank(n_samples)
+        # the first sample of each read of this process
         first_samples = range(self.part * self.samples_per_read, n_own, self.n_parts * self.samples_per_read)
         return sum(-(-min(self.samples_per_read, n_own - first) // self.batch) for first in first_samples)
 
@@ -80,7 +81,10 @@ class Epoch:
 
     @cached_property
     def checksum(self) -> str:
-        """CRC-32 of the samples and their order, in hexadecimal."""
+        """CRC-32 of the numbers of the samples in order, and of the positions in the first read, in hexadecimal.
+
+        The positions of one read are enough to notice that other boxes were drawn.
+        """
         starts = self.starts.first_elements(self.sample[: self.order.samples_per_read])
         return f"{zlib.crc32(starts.tobytes(), zlib.crc32(self.sample.tobytes())):08x}"
 
@@ -135,12 +139,13 @@ def _shuffle_in_windows(
     shards = np.concatenate([shard_numbers(starts.first_elements(run)) for run in runs])
     # Put the shards into random order, and the samples of each side by side.
     distinct_shards, shard_of_sample = np.unique(shards, return_inverse=True)
-    shard_ranks = _generator(order, epoch, _ORDER_STREAM).permutation(len(distinct_shards))
-    by_shard = np.argsort(shard_ranks[shard_of_sample], kind="stable")
-    # Each rank takes consecutive samples, so that few shards are read by several ranks.
-    samples_per_rank, n_left = divmod(n_samples, order.world_size)
-    n_left_before = 0 if order.drop_last else min(order.rank, n_left)
-    first = order.rank * samples_per_rank + n_left_before
+    shard_positions = _generator(order, epoch, _ORDER_STREAM).permutation(len(distinct_shards))
+    by_shard = np.argsort(shard_positions[shard_of_sample], kind="stable")
+    # Each rank takes consecutive samples, so that few shards are read by several ranks. The first `n_extra` ranks take
+    # one sample more than the others, unless batches that are not full are left out.
+    samples_per_rank, n_extra = divmod(n_samples, order.world_size)
+    n_extra_before = 0 if order.drop_last else min(order.rank, n_extra)
+    first = order.rank * samples_per_rank + n_extra_before
     own_samples = by_shard[first : first + order.n_samples_of_rank(n_samples)].copy()
     # Shuffle each window.
     generator = _generator(order, epoch, _WINDOW_STREAM)

@@ -119,7 +119,7 @@ class Parts:
         return cls(bounds=tuple(np.array([0, n]) for n in part.shape), grid=grid)
 
     def merged(self) -> Self:
-        """Return the grid with neighbours joined that select from the same stored array."""
+        """Return a grid in which neighbours that select from the same stored array are one part."""
         grid = self.grid
         bounds = list(self.bounds)
         for axis in range(grid.ndim):
@@ -129,14 +129,14 @@ class Parts:
 
 
 def _merge_planes(grid: npt.NDArray[Any], axis: int) -> tuple[npt.NDArray[Any], list[int]]:
-    """Join planes of a grid that follow each other along an axis, if all their parts can be joined.
+    """Join neighbouring planes of a grid along an axis, wherever each part of one can be joined with its neighbour.
 
     Returns
     -------
     grid : numpy.ndarray of objects
         The grid of joined parts.
     starts : list of int
-        Number of the first plane that was joined into each new one, followed by the number of all planes.
+        For each new plane, the number of the first plane that was joined into it; then the number of all planes.
     """
     planes = [np.take(grid, [number], axis) for number in range(grid.shape[axis])]
     starts = [0]

@@ -41,7 +41,8 @@ class Pass(NamedTuple):
     n_workers: int = 0
     """Number of workers of the pass, or 0 if the consumer reads itself."""
     seed: int = 0
-    """Random number that the consumer drew for all workers that it started together. It may draw it again later."""
+    """Random number that the consumer drew for all workers that it started together. A program that seeds its random
+    numbers anew may draw the same one for a later pass."""
     first_child: int = 0
     """Number of the first of these workers among the child processes of the consumer.
 
@@ -100,7 +101,7 @@ class Passes:
         current : Pass
             The pass, as this process knows it.
         epoch : int, optional
-            The epoch that the pass reads after all, because it loaded a state after it had begun.
+            The epoch that the pass reads instead, because a state was loaded after the pass had begun.
 
         Returns
         -------
@@ -110,16 +111,14 @@ class Passes:
             has not begun, and the caller reports this.
         """
         self._append(current, _NEXT_EPOCH if epoch is None else epoch, 0)
-        history = self._read_history()
-        position = history.find(current)
-        if position is not None:
-            return position
-        moves = history.moves(current.consumer)
-        return moves[_move_before(current, moves)]
+        position = self._read_history().find(current)
+        assert position is not None  # the entry was just appended
+        return position
 
     def move(self, epoch: int, batch: int = 0) -> None:
         """Let the next pass that this process consumes begin after `batch` batches of an epoch."""
-        latest_child = Process()._identity[-1]  # noqa: SLF001  # making a Process takes a number, starting it does not
+        # Making a `Process` takes the next number of a child process; starting it takes none.
+        latest_child = Process()._identity[-1]  # noqa: SLF001
         self._append(Pass(os.getpid(), _MOVE, first_child=latest_child), epoch, batch)
 
     def n_workers(self) -> int:

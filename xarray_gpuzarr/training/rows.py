@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import Any, Self
 
 import numpy as np
@@ -69,9 +69,11 @@ class BlockRow:
         axis = self.axis
         selected = np.atleast_1d(np.asarray(selected_elements(key, self.shape[axis]), np.int64))
         part_numbers = np.searchsorted(self.ends, selected, side="right")
-        # A run is a series of selected elements that are in the same part. Each part may have only one.
+        # A run is a series of selected elements that are in the same part. Each part may have only one. If nothing is
+        # selected, there is one empty run, which the first part gets.
         run_bounds = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(selected)]
-        if len(run_bounds) - 1 > max(1, len(np.unique(part_numbers))):
+        n_runs = len(run_bounds) - 1
+        if n_runs > max(1, len(np.unique(part_numbers))):
             raise UnresolvedError(INTERLEAVED)
         part_starts = self.ends - np.diff(self.ends, prepend=0)
         parts = []
@@ -98,7 +100,7 @@ def _select(selection: range | Column, key: Any) -> AxisSelection:
 
 
 def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
-    """Return the row of the block that several blocks, one after another along an axis, are joined to.
+    """Return the row of the block that results if the blocks of several rows are joined along an axis.
 
     Raises
     ------
@@ -137,21 +139,22 @@ def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
     chunks : sequence of sequence of int
         For each axis, the lengths of the blocks in elements.
     """
+    # Lists with an entry for each axis, which has an entry for each block along it.
     borders = [[{0, length} for length in lengths] for lengths in chunks]
     for block in product(*map(range, rows.shape)):
         row: BlockRow = rows[block]
         if len(row.parts) > 1:
             borders[row.axis][block[row.axis]].update(row.ends.tolist())
-    pieces = [[_split_axis(of_block) for of_block in of_axis] for of_axis in borders]
-    first_pieces = [np.cumsum([0, *map(len, of_axis)]) for of_axis in pieces]
+    pieces = [[_split_axis(block_borders) for block_borders in axis_borders] for axis_borders in borders]
+    first_pieces = [np.cumsum([0, *map(len, axis_pieces)]) for axis_pieces in pieces]
     parts = np.empty([firsts[-1] for firsts in first_pieces], object)
     for block in product(*map(range, rows.shape)):
-        of_block = [of_axis[number] for of_axis, number in zip(pieces, block, strict=True)]
+        block_pieces = [axis_pieces[number] for axis_pieces, number in zip(pieces, block, strict=True)]
         origin = [firsts[number] for firsts, number in zip(first_pieces, block, strict=True)]
-        _fill_grid(parts, origin, rows[block], of_block)
+        _fill_grid(parts, origin, rows[block], block_pieces)
     bounds = []
-    for of_axis in pieces:
-        lengths = [piece.stop - piece.start for of_block in of_axis for piece in of_block]
+    for axis_pieces in pieces:
+        lengths = [piece.stop - piece.start for piece in chain.from_iterable(axis_pieces)]
         bounds.append(np.cumsum([0, *lengths]))
     return Parts(bounds=tuple(bounds), grid=parts)
 

@@ -61,7 +61,7 @@ class Table:
         return len(self.start)
 
     def starts(self, rng: np.random.Generator) -> Starts:  # noqa: ARG002
-        """Return the table itself, which is the same in all epochs."""
+        """Return the table itself, since positions that the caller gave are the same in all epochs."""
         return self
 
     def first_elements(self, sample: Column) -> Column:
@@ -117,15 +117,15 @@ def choose_samples(
         A value is invalid, or several of the three are given.
     """
     options = {"stride": stride, "random": random, "positions": positions}
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1:
+    used = [name for name, value in options.items() if value is not None]
+    if len(used) > 1:
         raise OptionError(
             "samples are asked for in two ways",
-            tried=", ".join(f"{name}=" for name in given),
+            tried=", ".join(f"{name}=" for name in used),
             found="stride= makes a regular grid of boxes, random= draws boxes at random, positions= takes those given",
             do="choose one of these, or none for boxes side by side",
         )
-    spans = {dim: lengths[dim] - n + 1 for dim, n in sizes.items()}
+    spans = {dim: lengths[dim] - n + 1 for dim, n in sizes.items()}  # numbers of possible starts
     if random is not None:
         n_samples = require_whole("random", random, 1)
         samples: Samples = Random(n_samples=n_samples, spans=tuple(spans.values()))
@@ -194,7 +194,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
 
 
 def _table(positions: Any, spans: Mapping[Hashable, int]) -> Table:
-    """Return the samples at the `positions` that a caller gave, given the number of possible starts per dimension."""
+    """Return the samples at the `positions` of a caller. `spans` has the number of possible starts per dimension."""
     starts_of_dim = require_mapping("positions", positions, spans)
     columns = {dim: _starts_along(dim, starts_of_dim.get(dim), span) for dim, span in spans.items()}
     n_starts = {dim: len(column) for dim, column in columns.items()}
@@ -209,7 +209,7 @@ def _table(positions: Any, spans: Mapping[Hashable, int]) -> Table:
 
 
 def _starts_along(dim: Hashable, starts: Any, span: int) -> Column:
-    """Return the starts that a caller gave for one dimension, shape (n_samples,), all from 0 to `span` - 1."""
+    """Return the starts that a caller gave for one dimension, shape (n_samples,). All are from 0 to `span` - 1."""
     try:
         column = None if starts is None else np.asarray(starts)
     except (TypeError, ValueError):  # an array on a GPU, or a ragged list

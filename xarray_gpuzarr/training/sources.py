@@ -46,7 +46,7 @@ class StoredSource:
 
     @property
     def why(self) -> str:
-        """Why samples are not read with one plan: zarr-python decodes an array. Empty if they are."""
+        """Why samples are not read with one plan: zarr-python decodes an array. Empty if they are read with one."""
         for part in self.parts.grid.flat:
             spec = part.lazy.stored.spec
             if isinstance(spec, Unplanned):
@@ -71,7 +71,7 @@ class StoredSource:
         # Parts at the same place along `axis` have the same shard borders, so one of them is enough.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
         numbers = []
-        n_shards = 0
+        n_shards = 0  # of the parts before
         for part in parts:
             spec = part.lazy.stored.spec
             array: Any = part.lazy.stored.zarr_array
@@ -148,7 +148,7 @@ Source = StoredSource | DaskSource | MemorySource | XarraySource
 """Reads the samples of a variable. Its `shard_numbers` are None if it does not matter which samples are read together.
 
 `read` returns an array of shape (n_boxes, *boxes.shape). It may write to `out`, an array of this shape, and return it
-or a view of it.
+or a view of it. A `DaskSource` has no `read`, because `read_sources` lets dask compute all such variables together.
 """
 
 
@@ -252,7 +252,7 @@ def _read_slow[Name](
 
 
 def _has_same_memory(array: Any, out: npt.NDArray[Any]) -> bool:
-    """Whether an array, of the shape of `out`, is a view of all of it."""
+    """Whether an array is a view of `out`, if it has the same shape and dtype: both begin at the same address."""
     return isinstance(array, np.ndarray) and array.__array_interface__["data"] == out.__array_interface__["data"]
 
 

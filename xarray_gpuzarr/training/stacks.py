@@ -31,9 +31,9 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     Parameters
     ----------
     part : Part
-        The selection that boxes are taken of.
+        The selection that boxes are taken from.
     start : numpy.ndarray of int64, shape (n, ndim)
-        First element of each box. What of a box lies outside the part gets arbitrary values from inside it.
+        First element of each box. Elements of a box that lie outside the part get arbitrary values from inside it.
     shape : sequence of int
         Shape of a box.
     decoder : Decoder
@@ -46,7 +46,7 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     array of shape (n, *shape)
         On the decoder's device: `out`, a view of it, or another array.
     """
-    selections: list[StackAxis] = [slice(0)] * len(part.key)
+    selections: list[StackAxis] = [slice(0)] * len(part.key)  # each of them is replaced below
     reorderings: list[tuple[int, Reordering]] = []
     for axis, stored_axis in enumerate(part.axes):
         selections[stored_axis], reordering = _in_increasing_order(part.selection(axis), start[:, axis], shape[axis])
@@ -55,18 +55,21 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     for stored_axis, selection in enumerate(part.key):
         if isinstance(selection, int):
             selections[stored_axis] = slice(selection, selection + 1)
-    is_dropped = [isinstance(selection, int) for selection in part.key]
+    # The result of a read has all stored axes. Those that the part selects an integer of are dropped from it.
+    dropped = [isinstance(selection, int) for selection in part.key]
+    add_axes = (slice(None), *(None if is_dropped else slice(None) for is_dropped in dropped))
+    drop_axes = (slice(None), *(0 if is_dropped else slice(None) for is_dropped in dropped))
     stored = part.lazy.stored
     n_samples = len(start)
     if isinstance(stored.spec, Unplanned):
-        samples = [tuple(_of_sample(selection, sample) for selection in selections) for sample in range(n_samples)]
-        stack = np.stack([read(stored, sample, decoder) for sample in samples])
+        boxes = [tuple(_select_sample(selection, sample) for selection in selections) for sample in range(n_samples)]
+        stack = np.stack([read(stored, box, decoder) for box in boxes])
     else:
         stored_out = None
         if out is not None and not reorderings:
-            stored_out = out[(slice(None), *(None if dropped else slice(None) for dropped in is_dropped))]
+            stored_out = out[add_axes]
         stack = read_stacked(stored, stored.spec, selections, n_samples, decoder, stored_out)
-    stack = stack[(slice(None), *(0 if dropped else slice(None) for dropped in is_dropped))]
+    stack = stack[drop_axes]
     return _reorder(stack, reorderings, decoder) if reorderings else stack
 
 
@@ -77,8 +80,8 @@ def _in_increasing_order(selection: range | Column, start: Column, n: int) -> tu
     reordering is None if the requested order is increasing.
     """
     first = int(start[0])
-    is_same_for_all = bool((start == first).all()) and first >= 0 and first + n <= len(selection)
-    if is_same_for_all:
+    is_same_for_all = bool((start == first).all())
+    if is_same_for_all and first >= 0 and first + n <= len(selection):
         elements = selection[first : first + n]
         if not isinstance(elements, range):
             return _sorted(elements)
@@ -91,6 +94,7 @@ def _in_increasing_order(selection: range | Column, start: Column, n: int) -> tu
             return Crops(start=selection.start + start * selection.step, count=n, step=selection.step), None
         lowest = selection.start + (start + n - 1) * selection.step
         return Crops(start=lowest, count=n, step=-selection.step), slice(None, None, -1)
+    # Elements outside the part may get any values of it, so their positions are clipped.
     positions = (start[:, None] + np.arange(n)).clip(0, len(selection) - 1)
     return _sorted(np.asarray(selection, np.int64)[positions])
 
@@ -103,8 +107,8 @@ def _sorted(elements: Column) -> tuple[Column, Column | None]:
     return np.take_along_axis(elements, order, axis=-1), order.argsort(axis=-1)
 
 
-def _of_sample(selection: StackAxis, sample: int) -> slice | Column:
-    """Return what one sample takes of an axis."""
+def _select_sample(selection: StackAxis, sample: int) -> slice | Column:
+    """Return the elements that one sample takes along a stored axis."""
     if isinstance(selection, Crops):
         start = int(selection.start[sample])
         return slice(start, start + (selection.count - 1) * selection.step + 1, selection.step)
@@ -129,7 +133,7 @@ def _reorder(stack: Any, reorderings: Sequence[tuple[int, Reordering]], decoder:
     for sample in range(len(stack)):
         box = stack[sample]
         for axis, reordering in by_sample:
-            box = box[(slice(None),) * (axis - 1) + (reordering[sample],)]
+            box = box[(slice(None),) * (axis - 1) + (reordering[sample],)]  # a box lacks the axis of samples
         result[sample] = box
     return result
 
@@ -180,8 +184,8 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder, out: Any = None) ->
         if not touches.any():
             continue
         start = start[touches]
-        has_all = bool(touches.all()) and bool(((start >= 0) & (start + boxes.shape <= part_shape)).all())
-        if has_all:
+        all_are_inside = bool(touches.all()) and bool(((start >= 0) & (start + boxes.shape <= part_shape)).all())
+        if all_are_inside:
             return read_stack(part, start, boxes.shape, decoder, out)
         stack = read_stack(part, start, boxes.shape, decoder)
         if result is None:
@@ -191,14 +195,14 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder, out: Any = None) ->
 
 
 def _copy_overlaps(stack: Any, start: Column, part_shape: Column, result: Any, samples: Column) -> None:
-    """Copy what of each box lies in a part from `stack` to `result`.
+    """Copy the elements of boxes that lie in a part from `stack` to `result`.
 
     Parameters
     ----------
     stack : array of shape (n, *shape)
         The boxes as read from the part.
     start : numpy.ndarray of int64, shape (n, ndim)
-        First element of each box in the part; may be negative.
+        Position of each box relative to the part; may be negative.
     part_shape : numpy.ndarray of int64, shape (ndim,)
         Shape of the part.
     result : array of shape (n_samples, *shape)

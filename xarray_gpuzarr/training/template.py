@@ -21,7 +21,8 @@ from xarray_gpuzarr.training.sources import Source, StoredSource, in_float32, re
 from xarray_gpuzarr.training.stacks import Boxes
 
 Arrays = dict[Hashable, Any]
-"""Variable name -> its samples, shape (n_samples, ...). With ``stack=``, the new dimension -> the stacked samples."""
+"""Variable name -> its samples, shape (n_samples, ...). With ``stack=``, also the new dimension -> all samples in one
+array, of which those of the variables are views."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class Template:
 
     @property
     def lazies(self) -> list[LazyArray]:
-        """The arrays that are read from stores, one for each variable."""
+        """For each variable that this engine reads, the stored array of its first part."""
         return [cut.source.parts.lazy for cut in self.cuts.values() if isinstance(cut.source, StoredSource)]
 
     @property
@@ -146,7 +147,8 @@ class Template:
         Returns
         -------
         dict
-            Arrays of shape (n, ...) in C order, on the devices of their variables.
+            Arrays of shape (n, ...), on the devices of their variables. They are in C order; with ``stack=``, only the
+            stacked array is, of which the others are views.
         """
         sources = {name: cut.source for name, cut in self.cuts.items()}
         boxes = {name: cut.boxes(start) for name, cut in self.cuts.items()}
@@ -199,7 +201,7 @@ class Template:
 
 
 def _cut_variable(variable: Variable, sizes: Mapping[Hashable, int], *, is_rounded: bool) -> CutVariable:
-    """Return how samples of a variable are read; its values become float32 if it `is_rounded`."""
+    """Return how samples of a variable are read. Its values become float32 if it `is_rounded`."""
     dims = list(sizes)
     source = source_of(variable)
     dtype = _numpy_dtype(variable)

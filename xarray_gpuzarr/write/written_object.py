@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from xarray_gpuzarr.native.library import address_of, int64_columns
+from xarray_gpuzarr.native.library import int64_columns, view_address
 from xarray_gpuzarr.native.structs import ObjectStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -111,7 +111,7 @@ def set_stored(
             else:
                 struct.old_offset, struct.old_nbytes = stored_object.index.addresses
             struct.old_version = version_address
-            struct.old = None if stored_object.data is None else address_of(stored_object.data)
+            struct.old = None if stored_object.data is None else view_address(stored_object.data)
         position_address += len(written.positions) * _INT64_NBYTES
         range_address += 2 * _INT64_NBYTES
         version_address += len(_NO_VERSION) * _INT64_NBYTES

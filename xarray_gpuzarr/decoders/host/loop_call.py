@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.host.cached_read import PlanChunks
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.native.library import address, address_of, int64_columns
+from xarray_gpuzarr.native.library import address, int64_columns, view_address
 from xarray_gpuzarr.native.structs import FilesStruct, RowsStruct
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -73,7 +73,7 @@ class EncodedChunks:
 
     def locate(self) -> tuple[Column, Column]:
         """Return the address of each row's bytes and their number, which is -1 if the chunk was never written."""
-        parts = [(0, -1) if data is None else (address_of(data), len(data)) for data in self._data]
+        parts = [(0, -1) if data is None else (view_address(data), len(data)) for data in self._data]
         part_address, part_nbytes = np.array(parts, np.int64).T
         rows = slice(self.rows.start, self.rows.stop)
         nbytes = self._plan.nbytes[rows]

@@ -28,7 +28,7 @@ from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.in_memory import MemorySource
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import Version
-from xarray_gpuzarr.native.library import address, address_of, int64_columns
+from xarray_gpuzarr.native.library import address, int64_columns, view_address
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.partial_chunks import takes_part
@@ -242,7 +242,7 @@ def _call_loops(
         if stored.index is not None:
             struct.offset, struct.nbytes = stored.index.addresses
     if stored.data is not None:
-        struct.object = address_of(stored.data)
+        struct.object = view_address(stored.data)
         struct.object_nbytes = len(stored.data)
     elif chunks is None:
         struct.path = stored.path

@@ -14,7 +14,7 @@ import numpy as np
 
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
 from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
-from xarray_gpuzarr.native.library import address, address_of
+from xarray_gpuzarr.native.library import address, view_address
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _MOST_ERRORS = 120
@@ -66,7 +66,7 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     if zstd is None:
         return memoryview(numcodecs.zstd.decompress(src))
     decoded = np.empty(most_nbytes + 1, np.uint8)
-    in_buffer = _BufferStruct(memory=address_of(src), size=len(src), pos=0)
+    in_buffer = _BufferStruct(memory=view_address(src), size=len(src), pos=0)
     out_buffer = _BufferStruct(memory=address(decoded), size=len(decoded), pos=0)
     context = zstd.make()
     if not context:
