@@ -21,7 +21,7 @@ from zarr.errors import ContainsArrayError, UnknownCodecError
 from zarr.storage import ZipStore
 
 from xarray_gpuzarr.backend.damaged_metadata import find_damage
-from xarray_gpuzarr.errors import MetadataError, NoGroupError, UnsupportedCodecError, perhaps
+from xarray_gpuzarr.errors import MetadataError, NoGroupError, UnsupportedCodecError, similar_name_hint
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 _MOST_NAMED = 12
@@ -267,7 +267,7 @@ def _other_groups(root: zarr.Group, path: str) -> Cause | None:
         advice = f"open '{parent_path[:-1]}'" if parent_path else "leave the group out"
         return f"there are no groups {in_parent}{and_arrays}", advice
     paths = [parent_path + group_name for group_name in group_names]
-    advice = f"name one of the groups {in_parent}{perhaps(parent_path + name, paths)}: {listed(paths)}"
+    advice = f"name one of the groups {in_parent}{similar_name_hint(parent_path + name, paths)}: {listed(paths)}"
     return f"no group '{path}'{and_arrays}", advice
 
 

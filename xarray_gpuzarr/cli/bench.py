@@ -30,7 +30,7 @@ from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, ta
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.decoders.host.chunk_cache import kept_chunks
 from xarray_gpuzarr.decoders.protocol import Device
-from xarray_gpuzarr.errors import OptionError, masked, perhaps
+from xarray_gpuzarr.errors import OptionError, masked, similar_name_hint
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.read import read_array
 
@@ -107,7 +107,7 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{perhaps(name or '', ours)}, and its group with --group{groups}",
+            do=f"choose one with --variable{similar_name_hint(name or '', ours)}, and its group with --group{groups}",
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):

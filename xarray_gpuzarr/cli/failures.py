@@ -15,7 +15,7 @@ from typing import Any
 import zarr
 
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT, explain_folder, node_at
-from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
+from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, similar_name_hint
 
 _NO_CREDENTIALS = {
     "NoCredentialsError",
@@ -157,8 +157,7 @@ def _advise_on_path(path: Path) -> str:
     if not path.parent.is_dir():
         return f"check the path: there is no folder '{path.parent}'"
     names = sorted(entry.name for entry in path.parent.iterdir())
-    similar_name_hint = perhaps(path.name, names)
-    return f"check the path{similar_name_hint}"
+    return f"check the path{similar_name_hint(path.name, names)}"
 
 
 def _explain_no_dataset(node: Any) -> tuple[str, str] | None:
@@ -178,7 +177,7 @@ def why_no_dataset(arrays: Mapping[str, zarr.Array[Any]]) -> str:
         dims = dims_of(array)
         if dims is None:
             return f"The dimensions of {name!r} have no names, which a dataset needs"
-        for dim, length in zip(dims, array.shape, strict=False):
+        for dim, length in zip(dims, array.shape, strict=False):  # damaged metadata may name more or fewer dimensions
             other_name, other_length = lengths.setdefault(dim, (name, length))
             if length != other_length:
                 return (

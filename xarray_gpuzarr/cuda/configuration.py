@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, similar_name_hint
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as fetching
 from xarray_gpuzarr.process.device_options import ResourceOptions
@@ -35,7 +35,7 @@ def check_options(options: Mapping[str, object]) -> None:
             "unknown option",
             tried=", ".join(unknown),
             found="valid options: " + ", ".join(known),
-            do=f"choose one of these{perhaps(unknown[0], known)}",
+            do=f"choose one of these{similar_name_hint(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
         in_force.chosen({name: options[name] for name in options if name in names})
