@@ -105,15 +105,18 @@ class Place:
 
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a `KeywordError` for the first of `keywords` that is not in `known`."""
+    """Raise a `KeywordError` if `keywords` has names that are not in `known`. It is about the first one, sorted."""
     known = {*known, "chunks"}  # xarray itself handles chunks=
-    for name in sorted({*keywords} - known):
-        raise KeywordError(
-            f"unknown keyword {name!r}",
-            tried=f'{name}= with engine="gpuzarr"',
-            found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
-            do=f"leave it out, or choose one of these{similar_name_hint(name, known)}",
-        )
+    unknown = sorted({*keywords} - known)
+    if not unknown:
+        return
+    name = unknown[0]
+    raise KeywordError(
+        f"unknown keyword {name!r}",
+        tried=f'{name}= with engine="gpuzarr"',
+        found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
+        do=f"leave it out, or choose one of these{similar_name_hint(name, known)}",
+    )
 
 
 def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> None:
