@@ -249,7 +249,7 @@ def _groups_in_zip(file: str) -> list[str]:
 
 
 def _explain_missing_group(root: zarr.Group, path: str) -> Cause | None:
-    """Return what is in the last group of `path` that exists, and what to do. None if an array is on the path.
+    """Return what is in the last group of `path` that exists, and what to do.
 
     `path` starts from `root`, and is not empty.
     """
@@ -260,7 +260,7 @@ def _explain_missing_group(root: zarr.Group, path: str) -> Cause | None:
         if name not in group_names:
             break
         group = parent[name]
-        if not isinstance(group, zarr.Group):
+        if not isinstance(group, zarr.Group):  # only if it was replaced meanwhile
             return None
         parent = group
         parent_path = f"{parent_path}{name}/"

@@ -116,7 +116,7 @@ class OpeningArray(BackendArray):
         self.stored = stored
         self._ahead: ValuesAhead | None = ahead
         """The opening; None once the array is detached."""
-        self._is_read_whole = is_read_whole and self.ndim > 0
+        self._is_read_whole = is_read_whole and self.ndim > 0  # a scalar needs no array that keeps it
         self._cached: AnyLazyArray | indexing.NumpyIndexingAdapter | None = None
         """The array that reads through the cache, or all values. None before the first read."""
 
