@@ -38,8 +38,8 @@ class GpuZarrError(Exception):
 
     Notes
     -----
-    With a single argument, ``type(error)(text)``, the text is the whole message. In this way, PyTorch makes the error of
-    a worker process again in the main process.
+    With a single argument, ``type(error)(text)``, the text is the whole message. In this way, PyTorch makes the error
+    of a worker process again in the main process.
     """
 
     def __init__(

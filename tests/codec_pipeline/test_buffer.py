@@ -179,7 +179,8 @@ def test_buffers_for_gpus_stay():
 def test_the_environment_names_buffer_and_pipeline():
     """zarr-python finds them by their entry points."""
     code = "from zarr import registry; print(registry.get_ndbuffer_class(), registry.get_pipeline_class())"
-    environment = os.environ | {"ZARR_NDBUFFER": NDBUFFER_NAME, "ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
+    settings = {"ZARR_NDBUFFER": NDBUFFER_NAME, "ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
+    environment = os.environ | settings
 
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 

@@ -103,11 +103,12 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         known = ", ".join(sorted(readable)) or "none"
         below = list_groups(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
         groups = f": {listed([group.path for group in below])}" if below else ""
+        hint = similar_name_hint(name or "", readable)
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group{groups}",
+            do=f"choose one with --variable{hint}, and its group with --group{groups}",
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):  # the address is that of the array

@@ -18,8 +18,8 @@ _OUT_TYPES = (slice, np.ndarray, type(None))
 """Types of selectors of the output that can be joined."""
 
 AxisSelectors = dict[int, tuple[Any, Any]]
-"""Coordinate of a shard along an axis -> the selector inside the shard, and the selector of the output. The latter is None
-if the output lacks the axis."""
+"""Coordinate of a shard along an axis -> the selector inside the shard, and the selector of the output. The latter is
+None if the output lacks the axis."""
 
 
 def join_axis(

@@ -245,7 +245,8 @@ class _Settings:
     def begin(self) -> None:
         """Change the settings, unless they are changed already."""
         with self._lock:
-            if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:  # the first call, or another pipeline was set since
+            # Either this is the first call, or another pipeline was set since.
+            if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
                 self._n_users = 0
                 self._before[_PIPELINE_SETTING] = zarr.config.get(_PIPELINE_SETTING)
                 zarr.config.set({_PIPELINE_SETTING: _PIPELINE_NAME})

@@ -49,17 +49,17 @@ _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (cpu.Buffer, OurNDBuffer): "host
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores that may be used from any event loop, since their sessions are not bound to one."""
 SHORT_READ_S = 2e-3
-"""A read that decodes for at most this many seconds is short. It runs on zarr-python's event loop unless another read is
-under way, since a change to a thread and back takes 0.3 to 0.9 ms (November 2026, two cores). With two cores or more, a
-read of up to twice as many bytes is short, because two threads decode it."""
+"""A read that decodes for at most this many seconds is short. It runs on zarr-python's event loop unless another read
+runs, since a change to a thread and back takes 0.3 to 0.9 ms (November 2026, two cores). With two cores or more, a read
+of up to twice as many bytes is short, because two threads decode it."""
 FEW_CHUNKS = 2
 """Number of raw chunks of a `MemoryStore` up to which zarr-python copies them in less time than a plan takes (November
 2026, two cores)."""
 SLOW_READ_S = 10e-3
 """A read on the event loop that takes longer than this, in seconds, is slow: it has waited for a disk or a core."""
 THREADS_FACTOR = 20
-"""After a slow read, reads run on threads for this many times as long as it took. So slow reads block the event loop for
-a twentieth of the time at most."""
+"""After a slow read, reads run on threads for this many times as long as it took. So slow reads block the event loop
+for a twentieth of the time at most."""
 
 
 class ArrayReader:
@@ -91,7 +91,7 @@ class ArrayReader:
         drop_axes : tuple of int
             Axes that `out` lacks; see `zarr.abc.codec.CodecPipeline.read`.
         fallback : zarr.abc.codec.CodecPipeline
-            zarr-python's own pipeline. It has ``read_sync`` if its `MemoryStore` has ``get_sync``, as `MemorySource` needs.
+            zarr-python's own pipeline. It has ``read_sync`` if stores have ``get_sync``, which `MemorySource` needs.
 
         Returns
         -------
