@@ -138,7 +138,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         self._passes.move(self._batches.next_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest epoch; see `Batches.state_dict`.
+        """Return the position in the latest epoch; see `Batches.state_dict`.
 
         In a worker, the state is empty. The iterators of workers have states of their own, for torchdata's
         ``StatefulDataLoader``.

@@ -182,6 +182,7 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         documents = {
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
+        # As in "consolidated_metadata" of format 3 and "zarr_consolidated_format" of format 2.
         is_consolidated = any(b"consolidated" in document for document in documents.values())
         # Nothing more is requested if the group is the root, if there is no group at the root, or if the consolidated
         # metadata of the root describe the group.

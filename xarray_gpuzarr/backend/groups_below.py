@@ -18,7 +18,7 @@ from xarray_gpuzarr.backend.caching_store import CachingStore, takes_long
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 type GroupFilter = Callable[[str], bool]
-"""Takes the path of a group, from the first group. Returns whether the group or groups below it are to be opened."""
+"""Takes the path of a group, relative to the first one. Returns whether it or groups below it are to be opened."""
 type Members = dict[str, Array[Any] | Group]
 type OpenedGroups = list[tuple[str, Group, Members]]
 """Path from the first group, group, members. A group comes before the groups below it, as in xarray."""

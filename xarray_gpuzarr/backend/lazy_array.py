@@ -85,7 +85,7 @@ class LazyArray(BackendArray):
 
     @property
     def storage(self) -> str:
-        """How stored bytes reach a GPU, and why. Empty if there is only one way."""
+        """How stored bytes reach a GPU, and why, such as "posix: ...". Empty if there is only one way."""
         return self.stored.how_read(decoder_for(self.device))
 
     @property

@@ -70,7 +70,7 @@ def explaining_failures(
         yield
     except UnknownCodecError as err:
         raise _unknown_codec_error(location, err) from err
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as err:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as err:  # raised for damaged metadata
         try:
             damage = run_on_loop(str(location), partial(find_damage, location, path, storage_options))
         except Exception:  # noqa: BLE001  # the search has failed, so the first error is raised
@@ -78,7 +78,7 @@ def explaining_failures(
         if damage is None:
             raise
         raise _damage_error(location, *damage) from err
-    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:
+    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:  # raised where no group is found
         try:
             cause = _why_absent(location, path, {"storage_options": storage_options, "zarr_format": zarr_format})
         except Exception:  # noqa: BLE001  # the store may list nothing, or be damaged

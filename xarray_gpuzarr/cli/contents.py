@@ -125,7 +125,7 @@ def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = Fa
     list_all : bool
         Whether the members of all groups are listed, however many requests that takes.
     """
-    n_left: float = _MOST_LISTED if is_local else 0
+    n_left: float = _MOST_LISTED if is_local else 0  # groups whose members may still be listed
     if list_all or root.metadata.consolidated_metadata is not None:
         n_left = float("inf")
     groups: list[GroupBelow] = []

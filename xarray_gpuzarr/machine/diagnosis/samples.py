@@ -67,6 +67,7 @@ def series(n: int) -> Values:
     It is always the same. zstd compresses it by a factor of five.
     """
     rng = np.random.default_rng(_SEED)
+    # A random walk with a step every 2000 elements, interpolated, and noise.
     knots = rng.standard_normal(n // 2000 + 2).cumsum() * 0.5
     value = np.interp(np.arange(n) / 2000, np.arange(len(knots)), knots) + 0.065 * rng.standard_normal(n)
     return np.asarray(280 + np.round(value * 32) / 32, np.float32)
