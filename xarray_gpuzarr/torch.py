@@ -96,7 +96,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         self._n_begun: dict[int, int] = {}
         """Id of a process -> number of passes that the process has begun.
 
-        A forked process inherits its parent's number, and counts from 0 by its own id.
+        A forked process inherits the entry of its parent, and counts its own passes from 0.
         """
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class BatchesOfPass(Iterator[Any]):
     """The batches of one pass, or a worker's part of them. torchdata's ``StatefulDataLoader`` keeps its state.
 
     This is a class and not a generator, because the garbage collector closes generators, on any thread. The thread may
-    hold a lock that reads need, and `BatchIterator.close` waits for reads.
+    hold a lock that reads need, and `BatchIterator.close` would wait for these reads.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Any], Any], passes: Passes, current: Pass) -> None:

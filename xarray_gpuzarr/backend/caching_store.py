@@ -65,7 +65,7 @@ class CachingStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return an object or a byte range of it; None if there is no such object.
 
-        A byte range is cut from the object if the whole of it was requested before, else it is requested every time.
+        A byte range is cut from the object if this was requested as a whole before. Otherwise it is requested anew.
         """
         if byte_range is not None and self._earlier_request(key) is None:
             return await self._request_in_slot(lambda: self.wrapped_store.get(key, prototype, byte_range))

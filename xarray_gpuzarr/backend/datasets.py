@@ -164,7 +164,7 @@ def _decode(
     coords: dict[Hashable, Variable] = {}
     for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
-        lazy = _find_engine_array(name, stored[name], stored_attrs[name], variable, options, place)
+        lazy = _find_replacement(name, stored[name], stored_attrs[name], variable, options, place)
         if lazy is not None:
             if not is_coord and options.wants_float32(name):
                 lazy = lazy.in_float32()
@@ -192,7 +192,7 @@ def _replace_data(variable: Variable, lazy: LazyArray) -> ShardVariable:
         return ShardVariable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)
 
 
-def _find_engine_array(
+def _find_replacement(
     name: Hashable,
     stored: Variable,
     attrs: Mapping[Any, Any],

@@ -99,7 +99,7 @@ def _every_group(path: str) -> bool:  # noqa: ARG001
 
 
 def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[str, ZarrStore]:
-    """Return a group and the groups below it that are wanted, opened, by their paths from the first one.
+    """Open a group and the groups below it that are wanted. Return them by their paths from the first one.
 
     Without `is_wanted`, the group alone is opened. `options` are those of `ZarrStore.open_group`.
     """

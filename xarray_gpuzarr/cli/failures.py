@@ -23,8 +23,8 @@ _NO_CREDENTIALS = {
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
-"""Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. None is a
-PermissionError."""
+"""Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. They do not inherit from
+`PermissionError`."""
 _NOTHING = "nothing is there"
 _USUAL_ADVICE = "check the path, and that the packages which this kind of store or file needs are installed"
 
@@ -104,7 +104,7 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
 
 
 def _cause(err: BaseException, address: Address) -> tuple[str, str]:
-    """Return the cause of an error, or an empty text if the error itself names it, and what to do."""
+    """Return the cause of an error and what to do. The cause is empty if the error itself names it, or if unknown."""
     errors: list[BaseException] = []
     link: BaseException | None = err
     while link is not None and link not in errors:
@@ -132,7 +132,7 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
 
 
 def _examine_place(address: Address) -> tuple[str, str]:
-    """Return what is at an address where a group was expected, or an empty text, and what to do."""
+    """Return what is at an address where a group was expected, and what to do. The former is empty if unknown."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")

@@ -45,7 +45,7 @@ _FASTEST: type[codec.CodecPipeline] = getattr(zarr_pipelines, "FusedCodecPipelin
 
 
 def is_zarr_new_enough() -> bool:
-    """Whether zarr-python passes the items that `CodecPipeline` needs: before 3.2, others for selections of shards."""
+    """Whether zarr-python is 3.2 or newer. Older versions pass other items for selections of shards."""
     return tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 2)
 
 
