@@ -21,6 +21,7 @@ from typing import Any
 import xarray as xr
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         difference = difference_of(stock, ours)  # the stock reader with a task per shard, which is faster
         step("measuring")
         seconds = _measure(readers, step)
-    with readers[-1].open() as dataset:
+    with ours.open() as dataset:
         on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
         if difference:
@@ -87,12 +88,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             say(_EQUAL)
         say(*_MEASURED.split("\n"))
-        rows = []
-        for reader, duration_s in zip(readers, seconds, strict=True):
-            speed = f"{seconds[0] / duration_s:.1f}x"
-            rows.append((reader.label, str(reader.n_tasks()), f"{duration_s:.3f}", speed))
-        times = table_of(("reader", "reading tasks", "seconds", "speed"), rows)
-        Console().print("", times, "", DatasetAccessor(dataset).explain(), "", sep="\n")
+        Console().print("", _times_table(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
         say(_picture(dataset, folder / f"{name}.png"))
     say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
     return 1 if difference else 0
@@ -161,6 +157,15 @@ def _measure(readers: list[DemoReader], step: Callable[[str], None]) -> list[flo
             step(f"measuring, round {number + 1} of {ROUNDS}")
         rounds.append(seconds)
     return [statistics.median(of_reader) for of_reader in zip(*rounds, strict=True)]
+
+
+def _times_table(readers: list[DemoReader], seconds: list[float]) -> Table:
+    """Return a table with the tasks and the seconds of each reader, and its speed relative to the first one."""
+    rows = []
+    for reader, duration_s in zip(readers, seconds, strict=True):
+        speed = f"{seconds[0] / duration_s:.1f}x"
+        rows.append((reader.label, str(reader.n_tasks()), f"{duration_s:.3f}", speed))
+    return table_of(("reader", "reading tasks", "seconds", "speed"), rows)
 
 
 def _picture(dataset: xr.Dataset, path: Path) -> str:

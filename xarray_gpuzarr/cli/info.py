@@ -57,11 +57,7 @@ def run(options: argparse.Namespace) -> int:
     contents = open_contents(address, options.device)
     node = contents.node
     explained = _explain(contents)
-    lazy_arrays = {}
-    for row in explained.rows:
-        lazy = lazy_array_of(contents.variables[row.variable])
-        if lazy is not None:
-            lazy_arrays[row.variable] = lazy
+    lazy_arrays = _find_lazy_arrays(contents, explained.rows)
     kind = "array"
     is_consolidated = False
     groups: tuple[GroupBelow, ...] = ()
@@ -98,6 +94,16 @@ def _explain(contents: Contents) -> Explanation:
         return explained
     note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"
     return replace(explained, note=note.rstrip())
+
+
+def _find_lazy_arrays(contents: Contents, rows: tuple[Row, ...]) -> dict[str, LazyArray]:
+    """Return the lazy arrays of the variables that this package reads, by the names in `rows`."""
+    lazy_arrays = {}
+    for row in rows:
+        lazy = lazy_array_of(contents.variables[row.variable])
+        if lazy is not None:
+            lazy_arrays[row.variable] = lazy
+    return lazy_arrays
 
 
 def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
