@@ -14,7 +14,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, read_array
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
-from xarray_gpuzarr.errors import NativeLayoutError, perhaps
+from xarray_gpuzarr.errors import NativeLayoutError, similar_name_hint
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError
 
@@ -135,7 +135,7 @@ def test_functions_of_arrays_say_what_they_want(asked, given, kind, do):
     ],
 )
 def test_close_names_are_offered(name, known, said):
-    assert perhaps(name, known) == said
+    assert similar_name_hint(name, known) == said
 
 
 def test_long_words_of_others_are_shown_without_their_middle():

@@ -1,4 +1,6 @@
-"""All exceptions of the package and its only warning; and functions that make text safe to print.
+"""The package's exceptions and its only warning; and functions for their texts.
+
+`MissingChunkError`, which inherits from zarr-python's error, is in `fetch.strict`.
 
 Every message says what was tried, what was found and what to do. Callers can catch `GpuZarrError` for all exceptions,
 or the builtin exception that a class also inherits from.
@@ -15,8 +17,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Self
 
-_FIRST, _LAST = 1500, 500
-"""Number of characters that are shown of the beginning and of the end of a long text, such as a page of a server."""
+_N_FIRST = 1500
+_N_LAST = 500
+"""Numbers of characters that are shown of the beginning and of the end of a long text, such as a page of a server."""
 
 
 class GpuZarrError(Exception):
@@ -35,8 +38,8 @@ class GpuZarrError(Exception):
 
     Notes
     -----
-    With a single argument, ``type(error)(text)``, the text is the whole message. PyTorch makes errors of its workers
-    anew in this way.
+    With a single argument, ``type(error)(text)``, the text is the whole message. In this way, PyTorch makes the error
+    of a worker process again in the main process.
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class GpuZarrError(Exception):
         """Whether `headline` is the whole message, because the other texts were left out."""
 
     def within(self, store: str) -> Self:
-        """Add a store to the message, unless it names the store already, and return this error.
+        """Add a store to the message, and return this error.
+
+        Nothing is added if the message names the store already, or consists of a single text.
 
         Parameters
         ----------
@@ -77,10 +82,10 @@ class GpuZarrError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """Return visible text without the middle of a long one."""
-    n_left_out = len(text) - _FIRST - _LAST
+    """Return a text as `visible` does; if it is long, without its middle."""
+    n_left_out = len(text) - _N_FIRST - _N_LAST
     if n_left_out > 0:
-        text = f"{text[:_FIRST]} [... {n_left_out} characters ...] {text[-_LAST:]}"
+        text = f"{text[:_N_FIRST]} [... {n_left_out} characters ...] {text[-_N_LAST:]}"
     return visible(text)
 
 
@@ -152,12 +157,12 @@ class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""
 
 
-def perhaps(name: str, known: Iterable[object]) -> str:
+def similar_name_hint(name: str, known: Iterable[object]) -> str:
     """Return a remark that names the known name most similar to an unknown one. Empty if none is similar.
 
     Examples
     --------
-    >>> print("choose a dimension" + perhaps("lat", ["time", "latitude"]))
+    >>> print("choose a dimension" + similar_name_hint("lat", ["time", "latitude"]))
     choose a dimension (perhaps 'latitude')
     """
     close = get_close_matches(name, map(str, known), n=1, cutoff=0.5)
@@ -195,6 +200,7 @@ def _without_secrets(word: re.Match[str]) -> str:
     without_user = _USER.sub(r"\1***@", word[0])
     address, _, query = without_user.partition("?")
     secret = query.rstrip(_CLOSING)
+    # Without "://" in `address`, the question mark does not belong to the URL, which begins behind it.
     if "://" not in address or not secret or secret.startswith("***"):
         return without_user
     return f"{address}?***{query[len(secret) :]}"

@@ -29,7 +29,7 @@ from xarray_gpuzarr.training.passes import Pass, Passes
 
 _NUMERIC = "biufc"
 """Kinds of dtypes that tensors can have."""
-_THREADS = "XARRAY_GPUZARR_NUM_THREADS"
+_NUM_THREADS_VARIABLE = "XARRAY_GPUZARR_NUM_THREADS"
 
 
 def tensors(batch: Dataset | DataArray) -> dict[str, torch.Tensor] | torch.Tensor:
@@ -94,7 +94,10 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         """The batches that this process reads if it is a worker."""
         self._passes = Passes(batches.next_epoch, batches.next_batch)
         self._n_begun: dict[int, int] = {}
-        """Process -> number of passes that it has begun. Processes that are forked off inherit it."""
+        """Id of a process -> number of passes that the process has begun.
+
+        A forked process inherits the entry of its parent, and counts its own passes from 0.
+        """
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""
@@ -109,7 +112,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         batches = self._batches
         if info is not None:
             if self._part is None:
-                os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
+                os.environ.setdefault(_NUM_THREADS_VARIABLE, str(max(1, n_cores() // info.num_workers)))
                 self._part = self._batches.part(info.id, info.num_workers)
             batches = self._part
         return BatchesOfPass(batches, self._convert, self._passes, _current_pass(info, number))
@@ -135,7 +138,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         self._passes.move(self._batches.next_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest epoch; see `Batches.state_dict`.
+        """Return the position in the latest epoch; see `Batches.state_dict`.
 
         In a worker, the state is empty. The iterators of workers have states of their own, for torchdata's
         ``StatefulDataLoader``.
@@ -164,10 +167,10 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
 
 
 class BatchesOfPass(Iterator[Any]):
-    """The batches of one pass, or those of a worker. Its state is kept by torchdata's ``StatefulDataLoader``.
+    """The batches of one pass, or a worker's part of them. torchdata's ``StatefulDataLoader`` keeps its state.
 
-    This is a class and not a generator. A garbage collection closes a generator that nothing refers to, and may run on
-    a thread that holds a lock which the reads need that `BatchIterator.close` waits for.
+    This is a class and not a generator, because the garbage collector closes generators, on any thread. The thread may
+    hold a lock that reads need, and `BatchIterator.close` would wait for these reads.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Any], Any], passes: Passes, current: Pass) -> None:
@@ -178,6 +181,7 @@ class BatchesOfPass(Iterator[Any]):
         self._iterator: BatchIterator | None = None
         """None until the first batch is requested."""
         epoch, batch = passes.begin(current)
+        # If `batch` is not 0, a state was loaded. `set_epoch` would forget for which rank that was.
         if not batch:
             batches.set_epoch(epoch)
         error = None
@@ -199,11 +203,10 @@ class BatchesOfPass(Iterator[Any]):
         self._batch = batch
         self._error = error
 
-    def _begin(self) -> BatchIterator:
-        """Return the iterator of the batches.
+    def _open_iterator(self) -> BatchIterator:
+        """Return the iterator over the batches. Make it when the first batch is requested.
 
-        It is made, or an error is raised, only when the first batch is requested, because PyTorch passes errors of
-        workers on only from there.
+        Errors are raised then, and not earlier, because PyTorch passes on only those errors of workers.
         """
         if self._error is not None:
             raise self._error
@@ -214,7 +217,7 @@ class BatchesOfPass(Iterator[Any]):
     def __next__(self) -> Any:
         frame = currentframe()
         _require_no_collation(frame and frame.f_back)
-        iterator = self._begin()
+        iterator = self._open_iterator()
         try:
             batch = self._convert(next(iterator))
         except BaseException:
@@ -254,7 +257,7 @@ def _require_no_collation(caller: FrameType | None) -> None:
 
 
 def _stream_of(device: int) -> int | None:
-    """Return the handle of PyTorch's current stream on the GPU of a number, or None if PyTorch has no CUDA."""
+    """Return the handle of PyTorch's current stream on the GPU with a number, or None if PyTorch has no CUDA."""
     return int(torch.cuda.current_stream(device).cuda_stream) if torch.cuda.is_available() else None
 
 
@@ -272,10 +275,20 @@ def _current_pass(info: Any, number: int) -> Pass:
     if info is None or parent is None or parent.pid is None:
         return Pass(os.getpid(), number)
     worker: Any = current_process()
-    child = worker._identity[-1]  # noqa: SLF001  # the name ends with it too, but programs may change the name
+    # Number of this worker among the consumer's child processes. The worker's name ends with the same number, but
+    # programs may change the name.
+    child_number = worker._identity[-1]  # noqa: SLF001
     # The pipe through which all workers of a loader answer. It stays unknown if PyTorch gives it another name.
     pipe = 0
     with suppress(AttributeError, KeyError, TypeError, OSError):
         arguments = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
         pipe = os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
-    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id, pipe)
+    # PyTorch starts the workers in the order of their ids, and adds the id to the seed that it has drawn for all.
+    return Pass(
+        consumer=parent.pid,
+        number=number,
+        n_workers=info.num_workers,
+        seed=info.seed - info.id,
+        first_child=child_number - info.id,
+        pipe=pipe,
+    )

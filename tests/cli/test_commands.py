@@ -218,8 +218,8 @@ def test_demo_reports_a_difference_with_status_1(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_difference_finds_values_attributes_and_dtypes(changed, said):
-    stock = demo.OpenWay(label="stock", open=lambda: xr.Dataset({"a": ("x", [1.0, 2.0])}))
-    ours = demo.OpenWay(label="ours", open=lambda: changed)
+    stock = demo.DemoReader(label="stock", open=lambda: xr.Dataset({"a": ("x", [1.0, 2.0])}))
+    ours = demo.DemoReader(label="ours", open=lambda: changed)
 
     difference = demo.difference_of(stock, ours)
 

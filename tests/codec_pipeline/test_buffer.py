@@ -17,7 +17,7 @@ from zarr.registry import get_ndbuffer_class, get_pipeline_class
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CodecPipeline, NDBuffer, read_array, zarr_pipeline
-from xarray_gpuzarr.codec_pipeline.buffer import SETTING
+from xarray_gpuzarr.codec_pipeline.buffer import NDBUFFER_NAME
 from xarray_gpuzarr.process import host_memory as module
 from xarray_gpuzarr.process.host_memory import ResultMemory
 
@@ -179,9 +179,10 @@ def test_buffers_for_gpus_stay():
 def test_the_environment_names_buffer_and_pipeline():
     """zarr-python finds them by their entry points."""
     code = "from zarr import registry; print(registry.get_ndbuffer_class(), registry.get_pipeline_class())"
-    environment = os.environ | {"ZARR_NDBUFFER": SETTING, "ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
+    settings = {"ZARR_NDBUFFER": NDBUFFER_NAME, "ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
+    environment = os.environ | settings
 
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
     assert run.stdout == "<class 'xarray_gpuzarr.NDBuffer'> <class 'xarray_gpuzarr.CodecPipeline'>\n", run.stderr
-    assert "gpu" not in SETTING  # where zarr-python takes a buffer for one of a GPU
+    assert "gpu" not in NDBUFFER_NAME  # where zarr-python takes a buffer for one of a GPU

@@ -200,7 +200,7 @@ def test_the_event_loop_is_not_held_up(array, monkeypatch):
         ticking.cancel()
 
     monkeypatch.setattr(reading, "read_target", slow)
-    monkeypatch.setattr(reading, "LITTLE_S", 0.0)
+    monkeypatch.setattr(reading, "SHORT_READ_S", 0.0)
     sync(both())
 
     assert len(ticks) > 5
@@ -224,7 +224,7 @@ def test_little_reads_are_done_on_zarrs_event_loop(tmp_path, kind, selection, wh
     with zarr_pipeline():
         array = zarr.open_array(store)
     monkeypatch.setattr(reading, "thread_budget", lambda: 8)
-    monkeypatch.setattr(reading, "decoded_rate", lambda _: DATA.dtype.itemsize * 6 / reading.LITTLE_S)
+    monkeypatch.setattr(reading, "decoded_rate", lambda _: DATA.dtype.itemsize * 6 / reading.SHORT_READ_S)
 
     np.testing.assert_array_equal(array[selection], DATA[selection])
     assert [name.startswith(where) for name, _ in reads] == [True]
@@ -250,15 +250,15 @@ def test_after_a_read_that_held_zarrs_event_loop_others_run_on_threads_for_a_whi
 
     def slow(*args):
         names.append(threading.current_thread().name[:7])
-        now[0] += 2 * reading.SLOW_S
+        now[0] += 2 * reading.SLOW_READ_S
         return read(*args)
 
     def read_one():
         np.testing.assert_array_equal(array[:1, :1], DATA[:1, :1])
 
-    monkeypatch.setattr(reading, "BREAK", 0)
+    monkeypatch.setattr(reading, "THREADS_FACTOR", 0)
     read_one()  # which imports what reads
-    monkeypatch.setattr(reading, "BREAK", times_as_long)
+    monkeypatch.setattr(reading, "THREADS_FACTOR", times_as_long)
     monkeypatch.setattr(reading, "read_target", slow)
     for _ in range(3):
         read_one()

@@ -15,7 +15,7 @@ from on_gpu import damage
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.machine.diagnosis import rates
-from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, series
+from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, series
 from xarray_gpuzarr.read import reading
 
 SMOOTH = series(2048).tobytes()
@@ -50,7 +50,7 @@ def ask(gpu):
 def test_streams_at_any_address_that_nvcomp_takes(gpu, codec, shift):
     fmt, head, tail = FORMATS[codec]
     values = series(256)
-    encoded = WRITERS[codec].encode(values)
+    encoded = COMPRESSORS[codec].encode(values)
     if shift % gpu.nvcomp.alignment(fastest_format(fmt, values.nbytes)).source:
         return  # nvCOMP says that it does not take them
     with closing(Workspace(gpu)) as space:

@@ -274,7 +274,7 @@ WAYS: dict[str, Way] = {
     "asked for, no loops": Way(store="asked", force=(_ALONE, _no_loops), seen=("decoded row", "raw piece")),
     "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
     "codec pipeline, on a thread": Way(
-        by="pipeline", force=(_set(reading, "LITTLE_S", 0), _crew), seen=("by the pipeline",)
+        by="pipeline", force=(_set(reading, "SHORT_READ_S", 0), _crew), seen=("by the pipeline",)
     ),
 }
 """By name."""

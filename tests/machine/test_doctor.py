@@ -23,7 +23,7 @@ from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis import examine, machine, rates
 from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates, seconds_of
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
-from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
+from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, sample_of
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.read import reading
 
@@ -39,7 +39,7 @@ def answer(name, found=""):
     return CheckResult(name=name, found=found, seconds=2e-3, nbytes=10**6)
 
 
-TINY = Sizes(copied=65_536, chunk=4096, n_chunks=2)
+TINY = Sizes(copied_nbytes=65_536, chunk_nbytes=4096, n_chunks=2)
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def host(monkeypatch):
     missing = ["the NVIDIA driver (libcuda)", "CuPy"]
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", lambda: missing)
-    monkeypatch.setattr(examine, "USUAL", TINY)
-    monkeypatch.setattr(command, "USUAL", TINY)
+    monkeypatch.setattr(examine, "USUAL_SIZES", TINY)
+    monkeypatch.setattr(command, "USUAL_SIZES", TINY)
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_what_is_shown_is_no_markup_and_no_control_code():
 # ---- samples and clocks
 
 
-@pytest.mark.parametrize("codec", WRITERS)
+@pytest.mark.parametrize("codec", COMPRESSORS)
 def test_samples_are_what_zarr_reads(codec):
     with sample_of(codec, chunk_nbytes=1024, n_chunks=20) as sample:
         expected = np.resize(sample.tiles, 20 * 256)
@@ -352,8 +352,8 @@ def test_host_rates_leave_the_number_of_threads_as_it_was(monkeypatch):
 
 def test_what_is_timed_runs_once_more_than_it_counts():
     ran = []
-    assert seconds_of(lambda: ran.append(1), budget=60, most=3) >= 0
+    assert seconds_of(lambda: ran.append(1), budget_s=60, max_calls=3) >= 0
     assert len(ran) == 4
     ran.clear()
-    seconds_of(lambda: ran.append(1), budget=0)
+    seconds_of(lambda: ran.append(1), budget_s=0)
     assert len(ran) == 2

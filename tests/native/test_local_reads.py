@@ -187,7 +187,7 @@ def test_chunks_of_a_shard_wherever_they_lie(array, tmp_path, kind):
 @pytest.mark.parametrize("where", ["zarr's event loop", "a thread"])
 def test_the_codec_pipeline_reads_so(tmp_path, where, monkeypatch):
     if where == "a thread":
-        monkeypatch.setattr(reading, "LITTLE_S", 0.0)
+        monkeypatch.setattr(reading, "SHORT_READ_S", 0.0)
     write(LocalStore(tmp_path), DATA, **LAYOUTS["sharded"])
     with zarr_pipeline():
         array = zarr.open_array(LocalStore(tmp_path), mode="r")

@@ -26,11 +26,11 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
-from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, Values, on_host, series, write
+from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, Values, on_host, series, write_shard
 from xarray_gpuzarr.read import read_array
 
 NATIVE_CODECS = (*FORMATS, "snappy")
-CODECS = tuple(WRITERS)
+CODECS = tuple(COMPRESSORS)
 DAMAGES = ("none", "truncated", "flipped", "header", "empty", "noise")
 _PART = 16_384
 """Elements of a chunk."""
@@ -81,17 +81,17 @@ def _stream(codec: str, values: Values) -> tuple[bytes, Format]:
     if codec == "snappy":
         return bytes(imagecodecs.snappy_encode(values.tobytes(), None)), "snappy"
     fmt, head, tail = FORMATS[codec]
-    encoded = WRITERS[codec].encode(values)
+    encoded = COMPRESSORS[codec].encode(values)
     return encoded[head : len(encoded) - tail], fmt
 
 
 def ask_engine(api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
     """Read a shard with one damaged chunk, then another array that has none."""
     values = series(4 * _PART)
-    encoded = [WRITERS[codec].encode(chunk) for chunk in values.reshape(4, _PART)]
+    encoded = [COMPRESSORS[codec].encode(chunk) for chunk in values.reshape(4, _PART)]
     with tempfile.TemporaryDirectory(prefix="gpuzarr-doctor-") as folder:
-        bad = write(Path(folder, "bad"), codec, _PART, [encoded[0], damaged(encoded[1], damage), *encoded[2:]])
-        good = write(Path(folder, "good"), codec, _PART, encoded)
+        bad = write_shard(Path(folder, "bad"), codec, _PART, [encoded[0], damaged(encoded[1], damage), *encoded[2:]])
+        good = write_shard(Path(folder, "good"), codec, _PART, encoded)
         said = _read(api, bad, values)
         return {"said": said, "goes on": _read(api, good, values) == "right values"}
 

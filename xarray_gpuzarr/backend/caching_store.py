@@ -21,7 +21,7 @@ from zarr.storage._common import make_store_path
 
 from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
 
-_DOCUMENTS = {
+_GROUP_DOCUMENTS = {
     2: (".zgroup", ".zattrs", ".zmetadata"),
     3: ("zarr.json",),
     None: ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"),
@@ -65,7 +65,7 @@ class CachingStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return an object or a byte range of it; None if there is no such object.
 
-        A byte range is remembered only if the whole object was requested before.
+        A byte range is cut from the object if this was requested as a whole before. Otherwise it is requested anew.
         """
         if byte_range is not None and self._earlier_request(key) is None:
             return await self._request_in_slot(lambda: self.wrapped_store.get(key, prototype, byte_range))
@@ -174,7 +174,7 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
     """
     root = await make_store_path(location, mode="r", storage_options=options.get("storage_options"))
     cache = CachingStore(root.store)
-    names = _DOCUMENTS[options.get("zarr_format")]
+    names = _GROUP_DOCUMENTS[options.get("zarr_format")]
     group = (options.get("group") or "").strip("/")
     group_path = f"{root.path}/{group}".strip("/")
     if options.get("consolidated") is not False and getattr(root.store, "supports_consolidated_metadata", True):
@@ -182,12 +182,14 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         documents = {
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
+        # As in "consolidated_metadata" of format 3 and "zarr_consolidated_format" of format 2.
         is_consolidated = any(b"consolidated" in document for document in documents.values())
         # Nothing more is requested if the group is the root, if there is no group at the root, or if the consolidated
         # metadata of the root describe the group.
         if group_path == root.path or not documents or is_consolidated:
             return cache, root.path
-        names = _DOCUMENTS[3] if "zarr.json" in documents else (".zarray", ".zgroup", ".zattrs")
+        # xarray opens the group as a member of the root, and zarr-python first asks if this member is an array.
+        names = _GROUP_DOCUMENTS[3] if "zarr.json" in documents else (".zarray", ".zgroup", ".zattrs")
     requests = [*cache.request_documents(group_path, names), cache.request_listing(group_path)]
     await asyncio.gather(*requests, return_exceptions=True)
     return cache, root.path

@@ -1,6 +1,6 @@
 """`CheckedArray`: an array that xarray reads through zarr-python, with frames that are checked before they are decoded.
 
-Text and other arrays that this package does not decode are of this class.
+Text and other arrays that this package does not decode are of this class if their codecs have frames to check.
 """
 
 from __future__ import annotations

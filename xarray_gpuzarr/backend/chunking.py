@@ -25,7 +25,7 @@ from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_unread
+from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_lazy_selection
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
 from xarray_gpuzarr.process.advice import advise
@@ -44,7 +44,7 @@ Chunks = tuple[tuple[int, ...], ...]
 MANY_TASKS = 50_000
 """Smallest number of tasks of an array for which the user is advised to use larger chunks."""
 SMALL_TASK_NBYTES = 1_000_000
-"""Size of a task's result, in bytes, from which on the user is not advised to use larger chunks."""
+"""A task is small, and the user is advised to use larger chunks, if its result has fewer bytes than this."""
 _SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
 """Values of dask's setting ``scheduler`` that mean the synchronous scheduler."""
 
@@ -72,7 +72,7 @@ def chunks_of_whole_shards(
     auto_axes = {axis for axis, lengths in enumerate(chunks_of_axes) if isinstance(lengths, str) and lengths == "auto"}
     if auto_axes and 0 in shape:
         chunks = shape
-    previous = shard if auto_axes else None
+    previous = shard if auto_axes else None  # dask makes automatic lengths multiples of these where it can
     normalized: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=previous)
     if shard is None or 0 in shape:
         return normalized
@@ -166,7 +166,8 @@ class BlockReader(AheadReader):
             return limit_threads(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
 
         block = read_ahead(self, box, read_block)
-        # `read` may return another array than `out`, for example if `out` is not contiguous.
+        # `read` returns a new array if zarr-python reads, or if an axis was dropped before the array was chunked. It
+        # returns a view of `out` if an axis was reversed.
         if block is not out:
             out[...] = block
 
@@ -179,14 +180,14 @@ class BlockReader(AheadReader):
             return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
             return None
-        assert stored.source is not None
+        assert stored.source is not None  # as `may_ask_ahead` has checked
         assert isinstance(stored.spec, ArraySpec)
         return ObjectsAhead(stored.source, stored.spec)
 
     def block_of(self, box: Box) -> BlockIndex | None:
         """Return the block that a box selects. None if it is not a whole block, or the blocks are unknown."""
         block = []
-        for key, bounds in zip(box, self._bounds, strict=False):
+        for key, bounds in zip(box, self._bounds, strict=False):  # there are no bounds before `set_blocks`
             is_range = isinstance(key, slice) and key.step in (None, 1) and key.start is not None
             if not is_range:
                 return None
@@ -197,7 +198,7 @@ class BlockReader(AheadReader):
         return tuple(block) if len(block) == self.ndim else None
 
     def box_of(self, block: BlockIndex) -> Box | None:
-        """Return the box that selects a block. None if there is no such block."""
+        """Return the box that selects a block. None if there is no such block. Call `set_blocks` first."""
         if any(not 0 <= number < len(bounds) - 1 for number, bounds in zip(block, self._bounds, strict=True)):
             return None
         return tuple(
@@ -210,7 +211,7 @@ class BlockReader(AheadReader):
 
 
 class ShardManager(DaskManager):
-    """A chunk manager that makes dask arrays with the meta of the decoder."""
+    """A chunk manager that makes dask arrays whose meta is an array of the decoder's library."""
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Return a dask array with tasks that read a lazy array.
@@ -222,9 +223,9 @@ class ShardManager(DaskManager):
         chunks, **kwargs
             As for `dask.array.from_array`.
         """
-        unread = find_unread(data.array)
-        assert unread is not None
-        reader = BlockReader(unread)
+        selection = find_lazy_selection(data.array)
+        assert selection is not None  # as `ShardVariable.chunk` has checked
+        reader = BlockReader(selection)
         chunks = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
         meta = reader.lazy.meta()
         name = kwargs.get("name")
@@ -276,10 +277,11 @@ def find_block_readers(data: object) -> Iterator[BlockReader]:
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
         mapping = getattr(layer, "mapping", None)
-        # Only values that the layer holds already are examined. Its tasks are not built.
+        # Only values that the layer holds already are examined: those of its mapping, or the operands of a `Blockwise`
+        # layer, each of which is paired with its indices. The tasks of the layer are not built.
         values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
         for value in values:
-            candidate = getattr(value, "value", value)
+            candidate = getattr(value, "value", value)  # dask may have wrapped it in a `DataNode`
             if isinstance(candidate, BlockReader):
                 yield candidate
                 break

@@ -12,7 +12,7 @@ from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, StorePath
 
-_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
+_METADATA_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 """Names of metadata documents, in the order in which they are examined."""
 _MOST_NODES = 200
 """Largest number of groups and arrays that are examined."""
@@ -32,9 +32,9 @@ async def find_damage(location: Any, group: str, storage_options: dict[str, Any]
         if not waiting:
             break
         path = waiting.popleft()
-        keys = [f"{path}/{name}".lstrip("/") for name in _DOCUMENTS]
+        keys = [f"{path}/{name}".lstrip("/") for name in _METADATA_DOCUMENTS]
         buffers = await asyncio.gather(*(root.store.get(key, default_buffer_prototype()) for key in keys))
-        is_group = any(buffer is not None for buffer in buffers)
+        is_group = any(buffer is not None for buffer in buffers)  # unless a document of an array is found below
         for key, buffer in zip(keys, buffers, strict=True):
             if buffer is None:
                 continue

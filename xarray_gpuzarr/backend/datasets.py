@@ -40,18 +40,21 @@ from xarray_gpuzarr.stored.metadata import parse_array
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Smallest size, in decoded bytes, of a variable for which the user is told that the GPU does not decode it."""
 _TEXT_OR_TIME_KEYS = {"_Encoding", "units"}
-"""Keys of the encoding of variables that xarray decodes to text or times. Such variables may have the dtype bool."""
+"""Keys of the encoding of variables that xarray decodes to text or times.
+
+The dtype does not always tell: with an attribute ``dtype="bool"``, the result is of dtype bool.
+"""
 
 
-def build_datasets[Path](
-    stores: Mapping[Path, ZarrStore], options: DecodeOptions, drop_variables: str | Iterable[str] | None, place: Place
-) -> dict[Path, Dataset]:
+def build_datasets(
+    stores: Mapping[str, ZarrStore], options: DecodeOptions, drop_variables: str | Iterable[str] | None, place: Place
+) -> dict[str, Dataset]:
     """Turn open groups into Datasets of lazy variables.
 
     Parameters
     ----------
-    stores : mapping of path to ZarrStore
-        The groups, all of one store. They are closed if an error is raised.
+    stores : mapping of str to ZarrStore
+        Path -> group, all of one store. They are closed if an error is raised.
     options : DecodeOptions
         How values are decoded.
     drop_variables : str or iterable of str, optional
@@ -61,7 +64,8 @@ def build_datasets[Path](
 
     Returns
     -------
-    dict of path to Dataset
+    dict of str to Dataset
+        Path -> dataset.
 
     Raises
     ------
@@ -78,7 +82,7 @@ def build_datasets[Path](
         dropped = set() if drop_variables is None else set(drop_variables)
         zarr_store = next(iter(stores.values())).zarr_group.store
         ahead = exit_stack.enter_context(ValuesAhead(zarr_store)) if takes_long(zarr_store) else None
-        prepared: dict[Path, tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]] = {}
+        prepared: dict[str, tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]] = {}
         failure = None
         for path, store in stores.items():
             try:
@@ -103,8 +107,8 @@ def _prepare(
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
     """Return the undecoded variables of a group, and its attributes.
 
-    Numeric variables hold a `LazyArray` on the host. If the store is slow, `ahead` learns which values xarray will read
-    when it decodes the variables; otherwise `ahead` is None.
+    Numeric variables hold a `LazyArray` on the host. For a slow store, variables whose values xarray will read are
+    added to `ahead`; it is None for other stores.
     """
     try:
         stored, attrs = store.load()
@@ -160,7 +164,7 @@ def _decode(
     coords: dict[Hashable, Variable] = {}
     for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
-        lazy = _find_engine_array(name, stored[name], stored_attrs[name], variable, options, place)
+        lazy = _find_replacement(name, stored[name], stored_attrs[name], variable, options, place)
         if lazy is not None:
             if not is_coord and options.wants_float32(name):
                 lazy = lazy.in_float32()
@@ -188,7 +192,7 @@ def _replace_data(variable: Variable, lazy: LazyArray) -> ShardVariable:
         return ShardVariable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)
 
 
-def _find_engine_array(
+def _find_replacement(
     name: Hashable,
     stored: Variable,
     attrs: Mapping[Any, Any],
@@ -212,12 +216,13 @@ def _find_engine_array(
     place : Place
     """
     lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001
-    if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or stored.dims == (name,):
+    is_index = stored.dims == (name,)
+    if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or is_index:
         return None
     if _TEXT_OR_TIME_KEYS & decoded.encoding.keys():
         return None
     if not applies_to(name, options.mask_and_scale):
-        attrs = {"dtype": attrs.get("dtype")}
+        attrs = {"dtype": attrs.get("dtype")}  # the one attribute that xarray applies nevertheless
     cast = parse_cast(attrs, stored=lazy.dtype, decoded=decoded.dtype)
     if cast is None:
         return None

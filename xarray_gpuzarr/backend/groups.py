@@ -1,7 +1,7 @@
 """Opens groups of a store with xarray's own code, in fewer round trips.
 
 xarray opens the first group, and `groups_below` those below it. Slow stores are opened through a `CachingStore`, which
-requests each object and listing once. The module also checks the keywords that name a store or a group.
+requests each object and listing once. `require_reading` checks the keywords `mode` and `store`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
     Returns
     -------
     dict of str to ZarrStore
-        The groups by their paths, with the keys that xarray gives them: from the root and with a leading slash, or
-        from `group`, without one. The first group is "/" or, if `group` is a path, ".".
+        The groups by their paths, in xarray's form. If `group` is a path, paths start from this group and have no
+        leading slash, and the group itself is ".". Otherwise they start from the root, which is "/".
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _every_group(path: str) -> bool:  # noqa: ARG001
 
 
 def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group, and the groups below it that are wanted, by their paths from it.
+    """Open a group and the groups below it that are wanted. Return them by their paths from the first one.
 
     Without `is_wanted`, the group alone is opened. `options` are those of `ZarrStore.open_group`.
     """
@@ -108,7 +108,7 @@ def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[
     with explaining_failures(location, **options):
         if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(location, **options)}
-        options["cache_members"] = False
+        options["cache_members"] = False  # `_add_groups_below` opens the members, concurrently
         if takes_long(location):
             stores = _open_through_cache(location, is_wanted, options)
             if stores is not None:
@@ -121,27 +121,28 @@ def _open_through_cache(
 ) -> dict[str, ZarrStore] | None:
     """Open groups of a slow store with one request for each object and listing.
 
-    Returns None if the store cannot be opened, or if the error of xarray names the `CachingStore`. xarray then has to
-    open the store itself. The error of a failed request is raised.
+    The error of a failed request is raised. Returns None if the store cannot be opened, or if another error names the
+    `CachingStore`: then the caller has to open the store without it, which raises the error that users know.
     """
     try:
         cache, path = run_on_loop(str(location), partial(open_caching_store, location, options))
-    except TimeoutError as err:  # xarray would next make the request that was not answered
+    except TimeoutError as err:  # without the `CachingStore`, the same request would wait as long again
         raise TimeoutError(f"no answer in {config.get('async.timeout', None)} s, zarr's async.timeout") from err
     except Exception:  # noqa: BLE001
         return None
-    is_from_caller = cache.wrapped_store is location
+    is_callers_store = cache.wrapped_store is location
     cached_location = StorePath(cache, path) if path or isinstance(location, StorePath) else cache
     try:
         try:
             first = ZarrStore.open_group(cached_location, **options | {"storage_options": None})
         except Exception as err:
-            names_cache = type(cache).__name__ in str(err) or (not is_from_caller and repr(cache) in str(err))
+            # `repr(cache)` is that of the wrapped store, which means nothing to a caller who gave a path or URL.
+            names_cache = type(cache).__name__ in str(err) or (not is_callers_store and repr(cache) in str(err))
             if names_cache and not cache.has_raised(err):
                 return None
             raise
         # xarray would have set this if it had opened `location`.
-        first._close_store_on_close = not is_from_caller  # noqa: SLF001
+        first._close_store_on_close = not is_callers_store  # noqa: SLF001
         stores = _add_groups_below(first, is_wanted)
     finally:
         cache.give_up()
@@ -158,7 +159,7 @@ def _add_groups_below(first: ZarrStore, is_wanted: GroupFilter | None) -> dict[s
         opened = open_as_xarray(group, is_wanted)
     stores = {}
     for path, opened_group, members in opened:
-        # A copy, since ZarrStore.__init__ would request the members. It sets the same attributes.
+        # `ZarrStore.__init__` sets the same attributes, but would request the members.
         store = copy(first)
         store.zarr_group = opened_group
         store._group = opened_group.path  # noqa: SLF001
@@ -174,7 +175,7 @@ def closing_function(group: ZarrStore) -> Callable[[], None] | None:
     The function does not refer to the group's arrays. Otherwise they would be pickled with a dataset that no longer
     needs them.
     """
-    if type(group) is not ZarrStore:
+    if type(group) is not ZarrStore:  # a subclass may close it in another way
         return group.close
     return group.zarr_group.store.close if group._close_store_on_close else None  # noqa: SLF001
 
@@ -198,7 +199,7 @@ def require_reading(mode: object, store: object = None) -> None:
 
 
 def _select_matches(stores: Mapping[str, ZarrStore], pattern: str) -> dict[str, ZarrStore]:
-    """Return the groups that match a pattern, and the groups above them, of groups by path.
+    """Return those of the groups in `stores` that match a pattern, and the groups above them, by path.
 
     Raises `OptionError` if none matches.
     """

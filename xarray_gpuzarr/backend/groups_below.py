@@ -1,4 +1,4 @@
-"""Opens the members of a group, and the groups below it with theirs, concurrently.
+"""Opens the members of a group, and the groups below it with their members, concurrently.
 
 `walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If that
 fails, and not because a request has failed, `open_as_xarray` opens them as xarray does, so that values, warnings and
@@ -18,12 +18,12 @@ from xarray_gpuzarr.backend.caching_store import CachingStore, takes_long
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 type GroupFilter = Callable[[str], bool]
-"""Takes the path of a group, from the first group. Returns whether the group or groups below it are to be opened."""
+"""Takes the path of a group, relative to the first one. Returns whether it or groups below it are to be opened."""
 type Members = dict[str, Array[Any] | Group]
 type OpenedGroups = list[tuple[str, Group, Members]]
 """Path from the first group, group, members. A group comes before the groups below it, as in xarray."""
 
-_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
+_LISTED_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
 """Format of a group -> names in a listing of the group that are no members. zarr-python warns of all other names that
 are no members."""
 
@@ -69,7 +69,8 @@ def open_as_xarray(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups:
     """
     store = group.store
     if isinstance(store, CachingStore) and not store.supports_listing:
-        group.store_path.store = store.wrapped_store  # zarr-python's error names the class of the store
+        # zarr-python refuses to list it, and its error shall name the class of the wrapped store.
+        group.store_path.store = store.wrapped_store
     paths = ["/"] if is_wanted is None else list(_iter_zarr_groups(group))
     groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
     return [(path, opened_group, dict(opened_group.members())) for path, opened_group in groups.items()]
@@ -88,9 +89,10 @@ async def _walk(group: AsyncGroup, is_wanted: GroupFilter | None, path: str = "/
     elif not group.store.supports_listing:
         raise ValueError("xarray raises the error for this")
     else:
-        documents = _DOCUMENTS[group.metadata.zarr_format]
+        documents = _LISTED_DOCUMENTS[group.metadata.zarr_format]
         names = [name async for name in group.store.list_dir(group.path) if name not in documents]
-        # Members are listed before it is known that they are groups, unless that would delay documents of arrays.
+        # Members are listed before it is known that they are groups, unless that would delay documents of arrays. Each
+        # member then takes two requests or more: for its documents, and for its listing.
         lists_early = isinstance(group.store, CachingStore) and group.store.has_room(2 * len(names))
         async with asyncio.TaskGroup() as task_group:
             tasks = [

@@ -30,14 +30,14 @@ from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side, thre
 from xarray_gpuzarr.read import StoredArray, read, read_points
 from xarray_gpuzarr.stored.cf import in_float32
 
-_INDEXED = (
+_UNDECODED = (
     indexing.LazilyIndexedArray,
     indexing.LazilyVectorizedIndexedArray,
     indexing.MemoryCachedArray,
     indexing.CopyOnWriteArray,
-    BackendArray,
+    BackendArray,  # such as `values_ahead.OpeningArray`
 )
-"""Classes of xarray that select from an array or cache it, but do not decode its values."""
+"""Classes of xarray that select from an array, cache it or read it, but do not decode its values."""
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 """A selection of an array that has not been read."""
@@ -74,7 +74,7 @@ class LazyArray(BackendArray):
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
 
     def in_float32(self) -> Self:
-        """Return this array with results in float32 where they are float64."""
+        """Return this array with results in float32 if they are in float64."""
         stored = replace(self.stored, cast=in_float32(self.stored.cast))
         return type(self)(stored, self.device, or_host=self.or_host)
 
@@ -85,7 +85,7 @@ class LazyArray(BackendArray):
 
     @property
     def storage(self) -> str:
-        """How stored bytes reach a GPU, and why. Empty if there is only one way."""
+        """How stored bytes reach a GPU, and why, such as "posix: ...". Empty if there is only one way."""
         return self.stored.how_read(decoder_for(self.device))
 
     @property
@@ -110,12 +110,12 @@ class LazyArray(BackendArray):
         """Return an array without elements, with the class, dtype and number of axes of a read's result. No I/O."""
         return self.by_decoder(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
 
-    def by_decoder(self, read: Callable[[Decoder], Any]) -> Any:
+    def by_decoder(self, function: Callable[[Decoder], Any]) -> Any:
         """Call a function with the decoder of the device, and return its result.
 
         If that decoder is unusable and `or_host` is set, the function is called with the host's decoder.
         """
-        return read_with_usable(decoder_for(self.device), read, or_host=self.or_host)
+        return read_with_usable(decoder_for(self.device), function, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # This does without xarray's explicit_indexing_adapter, which fails on empty slices with a negative step.
@@ -126,7 +126,7 @@ class LazyArray(BackendArray):
         """Return a selection that another thread reads, for the device that this thread would use."""
         store = self._slow_store
         as_caller = as_caller_of([self])
-        # Slow stores have threads of their own: asyncio's are only four more than there are cores.
+        # Reads from slow stores mostly wait, and asyncio has only four threads more than there are cores.
         threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
 
         def call() -> Any:
@@ -156,13 +156,16 @@ def find_wrapped[Wrapped](data: object, wrapped_class: type[Wrapped]) -> Wrapped
 
 def find_lazy_array(data: object) -> LazyArray | None:
     """Return the `LazyArray` that data are selected from. None if there is none, or if xarray decodes its values."""
-    while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
+    while isinstance(data, _UNDECODED) and not isinstance(data, LazyArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, LazyArray) else None
 
 
-def find_unread(data: object) -> LazilyIndexed | None:
-    """Return the selection of a `LazyArray` below xarray's caching and copy-on-write layers. None for other data."""
+def find_lazy_selection(data: object) -> LazilyIndexed | None:
+    """Return the selection of a `LazyArray` below xarray's caching and copy-on-write layers. None for other data.
+
+    If there is one, no values have been read or decoded yet.
+    """
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:

@@ -21,11 +21,11 @@ from zarr.errors import ContainsArrayError, UnknownCodecError
 from zarr.storage import ZipStore
 
 from xarray_gpuzarr.backend.damaged_metadata import find_damage
-from xarray_gpuzarr.errors import MetadataError, NoGroupError, UnsupportedCodecError, perhaps
+from xarray_gpuzarr.errors import MetadataError, NoGroupError, UnsupportedCodecError, similar_name_hint
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 _MOST_NAMED = 12
-"""Number of names that a message lists."""
+"""Largest number of names that a message lists."""
 _GROUP_FILES = ("zarr.json", ".zgroup")
 """Metadata documents, one of which every group has."""
 IMAGE_RECIPES_HINT = 'recipes for images are in the documentation, "Stores", below "OME-Zarr and single arrays"'
@@ -70,7 +70,7 @@ def explaining_failures(
         yield
     except UnknownCodecError as err:
         raise _unknown_codec_error(location, err) from err
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as err:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as err:  # raised for damaged metadata
         try:
             damage = run_on_loop(str(location), partial(find_damage, location, path, storage_options))
         except Exception:  # noqa: BLE001  # the search has failed, so the first error is raised
@@ -78,7 +78,7 @@ def explaining_failures(
         if damage is None:
             raise
         raise _damage_error(location, *damage) from err
-    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:
+    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:  # raised where no group is found
         try:
             cause = _why_absent(location, path, {"storage_options": storage_options, "zarr_format": zarr_format})
         except Exception:  # noqa: BLE001  # the store may list nothing, or be damaged
@@ -105,12 +105,12 @@ def _unknown_codec_error(location: Any, err: UnknownCodecError) -> UnsupportedCo
 
 def _damage_error(location: Any, key: str, fault: str) -> MetadataError:
     """Return the error for a damaged metadata document, from its key and what is wrong with it."""
-    unless_read = ", or open with consolidated=False" if key.endswith(".zmetadata") else ""
+    alternative = ", or open with consolidated=False" if key.endswith(".zmetadata") else ""
     return MetadataError(
         f"cannot open '{location}': its document '{key}' is damaged",
         tried=f"reading '{key}' as a JSON object",
         found=fault,
-        do=f"restore this document from a copy, or write its array or group again{unless_read}",
+        do=f"restore this document from a copy, or write its array or group again{alternative}",
     )
 
 
@@ -123,6 +123,7 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError) as err:
+        # xarray raises no classes of its own for these, so they are recognised by their texts.
         has_dimension_names = "_ARRAY_DIMENSIONS" not in str(err)
         if has_dimension_names and "conflicting sizes" not in str(err):
             raise
@@ -137,7 +138,10 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
 
 
 def _misfits(group: ZarrStore) -> list[str]:
-    """Return the names of variables in which a dimension has another length than in variables before them, by name."""
+    """Return the names of variables that do not fit those before them in alphabetical order.
+
+    In such a variable, a dimension has another length than before.
+    """
     misfits: list[str] = []
     lengths: dict[Hashable, int] = {}
     for name, variable in sorted(group.get_variables().items()):
@@ -167,14 +171,14 @@ def _why_absent(location: Any, path: str, options: dict[str, Any]) -> Cause | No
     if root is None:
         return _why_no_root(location, path, options, has_group=isinstance(node, zarr.Group))
     if path and node is None and isinstance(root, zarr.Group):
-        return _other_groups(root, path)
+        return _explain_missing_group(root, path)
     return None
 
 
 def _why_no_root(location: Any, path: str, options: dict[str, Any], *, has_group: bool) -> Cause | None:
-    """Return what a location is that is no group itself, and what to do. None if that is unknown.
+    """Return what there is at a location that is no group itself, and what to do. None if that is unknown.
 
-    `has_group` says whether there is a group at the path in it nevertheless.
+    `has_group` says whether there is a group below the location nevertheless, at `path`.
     """
     if has_group:
         return f"a group at '{path}' of what is no group itself", _how_to_open_below(location, path)
@@ -184,7 +188,7 @@ def _why_no_root(location: Any, path: str, options: dict[str, Any], *, has_group
             return None
         advice = f"name a store in it, with consolidated=False: group={listed(stores)}"
         return "no zarr.json or .zgroup at the top of this zip file", advice
-    return _no_store(location, options) if isinstance(location, str) else None
+    return _explain_address(location, options) if isinstance(location, str) else None
 
 
 def _how_to_open_below(location: Any, path: str) -> str:
@@ -196,19 +200,19 @@ def _how_to_open_below(location: Any, path: str) -> str:
     return f"open {location.rstrip('/')}/{path}"
 
 
-def _no_store(address: str, options: dict[str, Any]) -> Cause | None:
+def _explain_address(address: str, options: dict[str, Any]) -> Cause | None:
     """Return what is at a path or URL that is no store, and what to do. None if that is unknown."""
-    place = Path(address)
-    if place.is_dir():
-        return explain_folder(place)
+    path = Path(address)
+    if path.is_dir():
+        return explain_folder(path)
     file = address.removeprefix("zip::")
     stores = _groups_in_zip(file) if is_zipfile(file) else []
     if stores:
         return "a zip file of folders", f"name a store in it: {listed([f'zip://{name}::{file}' for name in stores])}"
-    if is_zipfile(place):
+    if is_zipfile(path):
         advice = f"open zarr.storage.ZipStore('{address}') in place of its path; on the command line, zip::{address}"
         return "a zip file", advice
-    if place.is_file():
+    if path.is_file():
         advice = (
             "xarray.open_dataset(path) without engine= reads other formats; gpuzarr demo --source FILE rewrites one"
         )
@@ -244,10 +248,10 @@ def _groups_in_zip(file: str) -> list[str]:
     return sorted({parts[0] for parts in names if len(parts) == 2 and parts[1] in _GROUP_FILES})
 
 
-def _other_groups(root: zarr.Group, path: str) -> Cause | None:
-    """Return what is in the last group of a path that exists, and what to do.
+def _explain_missing_group(root: zarr.Group, path: str) -> Cause | None:
+    """Return what is in the last group of `path` that exists, and what to do.
 
-    `path` is from `root`, and is not empty.
+    `path` starts from `root`, and is not empty.
     """
     parent = root
     parent_path = ""  # ends with a slash unless it is empty
@@ -256,7 +260,7 @@ def _other_groups(root: zarr.Group, path: str) -> Cause | None:
         if name not in group_names:
             break
         group = parent[name]
-        if not isinstance(group, zarr.Group):
+        if not isinstance(group, zarr.Group):  # only if it was replaced meanwhile
             return None
         parent = group
         parent_path = f"{parent_path}{name}/"
@@ -267,7 +271,7 @@ def _other_groups(root: zarr.Group, path: str) -> Cause | None:
         advice = f"open '{parent_path[:-1]}'" if parent_path else "leave the group out"
         return f"there are no groups {in_parent}{and_arrays}", advice
     paths = [parent_path + group_name for group_name in group_names]
-    advice = f"name one of the groups {in_parent}{perhaps(parent_path + name, paths)}: {listed(paths)}"
+    advice = f"name one of the groups {in_parent}{similar_name_hint(parent_path + name, paths)}: {listed(paths)}"
     return f"no group '{path}'{and_arrays}", advice
 
 
@@ -283,7 +287,7 @@ def node_at(location: Any, path: str, options: dict[str, Any]) -> zarr.Array[Any
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names as a text, and the number of the others."""
+    """Return a text with the first names and the number of the others."""
     n_others = len(names) - _MOST_NAMED
     others = f" and {n_others} more" if n_others > 0 else ""
     return ", ".join(names[:_MOST_NAMED]) + others

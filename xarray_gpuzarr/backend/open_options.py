@@ -16,7 +16,7 @@ import xarray as xr
 
 from xarray_gpuzarr.decoders.choice import resolve_device, resolve_storage
 from xarray_gpuzarr.decoders.protocol import Device
-from xarray_gpuzarr.errors import KeywordError, OptionError, perhaps
+from xarray_gpuzarr.errors import KeywordError, OptionError, similar_name_hint
 from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise
 
@@ -105,15 +105,18 @@ class Place:
 
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a `KeywordError` for the first of `keywords` that is not in `known`."""
+    """Raise a `KeywordError` if `keywords` has names that are not in `known`. It is about the first one, sorted."""
     known = {*known, "chunks"}  # xarray itself handles chunks=
-    for name in sorted({*keywords} - known):
-        raise KeywordError(
-            f"unknown keyword {name!r}",
-            tried=f'{name}= with engine="gpuzarr"',
-            found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
-            do=f"leave it out, or choose one of these{perhaps(name, known)}",
-        )
+    unknown = sorted({*keywords} - known)
+    if not unknown:
+        return
+    name = unknown[0]
+    raise KeywordError(
+        f"unknown keyword {name!r}",
+        tried=f'{name}= with engine="gpuzarr"',
+        found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
+        do=f"leave it out, or choose one of these{similar_name_hint(name, known)}",
+    )
 
 
 def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> None:
@@ -151,5 +154,5 @@ def _advise_of_unknown_names(keyword: str, names: Iterable[Any], kind: str, know
                 f"{keyword} of {name!r}",
                 f"{keyword}= has no effect for {name!r}, which is no {kind} of the dataset",
                 found=f"{kind}s: " + ", ".join(map(repr, known)),
-                do=f"name one of these{perhaps(str(name), known)}, or leave {name!r} out",
+                do=f"name one of these{similar_name_hint(str(name), known)}, or leave {name!r} out",
             )

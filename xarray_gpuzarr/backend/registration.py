@@ -21,7 +21,7 @@ class LazyAccessor:
         self._class_name = class_name
 
     def __get__(self, instance: Any, _owner: object = None) -> Any:
-        """Return the accessor of a dataset, an array or a tree. Accessed through their class, return this object."""
+        """Return the accessor of a dataset, an array or a tree; this object itself if a class is asked for it."""
         if instance is None:
             return self
         return self._accessor_class()(instance)
@@ -36,6 +36,7 @@ class LazyAccessor:
         return getattr(accessor, self._class_name)
 
 
+# `setattr`, because type checkers refuse the assignment of an attribute that a class does not declare.
 setattr(Dataset, "gpuzarr", LazyAccessor("DatasetAccessor"))  # noqa: B010
 setattr(DataArray, "gpuzarr", LazyAccessor("DataArrayAccessor"))  # noqa: B010
 setattr(DataTree, "gpuzarr", LazyAccessor("DataTreeAccessor"))  # noqa: B010

@@ -11,7 +11,7 @@ from typing import Any, Self
 from xarray import Variable
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from xarray_gpuzarr.backend.lazy_array import data_of, find_lazy_array, find_unread
+from xarray_gpuzarr.backend.lazy_array import data_of, find_lazy_array, find_lazy_selection
 
 
 class ShardVariable(Variable):
@@ -20,7 +20,7 @@ class ShardVariable(Variable):
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a `xarray.Variable` once it is read or chunked, so that it can be loaded without this package."""
+        """Pickle as an `xarray.Variable` once it is read or chunked, so that it can be loaded without this package."""
         reduced: Any = super().__reduce_ex__(protocol)
         if find_lazy_array(data_of(self)) is not None:
             return reduced
@@ -28,7 +28,10 @@ class ShardVariable(Variable):
         return object.__new__, (Variable,), *state  # the function in `reduced` makes objects of this class only
 
     def to_base_variable(self) -> Self:
-        """Return a copy of this class. xarray replaces every coordinate by such a copy."""
+        """Return a copy, which is a `ShardVariable` as well.
+
+        xarray replaces every coordinate by such a copy. Its own method makes a plain `xarray.Variable`.
+        """
         return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
 
     to_variable = to_base_variable
@@ -43,8 +46,8 @@ class ShardVariable(Variable):
         from_array_kwargs: Any = None,
         **chunks_kwargs: Any,
     ) -> Self:
-        """Chunk as `xarray.Variable.chunk` does, but a lazy array with blocks of the decoder's array library."""
-        if find_unread(data_of(self)) is not None:
+        """Chunk as `xarray.Variable.chunk` does. The blocks of a lazy array are arrays of the decoder's library."""
+        if find_lazy_selection(data_of(self)) is not None:
             from xarray_gpuzarr.backend.chunking import shard_manager_for  # noqa: PLC0415  # imports dask
 
             chunked_array_type = shard_manager_for(chunked_array_type)

@@ -2,8 +2,8 @@
 
 While it opens a dataset, xarray reads every index, one after another, and the first and the last value of every other
 time variable. `ValuesAhead` requests the chunks of all groups concurrently from a `CachingStore`, and `OpeningArray`
-makes xarray read through that store. Later reads go to the store itself. So do reads that could not decode what the
-store answered: they are repeated, so that their errors are those of any other read.
+makes xarray read through that store. Later reads go to the store itself. A read that cannot decode the chunks of the
+`CachingStore` is repeated from the store itself, so that its error is that of any other read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, begin_on_loo
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2
-"""Largest size of an index that is requested ahead, in decoded bytes. A longer one is slow, and may not be needed."""
+"""Largest size of an array or a shard that is requested ahead as a whole, in decoded bytes. People avoid reading longer
+indexes with ``create_default_indexes=False``, of which an engine is not told."""
 _MOST_CHUNKS = 256
 """Largest number of objects of an index that is requested ahead. More take several round trips anyway."""
 _OPENERS = {opener.__code__ for opener in (xr.open_dataset, xr.open_datatree, xr.open_groups)}
 """Code of the functions of xarray that open datasets, to recognise them among the calling frames."""
 
-type BackendArrays = LazyArray | ZarrArrayWrapper
-"""Lazy arrays of this package and of xarray."""
+type AnyLazyArray = LazyArray | ZarrArrayWrapper
+"""A lazy array of this package, or one of xarray."""
 
 
 class ValuesAhead:
@@ -55,13 +56,13 @@ class ValuesAhead:
         return self
 
     def __exit__(self, error_type: object, *_: object) -> None:
-        """Detach all arrays from the cache but indexes, which xarray reads afterwards."""
+        """Detach all arrays from the cache, except indexes, which xarray reads afterwards."""
         for array in self._times:
             array.detach()
         if error_type is not None:
             self.cache.give_up()
 
-    def add(self, array: BackendArrays, stored: Array[Any], *, is_index: bool) -> OpeningArray:
+    def add(self, array: AnyLazyArray, stored: Array[Any], *, is_index: bool) -> OpeningArray:
         """Return an array that xarray can read in place of `array`, and note which of its chunks to request.
 
         All chunks of an index are requested, and of other times those of the first and the last value.
@@ -77,8 +78,8 @@ class ValuesAhead:
     def begin(self, *, is_tree: bool = True) -> None:
         """Request the chunks of all arrays added so far.
 
-        Nothing is requested if there are only indexes and `is_tree` is False, which means that no other groups are
-        still to be prepared.
+        If there are only indexes, and `is_tree` is False because there is a single group, nothing is requested yet. The
+        first read of an index then calls this again. There is none with ``create_default_indexes=False``.
         """
         if self._keys and (self._times or is_tree):
             keys = self._keys
@@ -92,12 +93,12 @@ class ValuesAhead:
 
 
 class OpeningArray(BackendArray):
-    """An array that is read through a cache while xarray opens its dataset, and by `array` afterwards.
+    """An array that is read through a cache while xarray opens its dataset, and through `array` afterwards.
 
     Parameters
     ----------
     array : LazyArray or ZarrArrayWrapper
-        The lazy array that reads from the store itself. This alone is pickled.
+        The lazy array that reads from the store itself.
     stored : zarr.Array
         The stored array, from which `array` reads.
     ahead : ValuesAhead
@@ -108,19 +109,19 @@ class OpeningArray(BackendArray):
 
     __slots__ = ("_ahead", "_cached", "_is_read_whole", "array", "dtype", "shape", "stored")
 
-    def __init__(self, array: BackendArrays, stored: Array[Any], ahead: ValuesAhead, *, is_read_whole: bool) -> None:
+    def __init__(self, array: AnyLazyArray, stored: Array[Any], ahead: ValuesAhead, *, is_read_whole: bool) -> None:
         self.array = array
         self.shape = array.shape
         self.dtype = array.dtype
         self.stored = stored
         self._ahead: ValuesAhead | None = ahead
         """The opening; None once the array is detached."""
-        self._is_read_whole = is_read_whole and self.ndim > 0
-        self._cached: BackendArrays | indexing.NumpyIndexingAdapter | None = None
+        self._is_read_whole = is_read_whole and self.ndim > 0  # a scalar needs no array that keeps it
+        self._cached: AnyLazyArray | indexing.NumpyIndexingAdapter | None = None
         """The array that reads through the cache, or all values. None before the first read."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copy, (self.array,)
+        return copy, (self.array,)  # only `array` is pickled
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         ahead = self._ahead
@@ -150,9 +151,9 @@ class OpeningArray(BackendArray):
         self._ahead = None
         self._cached = None
 
-    def _array_in_cache(self, cache: CachingStore) -> BackendArrays | indexing.NumpyIndexingAdapter:
+    def _array_in_cache(self, cache: CachingStore) -> AnyLazyArray | indexing.NumpyIndexingAdapter:
         """Return the array as read through the cache: a lazy array, or all of its values."""
-        array: BackendArrays
+        array: AnyLazyArray
         if isinstance(self.array, LazyArray):
             array = LazyArray(self.array.stored.in_store(cache), "host")
         else:
@@ -186,6 +187,7 @@ def _chunk_keys(stored: Array[Any], *, is_index: bool) -> list[str]:
             return []
         coords = list(product(*map(range, n_objects)))
     else:
+        # The whole shard would be requested for one value.
         if stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES:
             return []
         first = (0,) * len(n_objects)
@@ -195,5 +197,5 @@ def _chunk_keys(stored: Array[Any], *, is_index: bool) -> list[str]:
 
 
 def is_short(stored: Array[Any]) -> bool:
-    """Return whether an index is short enough to be requested ahead."""
+    """Return whether an array is short enough to be requested ahead as a whole."""
     return stored.nbytes <= _MOST_NBYTES

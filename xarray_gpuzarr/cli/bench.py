@@ -24,13 +24,13 @@ from rich.console import Console
 from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.open_errors import listed
-from xarray_gpuzarr.cli.contents import Contents, groups_below, open_contents
+from xarray_gpuzarr.cli.contents import Contents, list_groups, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.decoders.host.chunk_cache import describe_cache
 from xarray_gpuzarr.decoders.protocol import Device
-from xarray_gpuzarr.errors import OptionError, masked, perhaps
+from xarray_gpuzarr.errors import OptionError, masked, similar_name_hint
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.read import read_array
 
@@ -93,24 +93,25 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 def _location(address: Address, contents: Contents, name: str | None) -> tuple[str, str]:
     """Return the group and the name of the array to read: the one that was asked for, or the largest."""
-    ours = {}
+    readable = {}
     for key, variable in contents.variables.items():
         if lazy_array_of(variable) is not None and variable.size:
-            ours[str(key)] = variable
-    if name is None and ours:
-        name = max(ours, key=lambda key: ours[key].nbytes)
-    if name not in ours:
-        known = ", ".join(sorted(ours)) or "none"
-        below = groups_below(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
+            readable[str(key)] = variable
+    if name is None and readable:
+        name = max(readable, key=lambda key: readable[key].nbytes)
+    if name not in readable:
+        known = ", ".join(sorted(readable)) or "none"
+        below = list_groups(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
         groups = f": {listed([group.path for group in below])}" if below else ""
+        hint = similar_name_hint(name or "", readable)
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{perhaps(name or '', ours)}, and its group with --group{groups}",
+            do=f"choose one with --variable{hint}, and its group with --group{groups}",
         )
     group = address.group
-    if isinstance(contents.node, zarr.Array):
+    if isinstance(contents.node, zarr.Array):  # the address is that of the array
         group, _, name = address.group.rpartition("/")
     return group, name
 
@@ -129,8 +130,8 @@ def reads_of(
     box : tuple of slice
         What is read.
     shards : sequence of int, optional
-        Shape of a shard. xarray's engine makes a task for each inner chunk if it is given ``chunks={}``, so with shards
-        there is one more reader, which gives it the shape of a shard.
+        Shape of a shard, if there are shards. Then there is one more reader: xarray's engine with one task for each
+        shard. With ``chunks={}``, it makes a task for each inner chunk.
 
     Returns
     -------
@@ -229,7 +230,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        others = [median(times[name]) for name in times if name.startswith("zarr")]
+        other_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # without this package
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)
@@ -239,7 +240,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
                     f"{typical * 1e3:.1f}",
                     f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
                     f"{nbytes / typical / 1e9:.2f}",
-                    f"{min(others) / typical:.2f}x" if others else "",
+                    f"{min(other_medians) / typical:.2f}x" if other_medians else "",
                 )
             )
         Console().print(table_of(_COLUMNS, rows, gap=1), crop=False)

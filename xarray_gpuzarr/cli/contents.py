@@ -1,7 +1,7 @@
 """`open_contents`: the variables at an address, which is a dataset, a group whose arrays are no dataset, or an array.
 
 If xarray cannot make a dataset of the arrays, such as the levels of an OME-Zarr pyramid, each is a variable by itself
-with its stored values. `groups_below` lists the groups of a tree.
+with its stored values. `list_groups` lists the groups of a tree.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def open_contents(address: Address, device: str) -> Contents:
 
     Raises
     ------
-    StoreReadError
-        Nothing can be opened.
+    GpuZarrError
+        Nothing can be opened; see `naming_failures`.
     """
     of_group = f", group={address.group!r}" if address.group else ""
     with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
@@ -112,7 +112,7 @@ class GroupBelow:
     """Why its members could not be listed. Empty if they could."""
 
 
-def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = False) -> tuple[GroupBelow, ...]:
+def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = False) -> tuple[GroupBelow, ...]:
     """Return the groups below a group, sorted by path.
 
     Parameters
@@ -122,11 +122,11 @@ def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = Fals
     is_local : bool
         Whether the store is a folder or a zip file. Then the members of up to `_MOST_LISTED` groups are listed. In
         other stores, only the groups directly in `root` are.
-    whole : bool
-        List the members of all groups, however many requests that takes.
+    list_all : bool
+        Whether the members of all groups are listed, however many requests that takes.
     """
-    n_left: float = _MOST_LISTED if is_local else 0
-    if whole or root.metadata.consolidated_metadata is not None:
+    n_left: float = _MOST_LISTED if is_local else 0  # groups whose members may still be listed
+    if list_all or root.metadata.consolidated_metadata is not None:
         n_left = float("inf")
     groups: list[GroupBelow] = []
     waiting = deque(group for _, group in root.groups())

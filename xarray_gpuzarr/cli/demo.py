@@ -21,6 +21,7 @@ from typing import Any
 import xarray as xr
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
@@ -37,8 +38,8 @@ files in the page cache, {os.cpu_count()} cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenWay:
-    """One of the ways to open the demo's store that are compared."""
+class DemoReader:
+    """One of the readers that are compared: it opens the demo's store in its way."""
 
     label: str
     """Name in the table of results."""
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar still prints a line break
     # Without automatic refresh, no thread redraws the bar while reads are measured.
     with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:
-        bar = progress.add_task("writing", total=2 + ROUNDS * 3)
+        bar = progress.add_task("writing", total=2 + ROUNDS * 3)  # comparing, measuring, and each read of three readers
 
         def step(description: str) -> None:
             progress.update(bar, advance=1, description=description, refresh=True)
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         difference = difference_of(stock, ours)  # the stock reader with a task per shard, which is faster
         step("measuring")
         seconds = _measure(readers, step)
-    with readers[-1].open() as dataset:
+    with ours.open() as dataset:
         on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
         if difference:
@@ -89,12 +90,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             say(_EQUAL)
         say(*_MEASURED.split("\n"))
-        rows = []
-        for reader, reader_s in zip(readers, seconds, strict=True):
-            speed = f"{seconds[0] / reader_s:.1f}x"
-            rows.append((reader.label, str(reader.n_tasks()), f"{reader_s:.3f}", speed))
-        times = table_of(("reader", "reading tasks", "seconds", "speed"), rows)
-        Console().print("", times, "", DatasetAccessor(dataset).explain(), "", sep="\n")
+        Console().print("", _times_table(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
         say(_picture(dataset, folder / f"{name}.png"))
     say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
     return 1 if difference else 0
@@ -116,8 +112,8 @@ def _write(store: Path, source: str | None, size: str) -> None:
                 ) from err
 
 
-def _readers(store: str, device: str) -> list[OpenWay]:
-    """Return the ways to read that are compared. This engine comes last."""
+def _readers(store: str, device: str) -> list[DemoReader]:
+    """Return the readers that are compared. That of this engine comes last."""
 
     def open_ours() -> xr.Dataset:
         return open_store("gpuzarr", store, chunks={}, device=device)
@@ -125,16 +121,16 @@ def _readers(store: str, device: str) -> list[OpenWay]:
     with open_ours() as dataset:
         shards: dict[Any, int] = {}
         for variable in dataset.data_vars.values():
-            for dim, n in variable.encoding.get("preferred_chunks", {}).items():
-                shards[dim] = max(n, shards.get(dim, 0))
+            for dim, length in variable.encoding.get("preferred_chunks", {}).items():
+                shards[dim] = max(length, shards.get(dim, 0))
     return [
-        OpenWay(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
-        OpenWay(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
-        OpenWay(label='engine="gpuzarr", chunks={}', open=open_ours),
+        DemoReader(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
+        DemoReader(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
+        DemoReader(label='engine="gpuzarr", chunks={}', open=open_ours),
     ]
 
 
-def difference_of(stock: OpenWay, ours: OpenWay) -> str:
+def difference_of(stock: DemoReader, ours: DemoReader) -> str:
     """Return how the datasets of two readers differ in values, dtypes and attributes. Empty if they are identical."""
     with stock.open() as theirs, ours.open() as dataset:
         expected = theirs.load()
@@ -150,7 +146,7 @@ def difference_of(stock: OpenWay, ours: OpenWay) -> str:
     return "; ".join(differences)
 
 
-def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]:
+def _measure(readers: list[DemoReader], step: Callable[[str], None]) -> list[float]:
     """Return the median seconds of each reader over `ROUNDS` interleaved rounds; call `step` after each read."""
     rounds = []
     for number in range(ROUNDS):
@@ -163,6 +159,15 @@ def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]
             step(f"measuring, round {number + 1} of {ROUNDS}")
         rounds.append(seconds)
     return [statistics.median(of_reader) for of_reader in zip(*rounds, strict=True)]
+
+
+def _times_table(readers: list[DemoReader], seconds: list[float]) -> Table:
+    """Return a table with the tasks and the seconds of each reader, and its speed relative to the first one."""
+    rows = []
+    for reader, duration_s in zip(readers, seconds, strict=True):
+        speed = f"{seconds[0] / duration_s:.1f}x"
+        rows.append((reader.label, str(reader.n_tasks()), f"{duration_s:.3f}", speed))
+    return table_of(("reader", "reading tasks", "seconds", "speed"), rows)
 
 
 def _picture(dataset: xr.Dataset, path: Path) -> str:
@@ -190,9 +195,10 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # installed with the extra "demo" only
 
     field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
+    # Axes without coordinates of numbers or times count elements.
     field = field.drop_vars([dim for dim in field.dims if dim in field.coords and field[dim].dtype.kind not in "iufM"])
-    for coord in [field, *field.coords.values()]:
-        coord.attrs = {key: visible(value) for key, value in coord.attrs.items() if isinstance(value, str)}
+    for labelled in [field, *field.coords.values()]:  # their attributes become labels
+        labelled.attrs = {key: visible(value) for key, value in labelled.attrs.items() if isinstance(value, str)}
     figure = Figure(figsize=(9, 4.9), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("0.8")

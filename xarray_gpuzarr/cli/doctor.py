@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from xarray_gpuzarr.cli.terminal import StatusLine, counted, naming_unwritable, say, table_of
-from xarray_gpuzarr.machine.diagnosis.examine import USUAL, examine
+from xarray_gpuzarr.machine.diagnosis.examine import USUAL_SIZES, examine
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
-def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
+def run(options: argparse.Namespace, sizes: Sizes = USUAL_SIZES) -> int:
     """Examine this machine and print the results. Return 1 if something is wrong, otherwise 0."""
     is_shown = options.json != "-" and not options.report
     line = StatusLine()

@@ -15,7 +15,7 @@ from typing import Any
 import zarr
 
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT, explain_folder, node_at
-from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
+from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, similar_name_hint
 
 _NO_CREDENTIALS = {
     "NoCredentialsError",
@@ -23,8 +23,8 @@ _NO_CREDENTIALS = {
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
-"""Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. None is a
-PermissionError."""
+"""Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. They do not inherit from
+`PermissionError`."""
 _NOTHING = "nothing is there"
 _USUAL_ADVICE = "check the path, and that the packages which this kind of store or file needs are installed"
 
@@ -104,7 +104,7 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
 
 
 def _cause(err: BaseException, address: Address) -> tuple[str, str]:
-    """Return the cause of an error, or an empty text if the error itself names it, and what to do."""
+    """Return the cause of an error and what to do. The cause is empty if the error itself names it, or if unknown."""
     errors: list[BaseException] = []
     link: BaseException | None = err
     while link is not None and link not in errors:
@@ -132,7 +132,7 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
 
 
 def _examine_place(address: Address) -> tuple[str, str]:
-    """Return what is at an address where a group was expected, or an empty text, and what to do."""
+    """Return what is at an address where a group was expected, and what to do. The former is empty if unknown."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")
@@ -157,8 +157,7 @@ def _advise_on_path(path: Path) -> str:
     if not path.parent.is_dir():
         return f"check the path: there is no folder '{path.parent}'"
     names = sorted(entry.name for entry in path.parent.iterdir())
-    similar_name_hint = perhaps(path.name, names)
-    return f"check the path{similar_name_hint}"
+    return f"check the path{similar_name_hint(path.name, names)}"
 
 
 def _explain_no_dataset(node: Any) -> tuple[str, str] | None:
@@ -178,7 +177,7 @@ def why_no_dataset(arrays: Mapping[str, zarr.Array[Any]]) -> str:
         dims = dims_of(array)
         if dims is None:
             return f"The dimensions of {name!r} have no names, which a dataset needs"
-        for dim, length in zip(dims, array.shape, strict=False):
+        for dim, length in zip(dims, array.shape, strict=False):  # damaged metadata may name more or fewer dimensions
             other_name, other_length = lengths.setdefault(dim, (name, length))
             if length != other_length:
                 return (

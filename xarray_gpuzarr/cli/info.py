@@ -26,13 +26,14 @@ from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
-from xarray_gpuzarr.cli.contents import Contents, GroupBelow, groups_below, open_contents
+from xarray_gpuzarr.cli.contents import Contents, GroupBelow, list_groups, open_contents
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 MOST_FILES = 20_000
@@ -56,18 +57,14 @@ def run(options: argparse.Namespace) -> int:
     contents = open_contents(address, options.device)
     node = contents.node
     explained = _explain(contents)
-    ours = {}
-    for row in explained.rows:
-        lazy = lazy_array_of(contents.variables[row.variable])
-        if lazy is not None:
-            ours[row.variable] = lazy
+    lazy_arrays = _find_lazy_arrays(contents, explained.rows)
     kind = "array"
     is_consolidated = False
     groups: tuple[GroupBelow, ...] = ()
     if isinstance(node, zarr.Group):
         kind = "group"
         is_consolidated = node.metadata.consolidated_metadata is not None
-        groups = groups_below(node, is_local=address.is_local, whole=options.all)
+        groups = list_groups(node, is_local=address.is_local, list_all=options.all)
     store = masked(address.store)
     zarr_format = node.metadata.zarr_format
     if options.json:
@@ -77,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             "zarr_format": zarr_format,
             "is_consolidated": is_consolidated,
             "groups": [asdict(group) for group in groups],
-            "variables": [_row_json(row, ours.get(row.variable), gpu_nbytes) for row in explained.rows],
+            "variables": [_row_json(row, lazy_arrays.get(row.variable), gpu_nbytes) for row in explained.rows],
             "note": explained.note,
             "why_no_loops": why_absent(),
         }
@@ -85,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     remark = ", metadata not consolidated" if kind == "group" and not is_consolidated else ""
     say(f"{store}, {kind} /{node.path}, Zarr format {zarr_format}{remark}")
-    _print_groups(groups, whole=options.all)
-    _print_variables(explained, ours, options, gpu_nbytes)
+    _print_groups(groups, show_all=options.all)
+    _print_variables(explained, lazy_arrays, options, gpu_nbytes)
     return 0
 
 
@@ -97,6 +94,16 @@ def _explain(contents: Contents) -> Explanation:
         return explained
     note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"
     return replace(explained, note=note.rstrip())
+
+
+def _find_lazy_arrays(contents: Contents, rows: tuple[Row, ...]) -> dict[str, LazyArray]:
+    """Return the lazy arrays of the variables that this package reads, by the names in `rows`."""
+    lazy_arrays = {}
+    for row in rows:
+        lazy = lazy_array_of(contents.variables[row.variable])
+        if lazy is not None:
+            lazy_arrays[row.variable] = lazy
+    return lazy_arrays
 
 
 def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
@@ -113,11 +120,11 @@ def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, An
 
 
 def _print_variables(
-    explained: Explanation, ours: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
+    explained: Explanation, lazy_arrays: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
 ) -> None:
     """Print tables of the variables, or one line for each if there are many."""
     detailed, brief = _divide_rows(explained.rows, show_all=options.all)
-    lazy_rows = [(row, ours[row.variable]) for row in detailed if row.variable in ours]
+    lazy_rows = [(row, lazy_arrays[row.variable]) for row in detailed if row.variable in lazy_arrays]
     console = Console()
     if detailed:
         console.print("", Explanation(rows=detailed, note=explained.note), "", sep="\n")
@@ -165,10 +172,10 @@ def _task_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:
     return row.variable, *sizes, str(_n_at_once(memory, gpu_nbytes))
 
 
-def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
+def _print_groups(groups: tuple[GroupBelow, ...], *, show_all: bool) -> None:
     if not groups:
         return
-    shown = groups if whole else groups[:_MOST_GROUPS]
+    shown = groups if show_all else groups[:_MOST_GROUPS]
     cells = []
     for group in shown:
         arrays = group.failure
@@ -210,8 +217,9 @@ def disk_nbytes(lazy: LazyArray) -> int | None:
     source = lazy.stored.store_source
     if not isinstance(source, LocalSource):
         return None
+    assert isinstance(lazy.stored.spec, ArraySpec)  # other arrays have no source
     try:
-        return _nbytes_below(Path(source.root) / getattr(lazy.stored.spec, "path", "/").lstrip("/"))
+        return _nbytes_below(Path(source.root) / lazy.stored.spec.path.lstrip("/"))
     except (OSError, ValueError):  # no permission, a link to itself, or a name that no file can have
         return None
 

@@ -63,7 +63,9 @@ class Weather:
         self.grid = grid
         self.rng = np.random.default_rng(seed)
         self.phi = np.deg2rad(grid.lat)[:, None]
+        """Latitudes in radians, shape (n_lat, 1)."""
         self.lam = np.deg2rad(grid.lon)[None, :]
+        """Longitudes in radians, shape (1, n_lon)."""
         self.hours = np.arange(grid.n_hours, dtype=np.float64)
 
     def waves(self, degrees: range, *, slope: float) -> Field:
@@ -76,12 +78,14 @@ class Weather:
         slope : float
             Amplitudes are proportional to the degree to the power of -`slope`.
         """
-        in_time, in_space = [], []
+        # The field is a sum of products, each of a function of time and a function of space.
+        in_time = []
+        in_space = []
         for degree in degrees:
             for order in self.rng.integers(1, degree + 1, 4):
                 profile = legendre(degree, int(order), np.sin(self.phi)) * degree**-slope
                 in_space += [profile * np.cos(order * self.lam), profile * np.sin(order * self.lam)]
-                drift = np.deg2rad(self.rng.uniform(4, 14)) / 24  # radians per hour, eastward
+                drift = np.deg2rad(self.rng.uniform(4, 14)) / 24  # 4 to 14 degrees a day eastward, in radians per hour
                 angle = order * drift * self.hours + self.rng.uniform(0, 2 * np.pi)
                 in_time += [np.cos(angle), np.sin(angle)]
         field = np.asarray(in_time, np.float32).T @ np.reshape(in_space, (len(in_space), -1)).astype(np.float32)
@@ -109,11 +113,12 @@ def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray
     Abramowitz and Stegun, 8.5.3, with normalised coefficients.
     """
     factor = math.prod((2 * k + 1) / (2 * k) for k in range(1, order + 1))
-    below, current = np.zeros_like(x), math.sqrt(factor) * np.maximum(1 - x * x, 0) ** (order / 2)
+    previous = np.zeros_like(x)  # the function of degree n - 1
+    current = math.sqrt(factor) * np.maximum(1 - x * x, 0) ** (order / 2)  # that of degree n
     for n in range(order + 1, degree + 1):
         a = math.sqrt((4 * n * n - 1) / (n * n - order * order))
         b = math.sqrt(((n - 1) ** 2 - order * order) / (4 * (n - 1) ** 2 - 1))
-        below, current = current, a * (x * current - b * below)
+        previous, current = current, a * (x * current - b * previous)
     return current
 
 
@@ -216,7 +221,7 @@ def write_sharded(dataset: xr.Dataset, path: str) -> None:
             chunk, shard = shard_layout(variable.shape)
             if name in dataset.data_vars:
                 encoding[name] |= {"chunks": chunk, "shards": shard}
-            else:
+            else:  # coordinates, which are short and read as a whole
                 encoding[name] |= {"chunks": shard}
     with warnings.catch_warnings():
         # zarr-python warns that the v3 specification lacks consolidated metadata. Without it, xarray warns instead.

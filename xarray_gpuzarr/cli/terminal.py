@@ -27,6 +27,8 @@ _WIDEST = 40
 """Largest width to which the cells of a column are padded."""
 _MOST_SHOWN = 70
 """Largest number of characters of a status line."""
+_CLEAR_LINE = "\r\x1b[K"
+"""Moves the cursor to the beginning of the line, and clears the line."""
 
 
 def say(*lines: str, console: Console | None = None) -> None:
@@ -100,7 +102,7 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]], *, gap: int 
     Parameters
     ----------
     columns : iterable of str
-        Titles of the columns. The first column is text. The others are numbers, whose words are never broken.
+        Titles of the columns. The first column is text. The others are numbers with units, which break only at blanks.
     rows : iterable of sequence of str
         Cells of each row.
     gap : int
@@ -148,11 +150,11 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Replace the text that is shown."""
         if self._is_shown:
-            sys.stderr.write(f"\r\x1b[K{visible(text)[:_MOST_SHOWN]} ...")
+            sys.stderr.write(f"{_CLEAR_LINE}{visible(text)[:_MOST_SHOWN]} ...")
             sys.stderr.flush()
 
     def clear(self) -> None:
         """Clear the line, so that something else can be printed."""
         if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
+            sys.stderr.write(_CLEAR_LINE)
             sys.stderr.flush()

@@ -1,6 +1,6 @@
 """Workers of a dask cluster: `register` prepares them, and `stats` returns what they have read.
 
-distributed is imported only once `register` is called or `GpuZarrPlugin` is looked up.
+distributed is imported only when `register` is called or `GpuZarrPlugin` is looked up.
 """
 
 from typing import TYPE_CHECKING, Any

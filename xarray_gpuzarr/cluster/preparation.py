@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from xarray_gpuzarr.cuda.api import Undo
@@ -73,7 +74,7 @@ class Preparation:
         if options:
             previous = options_in_force()
             configure(**options)
-            self._undo.append(lambda: cast("None", configure(**previous)))
+            self._undo.append(partial(_restore_options, previous))
         if device != "host":
             decoder = _cuda_decoder(device)
             self._undo.append(_forget_devices)
@@ -86,13 +87,18 @@ class Preparation:
             self._undo.pop()()
 
 
+def _restore_options(previous: Mapping[str, Any]) -> None:
+    configure(**previous)
+
+
 def _cuda_decoder(device: Device) -> PreparedDecoder:
     return cast("PreparedDecoder", decoder_for(device))
 
 
 def _forget_devices() -> None:
     """Release everything that is kept for devices, such as private pools. Existing arrays keep their memory."""
-    device = sys.modules.get("xarray_gpuzarr.cuda.device")  # absent without CuPy, and incomplete during its import
+    # The module is absent without CuPy, and incomplete while it is being imported.
+    device = sys.modules.get("xarray_gpuzarr.cuda.device")
     forget = getattr(device, "forget_devices", None)
     if forget is not None:
         forget()

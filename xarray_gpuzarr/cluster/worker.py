@@ -14,7 +14,7 @@ from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cuda.configuration import check_options
-from xarray_gpuzarr.decoders.choice import is_device, perhaps_device, resolve_device
+from xarray_gpuzarr.decoders.choice import is_device, resolve_device, similar_device_hint
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.process.advice import advise
 
@@ -44,7 +44,7 @@ class GpuZarrPlugin(WorkerPlugin):
                 "unknown device",
                 tried=f"device={device!r}",
                 found="valid options on workers: 'auto', 'cuda', 'host', or a GPU by its number, such as 'cuda:1'",
-                do="leave device out, or choose one of these" + perhaps_device(device, ("auto", "cuda", "host")),
+                do="leave device out, or choose one of these" + similar_device_hint(device, ("auto", "cuda", "host")),
             )
         check_options(options)
         self.settings: dict[str, Any] = {"device": device, "options": options}
@@ -77,7 +77,10 @@ class GpuZarrPlugin(WorkerPlugin):
             await asyncio.to_thread(preparation.leave)
 
     def _check_serializers(self) -> None:
-        """Raise an error, or warn with ``device="auto"``, if distributed cannot send CuPy arrays to other processes."""
+        """Raise an error if distributed cannot send CuPy arrays to other processes.
+
+        With ``device="auto"``, advise the user instead.
+        """
         why = why_not_serializable()
         if why is None:
             return

@@ -97,7 +97,7 @@ class Stats:
         return ["worker", *(title for title, _ in _columns(self.total))]
 
     def _cells(self) -> list[list[str]]:
-        """Return the cells of each process and, if there are several, of their sum."""
+        """Return the cells of each process and, unless there is exactly one, of their sum."""
         labelled = [(row.label, row.counts) for row in self.rows]
         if len(labelled) != 1:
             labelled.append(("all", self.total))
@@ -106,7 +106,10 @@ class Stats:
 
 
 def _columns(total: Counts) -> list[tuple[str, Callable[[Counts], str]]]:
-    """Return the title of each column and the function that formats a cell of it; no columns that are 0 everywhere."""
+    """Return the title of each column, and the function that formats its cells.
+
+    The columns after the first five are left out if they would be 0 in all rows.
+    """
     columns: list[tuple[str, Callable[[Counts], str]]] = [
         ("reads", lambda counts: str(counts.n_reads)),
         ("shards", lambda counts: str(counts.n_shards)),

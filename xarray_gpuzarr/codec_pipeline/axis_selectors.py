@@ -12,11 +12,13 @@ import numpy as np
 from xarray_gpuzarr.process.records import Column
 
 INTEGERS = (int, np.integer)
-_IN_TYPES = (slice, *INTEGERS, np.ndarray)
+_INSIDE_TYPES = (slice, *INTEGERS, np.ndarray)
+"""Types of selectors inside a shard that can be joined."""
 _OUT_TYPES = (slice, np.ndarray, type(None))
+"""Types of selectors of the output that can be joined."""
 
 AxisSelectors = dict[int, tuple[Any, Any]]
-"""By the shard's coordinate along an axis: the selector inside the shard, and the selector of the output. The latter is
+"""Coordinate of a shard along an axis -> the selector inside the shard, and the selector of the output. The latter is
 None if the output lacks the axis."""
 
 
@@ -41,28 +43,29 @@ def join_axis(
         brings the elements that were read into the order of the output. `index` is None if both orders are equal.
 
         The whole result is None if the selectors cannot be joined: they are of other types, lie outside of their
-        shards, repeat elements, or do not fill the output; or they are slices that do not continue each other.
+        shards, or do not fill each element of the output once; or they are slices that do not continue each other.
     """
     are_slices = True
     for inside, out in selectors.values():
-        if not isinstance(inside, _IN_TYPES) or not isinstance(out, _OUT_TYPES):
+        if not isinstance(inside, _INSIDE_TYPES) or not isinstance(out, _OUT_TYPES):
             return None
         are_slices = are_slices and not isinstance(inside, np.ndarray) and not isinstance(out, np.ndarray)
     if are_slices:
         joined = _join_slices(selectors, shard_length, out_length)
         return None if joined is None else (joined, None)
 
-    in_indexes = [_as_index(inside, shard_length) for inside, _ in selectors.values()]
-    if not all(is_inside(index, shard_length) for index in in_indexes):
+    inside_indexes = [_as_index(inside, shard_length) for inside, _ in selectors.values()]
+    if not all(is_inside(index, shard_length) for index in inside_indexes):
         return None
-    index = np.concatenate([coord * shard_length + within for coord, within in zip(selectors, in_indexes, strict=True)])
+    index = np.concatenate([coord * shard_length + i for coord, i in zip(selectors, inside_indexes, strict=True)])
     position = np.concatenate([_as_index(out, out_length) for _, out in selectors.values()])
     if len(index) != out_length or len(position) != out_length:
         return None
     order = np.argsort(index, kind="stable")
+    # For each element of the output, its position among the elements in increasing order.
     restore = np.full(out_length, -1, np.int64)
     restore[position[order]] = np.arange(out_length)
-    if (restore < 0).any():
+    if (restore < 0).any():  # an element is not filled, so another one is filled twice
         return None
     is_in_order = bool((restore[1:] > restore[:-1]).all())
     return _as_slice(index[order]), None if is_in_order else restore

@@ -83,8 +83,10 @@ def join_batch(
     BatchSelection or None
         None if the items are neither a product over the axes nor points.
     """
-    bounds = tuple([(max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True)])
-    if not isinstance(batch[0][3], tuple):
+    coords_by_axis = zip(*coords, strict=True)
+    bounds = tuple([(max(axis) + 1) * length for axis, length in zip(coords_by_axis, shard_shape, strict=True)])
+    _, _, _, first_out, _ = batch[0]
+    if not isinstance(first_out, tuple):  # zarr-python selects the output of points by one array
         points = _join_points(coords, batch, shard_shape, out_shape)
         return None if points is None else BatchSelection(points=points, bounds=bounds)
     outer = None
@@ -103,7 +105,7 @@ def _basic_selection(
 
     The result is that of `_join_product`, in a fifth of its time; no selection if the item has anything else.
     """
-    inside, out = item[2], item[3]
+    _, _, inside, out, _ = item
     if not isinstance(inside, tuple) or len(inside) != len(shard_shape):
         return None, ()
     dropped = tuple([axis for axis, selector in enumerate(inside) if isinstance(selector, INTEGERS)])
@@ -137,7 +139,7 @@ def _join_product(
     There is no selection if the items are anything else.
     """
     ndim = len(shard_shape)
-    first_inside = batch[0][2]
+    _, _, first_inside, _, _ = batch[0]
     if not isinstance(first_inside, tuple) or len(first_inside) != ndim:
         return None, ()
     dropped = drop_axes or tuple([axis for axis, key in enumerate(first_inside) if isinstance(key, INTEGERS)])
@@ -176,10 +178,11 @@ def _split_by_axis(
         for axis, shard in enumerate(coord):
             selectors = inside[axis], out_selectors.get(axis)
             known = axes[axis].setdefault(shard, selectors)
-            if known is selectors:
+            if known is selectors:  # this item is the first one with this coordinate
                 continue
             if not _is_equal(known[0], selectors[0]) or not _is_equal(known[1], selectors[1]):
                 return None
+    # Every combination of coordinates occurs once.
     is_product = len(coords) == prod(map(len, axes)) == len(set(coords))
     return axes if is_product else None
 
@@ -205,6 +208,6 @@ def _join_points(
             return None
         if not all(map(is_inside, inside, shard_shape)):
             return None
-        for column, shard, within, length in zip(points, coord, inside, shard_shape, strict=True):
-            column[out] = within + shard * length
+        for column, shard, index, length in zip(points, coord, inside, shard_shape, strict=True):
+            column[out] = shard * length + index
     return None if any((column < 0).any() for column in points) else points

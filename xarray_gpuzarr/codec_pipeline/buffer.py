@@ -44,6 +44,6 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
 
 
 NDBuffer.__module__ = "xarray_gpuzarr"
-SETTING = "recycled.NDBuffer"
+NDBUFFER_NAME = "recycled.NDBuffer"
 """Name of the class in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if it contains "gpu"."""
-register_ndbuffer(NDBuffer, SETTING)
+register_ndbuffer(NDBuffer, NDBUFFER_NAME)

@@ -8,7 +8,7 @@ from typing import Any
 import zarr
 from zarr.core.buffer import BufferPrototype, default_buffer_prototype
 
-from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
+from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_zarr_new_enough
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
 from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.errors import visible
@@ -80,7 +80,7 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     stored: StoredArray | Unplanned
     if isinstance(array.async_array.codec_pipeline, CodecPipeline):
         stored = planned_array(array.metadata, array.store, array.path)
-    elif is_known_to_zarr():
+    elif is_zarr_new_enough():
         stored = Unplanned(reason="opened without zarr_pipeline(): call it, then open the array again")
     else:
         stored = Unplanned(reason=f"zarr-python {zarr.__version__} is older than 3.2")

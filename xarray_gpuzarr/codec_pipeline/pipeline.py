@@ -24,7 +24,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.registry import get_ndbuffer_class, register_pipeline
 
-from xarray_gpuzarr.codec_pipeline.buffer import SETTING
+from xarray_gpuzarr.codec_pipeline.buffer import NDBUFFER_NAME
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
-_PATH = "codec_pipeline.path"
-_BUFFER = "ndbuffer"
-_OURS = "xarray_gpuzarr.CodecPipeline"
+_PIPELINE_SETTING = "codec_pipeline.path"
+_NDBUFFER_SETTING = "ndbuffer"
+_PIPELINE_NAME = "xarray_gpuzarr.CodecPipeline"
 _FASTEST: type[codec.CodecPipeline] = getattr(zarr_pipelines, "FusedCodecPipeline", zarr_pipelines.BatchedCodecPipeline)
 """The fastest pipeline of zarr-python itself. Before 3.3, it has only one."""
 
 
-def is_known_to_zarr() -> bool:
-    """Whether zarr-python is new enough. Before 3.2, it passes other items for selections of shards."""
+def is_zarr_new_enough() -> bool:
+    """Whether zarr-python is 3.2 or newer. Older versions pass other items for selections of shards."""
     return tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 2)
 
 
@@ -81,9 +81,9 @@ class CodecPipeline(codec.CodecPipeline):
         NotImplementedError
             If zarr-python is older than 3.2. It then makes a pipeline of its own.
         """
-        if not is_known_to_zarr():
+        if not is_zarr_new_enough():
             raise NotImplementedError
-        # zarr-python is given no store, so it calls `from_codecs` of the class in its settings.
+        # Without a store, zarr-python calls `from_codecs` of the class in its settings, which may be the one below.
         return cls(array_metadata, store, create_codec_pipeline(checked_metadata(array_metadata)))
 
     @classmethod
@@ -245,13 +245,14 @@ class _Settings:
     def begin(self) -> None:
         """Change the settings, unless they are changed already."""
         with self._lock:
-            if zarr.config.get(_PATH) != _OURS:  # the first call, or another pipeline was set since
+            # Either this is the first call, or another pipeline was set since.
+            if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
                 self._n_users = 0
-                self._before[_PATH] = zarr.config.get(_PATH)
-                zarr.config.set({_PATH: _OURS})
-            if get_ndbuffer_class() is cpu.NDBuffer and zarr.config.get(_BUFFER) != SETTING:
-                self._before[_BUFFER] = zarr.config.get(_BUFFER)
-                zarr.config.set({_BUFFER: SETTING})
+                self._before[_PIPELINE_SETTING] = zarr.config.get(_PIPELINE_SETTING)
+                zarr.config.set({_PIPELINE_SETTING: _PIPELINE_NAME})
+            if get_ndbuffer_class() is cpu.NDBuffer and zarr.config.get(_NDBUFFER_SETTING) != NDBUFFER_NAME:
+                self._before[_NDBUFFER_SETTING] = zarr.config.get(_NDBUFFER_SETTING)
+                zarr.config.set({_NDBUFFER_SETTING: NDBUFFER_NAME})
             self._n_users += 1
 
     def end(self) -> None:
@@ -260,9 +261,10 @@ class _Settings:
             self._n_users -= 1
             if self._n_users > 0:
                 return
-            for name, ours in ((_PATH, _OURS), (_BUFFER, SETTING)):
-                if name in self._before and zarr.config.get(name) == ours:
-                    zarr.config.set({name: self._before.pop(name)})
+            ours = {_PIPELINE_SETTING: _PIPELINE_NAME, _NDBUFFER_SETTING: NDBUFFER_NAME}
+            for setting, name in ours.items():
+                if setting in self._before and zarr.config.get(setting) == name:
+                    zarr.config.set({setting: self._before.pop(setting)})
 
 
 _settings = _Settings()

@@ -48,16 +48,17 @@ _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (cpu.Buffer, OurNDBuffer): "host
 """Device of the results, by the classes of zarr-python's buffers and of this package's. Others are unknown."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores that may be used from any event loop, since their sessions are not bound to one."""
-LITTLE_S = 2e-3
-"""Time of decoding, in seconds, up to which a read runs on zarr-python's event loop, on one thread or, if there are
-cores, two, unless another read runs. A change to a thread and back takes 0.3 to 0.9 ms (November 2026, two cores)."""
+SHORT_READ_S = 2e-3
+"""A read that decodes for at most this many seconds is short. It runs on zarr-python's event loop unless another read
+runs, since a change to a thread and back takes 0.3 to 0.9 ms (November 2026, two cores). With two cores or more, a read
+of up to twice as many bytes is short, because two threads decode it."""
 FEW_CHUNKS = 2
 """Number of raw chunks of a `MemoryStore` up to which zarr-python copies them in less time than a plan takes (November
 2026, two cores)."""
-SLOW_S = 10e-3
-"""If a read on the event loop takes longer than this, in seconds, it has waited for a disk or a core."""
-BREAK = 20
-"""After such a read, reads run on threads for this many times as long as it took. So slow reads block the event loop
+SLOW_READ_S = 10e-3
+"""A read on the event loop that takes longer than this, in seconds, is slow: it has waited for a disk or a core."""
+THREADS_FACTOR = 20
+"""After a slow read, reads run on threads for this many times as long as it took. So slow reads block the event loop
 for a twentieth of the time at most."""
 
 
@@ -70,13 +71,15 @@ class ArrayReader:
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
         self._server: Hashable = None
+        """The server of a remote store, which has threads of its own; None for other stores."""
         self._threads: ThreadPoolExecutor | None = None
         """Threads of the last read."""
         self._on_threads_until = 0.0
-        self._little_nbytes = 0.0
-        """Bytes that one thread decodes in `LITTLE_S`; 0 if zarr-python decodes them, which needs its event loop."""
+        """Time of `time.monotonic` until which all reads run on threads, because one was slow."""
+        self._short_nbytes = 0.0
+        """Bytes that one thread decodes in `SHORT_READ_S`. 0 if zarr-python decodes them: it needs its event loop."""
 
-    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
+    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, fallback: Any) -> bool:
         """Read a batch, if this package can.
 
         Parameters
@@ -87,8 +90,8 @@ class ArrayReader:
             The output, all of which is filled.
         drop_axes : tuple of int
             Axes that `out` lacks; see `zarr.abc.codec.CodecPipeline.read`.
-        own : zarr.abc.codec.CodecPipeline
-            zarr-python's pipeline. It has ``read_sync`` if zarr-python's stores have ``get_sync``.
+        fallback : zarr.abc.codec.CodecPipeline
+            zarr-python's own pipeline. It has ``read_sync`` if stores have ``get_sync``, which `MemorySource` needs.
 
         Returns
         -------
@@ -117,16 +120,16 @@ class ArrayReader:
         if refuses_missing(chunk_spec.config):
             stored = replace(stored, source=StrictSource(source))
         read = PipelineRead(stored, batch, out, drop_axes)
-        if device == "host" and read.is_short_copy(self._little_nbytes):
-            own.read_sync(batch, out, drop_axes)  # on this thread, since a change to another takes longer
+        if device == "host" and read.is_short_copy(self._short_nbytes):
+            fallback.read_sync(batch, out, drop_axes)  # on this thread, since a change to another takes longer
             return True
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
-        if may_hold_loop and read.is_little(self._little_nbytes):
+        if may_hold_loop and read.is_short(self._short_nbytes):
             is_done = read.run(decoder)
             duration_s = time.monotonic() - start
-            if duration_s > SLOW_S:
-                self._on_threads_until = start + BREAK * duration_s
+            if duration_s > SLOW_READ_S:
+                self._on_threads_until = start + THREADS_FACTOR * duration_s
         else:
             self._threads = threads = read_threads(self._server)
             is_done = await on_thread(lambda stop: read.run(StoppableDecoder(decoder, stop)), threads)
@@ -140,7 +143,7 @@ class ArrayReader:
         if isinstance(stored.source, StoreSource):
             self._server = server_of(self._store)
         if isinstance(stored.spec, ArraySpec) and stored.spec.codecs.other is None:
-            self._little_nbytes = LITTLE_S * decoded_rate(stored.spec.codecs)
+            self._short_nbytes = SHORT_READ_S * decoded_rate(stored.spec.codecs)
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
@@ -196,7 +199,7 @@ def missing_for(device: str) -> list[str]:
 
 
 class PipelineRead:
-    """The read of one batch. It is planned when it is first needed, so that large ones are planned on a thread."""
+    """The read of one batch. Its plan is made when it is first needed, so that large reads are planned on a thread."""
 
     def __init__(self, stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> None:
         assert isinstance(stored.spec, ArraySpec)
@@ -206,25 +209,26 @@ class PipelineRead:
         self._drop_axes = drop_axes
         self._data = cast("Any", out.as_ndarray_like())
 
-    def is_short_copy(self, little_nbytes: float) -> bool:
+    def is_short_copy(self, short_nbytes: float) -> bool:
         """Whether zarr-python reads the batch in less time than a plan takes: few raw chunks in memory.
 
-        `little_nbytes` is the number of bytes that one thread decodes in `LITTLE_S`.
+        `short_nbytes` is the number of bytes that one thread decodes in `SHORT_READ_S`.
         """
         is_copy = isinstance(self._stored.source, MemorySource) and not (self._spec.index or self._spec.codecs.stages)
-        return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= little_nbytes)
+        return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= short_nbytes)
 
-    def is_little(self, little_nbytes: float) -> bool:
+    def is_short(self, short_nbytes: float) -> bool:
         """Whether reading takes little more time than a change of threads, and all cores are free.
 
-        `little_nbytes` is the number of bytes that one thread decodes in `LITTLE_S`.
+        `short_nbytes` is the number of bytes that one thread decodes in `SHORT_READ_S`.
         """
         is_remote = self._stored.source is not None and self._stored.source.is_remote
-        if is_remote or crew.n_active or self._data.nbytes > 2 * little_nbytes:
+        if is_remote or crew.n_active or self._data.nbytes > 2 * short_nbytes:
             return False
         n_chunks = 0 if self._plan is None else self._plan[1].n_chunks
         nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
-        return nbytes <= little_nbytes or nbytes <= little_nbytes * min(2, thread_budget())
+        # The first comparison only saves the call of the second one.
+        return nbytes <= short_nbytes or nbytes <= short_nbytes * min(2, thread_budget())
 
     def run(self, decoder: Decoder) -> bool:
         """Read the batch; return False if it cannot be planned."""

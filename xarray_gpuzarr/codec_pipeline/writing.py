@@ -46,13 +46,14 @@ class ArrayWriter:
         self._store = store
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
+        """The encoder; or why the compiled loops cannot write the array, empty before the first write."""
         self._writer: ObjectWriter | None = None
         self._path = ""
         """Path of the array in the store; known after the first write."""
         self._threads: ThreadPoolExecutor | None = None
         """Threads of the last write."""
 
-    async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
+    async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, fallback: CodecPipeline) -> None:
         """Write a batch.
 
         Parameters
@@ -63,14 +64,14 @@ class ArrayWriter:
             The values that are written.
         drop_axes : tuple of int
             Axes that `value` lacks, see `zarr.abc.codec.CodecPipeline.write`.
-        own : zarr.abc.codec.CodecPipeline
-            zarr-python's pipeline, which writes what the compiled loops cannot.
+        fallback : zarr.abc.codec.CodecPipeline
+            zarr-python's own pipeline, which writes what the compiled loops cannot.
         """
         other_items = await self.write_by_loops(batch, value, drop_axes)
         if other_items:
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
-                await own.write(other_items, value, drop_axes)
+                await fallback.write(other_items, value, drop_axes)
 
     async def write_by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
         """Write the items that the compiled loops can write; return the others."""
@@ -125,7 +126,7 @@ def _plan_write(
     selection = join_batch(coords, batch, spec.grid.shard_shape, shape, drop_axes)
     if selection is None or selection.outer is None:
         return None
-    # If an element is written more than once, zarr-python decides which value it gets.
+    # If an element is written more than once, zarr-python decides which value it gets. Indexes are in increasing order.
     index_arrays = [key for key in selection.outer.selectors if not isinstance(key, slice)]
     if any((index[1:] == index[:-1]).any() for index in index_arrays):
         return None
@@ -133,7 +134,9 @@ def _plan_write(
     if values is None:  # they are in another order than the array's elements
         return None
     target = box_target(selection.outer, spec.grid, selection.bounds)
-    is_covered = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
+    is_covered = None
+    if spec.index is None:
+        is_covered = {coord: is_complete for coord, (_, _, _, _, is_complete) in zip(coords, batch, strict=True)}
     keeps_empty = batch[0][1].config.write_empty_chunks
     return WriteCall(encoder, target, values, keeps_empty=keeps_empty, is_covered=is_covered)
 

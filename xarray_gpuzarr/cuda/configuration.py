@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, similar_name_hint
 from xarray_gpuzarr.process import device_options, fetch_options
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
@@ -34,7 +34,7 @@ def check_options(options: Mapping[str, object]) -> None:
             "unknown option",
             tried=", ".join(unknown),
             found="valid options: " + ", ".join(known),
-            do=f"choose one of these{perhaps(unknown[0], known)}",
+            do=f"choose one of these{similar_name_hint(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
         # Makes a record, which checks its values, and drops it.

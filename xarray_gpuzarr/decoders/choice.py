@@ -21,7 +21,7 @@ from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn, WorkersDecoder
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, similar_name_hint
 from xarray_gpuzarr.fetch.source import Storage
 from xarray_gpuzarr.process.advice import advise
 
@@ -132,7 +132,7 @@ def resolve_device(device: str) -> Device:
             "unknown device",
             tried=f"device={device!r}",
             found="valid options: 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
-            do="leave device out, or choose one of these" + perhaps_device(device),
+            do="leave device out, or choose one of these" + similar_device_hint(device),
         )
     if device in ("host", "workers"):
         return device
@@ -190,10 +190,10 @@ def _resolve_with_gpu(device: str) -> Device:
     return "host"
 
 
-def perhaps_device(device: object, known: Iterable[str] = _DEVICES) -> str:
+def similar_device_hint(device: object, known: Iterable[str] = _DEVICES) -> str:
     """Return words that suggest a known device with a similar name; an empty string if there is none."""
     name = str(device)
-    return perhaps(_OTHER_NAMES.get(name, name), known)
+    return similar_name_hint(_OTHER_NAMES.get(name, name), known)
 
 
 def is_device(device: str) -> bool:

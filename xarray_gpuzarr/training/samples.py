@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
@@ -188,7 +188,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),
             found="valid dimensions: " + ", ".join(map(repr, known)),
-            do=do + perhaps(str(unknown[0]), known),
+            do=do + similar_name_hint(str(unknown[0]), known),
         )
     return value
 

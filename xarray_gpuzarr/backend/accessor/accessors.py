@@ -19,7 +19,7 @@ from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device
-from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 
 
 class DataArrayAccessor(Accessor):
@@ -163,7 +163,7 @@ class DataTreeAccessor(Accessor):
                 f"unknown group {unknown[0]!r}",
                 tried=f"encoding= of group {unknown[0]!r}",
                 found=f"groups {', '.join(map(repr, self._tree.groups))}"[:200],
-                do=f"name one of these{perhaps(unknown[0], self._tree.groups)}",
+                do=f"name one of these{similar_name_hint(unknown[0], self._tree.groups)}",
             )
         datasets = {}
         changes = {}

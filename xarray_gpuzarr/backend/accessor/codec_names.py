@@ -8,7 +8,7 @@ from typing import Any
 import numcodecs
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 
 _BY_NAME: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "zstd": (lambda: numcodecs.Zstd(level=3), lambda: ZstdCodec(level=3)),
@@ -47,7 +47,7 @@ def named_codecs(compressors: Any, zarr_format: int) -> Any:
             "unknown name of a codec",
             tried=f"compressors={compressors!r}",
             found=f"names: {', '.join(names)}",
-            do=f"give one of these{perhaps(compressors, names)}, or a codec of zarr.codecs",
+            do=f"give one of these{similar_name_hint(compressors, names)}, or a codec of zarr.codecs",
         )
     make_v2_codec, make_v3_codec = _BY_NAME[compressors]
     return make_v2_codec() if zarr_format == 2 else make_v3_codec()

@@ -12,7 +12,7 @@ import zarr.abc.codec
 from xarray import Dataset, Variable
 
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
-from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.process.settings import parse_nbytes
 
@@ -197,7 +197,7 @@ def _parse_size(size: Size, name: str, dims: Iterable[Any]) -> Size:
         unknown = [dim for dim in size if dim not in dims]
         if unknown:
             names = ", ".join(map(repr, dims))
-            do = f"name dimensions of the dataset{perhaps(str(unknown[0]), dims)}"
+            do = f"name dimensions of the dataset{similar_name_hint(str(unknown[0]), dims)}"
             raise OptionError(headline, tried=tried, found=f"no dimension {unknown[0]!r} among {names}", do=do)
     lengths = list(size.values()) if isinstance(size, Mapping) else [size]
     for n in lengths:

@@ -12,7 +12,7 @@ from zarr.abc.store import Store
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.caching_store import store_path_of
-from xarray_gpuzarr.backend.lazy_array import data_of, find_unread
+from xarray_gpuzarr.backend.lazy_array import data_of, find_lazy_selection
 from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.fetch.object_names import ArrayPlace, place_of, place_of_source
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
@@ -57,9 +57,9 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
 def _unread_arrays(variable: Variable) -> Iterator[StoredArray]:
     """Yield the stored arrays that a variable is still to be read from."""
     data = data_of(variable)
-    unread = find_unread(data)
-    if unread is not None:
-        yield unread.array.stored
+    selection = find_lazy_selection(data)
+    if selection is not None:
+        yield selection.array.stored
     elif variable.chunks is not None:
         from xarray_gpuzarr.backend.chunking import find_block_readers  # noqa: PLC0415  # which imports dask
 

@@ -29,7 +29,7 @@ from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.errors import OptionError, masked, perhaps
+from xarray_gpuzarr.errors import OptionError, masked, similar_name_hint
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -237,7 +237,7 @@ def check_names_and_changes(
                 f"unknown variable {name!r}",
                 tried=f"encoding= of variable {name!r}",
                 found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],
-                do=f"name one of these{perhaps(str(name), dataset.variables)}",
+                do=f"name one of these{similar_name_hint(str(name), dataset.variables)}",
             )
     for name in [*names, *changes]:
         encoding = {name: dict(changes[name])} if name in changes else {}

@@ -16,7 +16,7 @@ from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, one_line
 Progress = Callable[[str], None]
 """Called with a text that says what is being examined."""
 
-USUAL = Sizes()
+USUAL_SIZES = Sizes()
 """Sizes of what is read and copied, unless tests choose others."""
 
 
@@ -47,7 +47,7 @@ def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diag
     return Diagnosis(sections=tuple(examine(device, progress=progress)))
 
 
-def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL) -> Iterator[Section]:
+def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL_SIZES) -> Iterator[Section]:
     """Return an iterator over the sections of `doctor`, which carries each part out when its section is drawn.
 
     Parameters
@@ -131,7 +131,7 @@ def answers_section(api: DeviceApi) -> Section:
 
 
 def _find_device(name: Device) -> tuple[DeviceApi | None, str]:
-    """Return a device and an empty text, or None, why it cannot be used, and what to do about that."""
+    """Return a device and an empty text; or None and a text that says why the device cannot be used."""
     try:
         device = current_device(name)
         _ = device.identity  # looks for nvCOMP, which may fail

@@ -38,6 +38,7 @@ def machine_section(api: DeviceApi | None) -> Section:
     cuda = cuda_version()
     driver = None
     if cuda is not None:
+        # The driver encodes version 12.8 of CUDA as 12080.
         driver = ", ".join(filter(None, [driver_version(), f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"]))
     extra = "cuda12" if cuda is not None and cuda < _CUDA_13 else "cuda13"
     facts = {
@@ -143,8 +144,8 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "versions": dict(identity.versions) if identity else {},
         "free_nbytes": free,
         "memory_nbytes": total,
-        "why_no_files": api.why_no_gds(),  # read straight into device memory, by GPUDirect Storage
-        "n_reads": options.n_reads,  # that may run at once
+        "why_no_files": api.why_no_gds(),  # why GPUDirect Storage cannot read files straight into device memory
+        "n_reads": options.n_reads,  # largest number of reads at once
         "pinned_nbytes": pinned_nbytes(options),
         "scratch_nbytes": scratch_nbytes(options, total),
     }

@@ -49,33 +49,34 @@ class DeviceReads:
         """Copy values from ordinary host memory to the device, as the decoder does it."""
         return decoder_for(self.device).upload(values, Cast(dtype=values.dtype.str))
 
-    def whole(self, run: Callable[[], object]) -> Callable[[], object]:
+    def synchronized(self, run: Callable[[], object]) -> Callable[[], object]:
         """Return a function that calls `run` and waits until the device has finished."""
 
-        def until_idle() -> object:
+        def run_and_wait() -> object:
             with self.api.activate():  # CuPy copies within the current device
                 result = run()
                 self.api.synchronize(self.api.consumer_stream())
             return result
 
-        return until_idle
+        return run_and_wait
 
 
-def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5) -> float:
+def seconds_of(run: Callable[[], object], *, budget_s: float = 0.25, max_calls: int = 5) -> float:
     """Return the median duration of a call, in seconds.
 
     Parameters
     ----------
     run : callable
         Called once for warming up, and then at least once. Its result is dropped after the time was taken.
-    budget : float
-        Seconds after which no further call begins.
-    most : int
+    budget_s : float
+        Seconds that the timed calls may take together. None begins that would exceed this if it took as long as the
+        last one.
+    max_calls : int
         Largest number of calls that are timed.
     """
     run()
     times: list[float] = []
-    while not times or (len(times) < most and sum(times) + times[-1] <= budget):
+    while not times or (len(times) < max_calls and sum(times) + times[-1] <= budget_s):
         start = time.perf_counter()
         result = run()
         times.append(time.perf_counter() - start)
@@ -86,16 +87,16 @@ def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
 """Codecs that are measured on every host."""
 _MIB = 2**20
-_THREADS = "XARRAY_GPUZARR_NUM_THREADS"
+_NUM_THREADS_VARIABLE = "XARRAY_GPUZARR_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Sizes of what is copied and read."""
 
-    copied: int = 256 * _MIB
+    copied_nbytes: int = 256 * _MIB
     """Bytes of a copy."""
-    chunk: int = _MIB
+    chunk_nbytes: int = _MIB
     """Decoded bytes of a chunk."""
     n_chunks: int = 32
     """Number of chunks that the host reads. A GPU reads 16 times as many."""
@@ -104,11 +105,11 @@ class Sizes:
 def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
     """Measure how fast a device copies, and how fast it reads zstd from local files."""
     with api.activate():
-        rates = dict(_copies(api, sizes.copied))
+        rates = dict(_copies(api, sizes.copied_nbytes))
     device = DeviceReads(api)
-    with sample_of("zstd", chunk_nbytes=sizes.chunk, n_chunks=16 * sizes.n_chunks) as sample:
+    with sample_of("zstd", chunk_nbytes=sizes.chunk_nbytes, n_chunks=16 * sizes.n_chunks) as sample:
         is_wrong = sample.differs(device.read(sample.array), sample.n_chunks)
-        seconds = seconds_of(device.whole(lambda: device.read(sample.array)), budget=1.0)
+        seconds = seconds_of(device.synchronized(lambda: device.read(sample.array)), budget_s=1.0)
     rates["zstd from local files"] = sample.n_chunks * sample.chunk_nbytes / seconds
     return Section(
         name="copies",
@@ -139,9 +140,9 @@ def _copies(api: DeviceApi, nbytes: int) -> Iterator[tuple[str, float]]:
     memory.free()
     device = DeviceReads(api)
     values = np.ones(nbytes // 4, np.float32)
-    yield "upload, ordinary memory", nbytes / seconds_of(device.whole(lambda: device.upload(values)))
+    yield "upload, ordinary memory", nbytes / seconds_of(device.synchronized(lambda: device.upload(values)))
     resident = device.upload(values)
-    yield "copy within the GPU", nbytes / seconds_of(device.whole(resident.copy))
+    yield "copy within the GPU", nbytes / seconds_of(device.synchronized(resident.copy))
 
 
 def host_section(sizes: Sizes) -> Section:
@@ -150,14 +151,14 @@ def host_section(sizes: Sizes) -> Section:
     failures = []
     facts = {}
     for codec in CODECS:
-        with sample_of(codec, chunk_nbytes=sizes.chunk, n_chunks=sizes.n_chunks) as sample:
-            rates = host_rates(sample, n_alone=sample.n_chunks)
+        with sample_of(codec, chunk_nbytes=sizes.chunk_nbytes, n_chunks=sizes.n_chunks) as sample:
+            rates = host_rates(sample)
             if sample.differs(read_array(sample.array, device="host"), sample.n_chunks):
                 failures.append(f"{codec}: other values than were stored")
         rows.append((codec, f"{rates.alone / 1e6:.0f}", f"{rates.every / 1e6:.0f}"))
         facts[codec] = asdict(rates)
     n_threads = thread_budget()
-    chunks = f"Chunks of {sizes.chunk} bytes of float32 in local files"
+    chunks = f"Chunks of {sizes.chunk_nbytes} bytes of float32 in local files"
     return Section(
         name="host",
         title="How fast does the host decode?",
@@ -179,25 +180,23 @@ class Rates:
     """Rate of all threads that may decode at once."""
 
 
-def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:
-    """Measure how fast the host reads an array with all threads, and `n_alone` chunks of it with one thread."""
-    n_alone = min(n_alone, sample.n_chunks)
-    part = sample.box(n_alone)
-    whole = sample.box(sample.n_chunks)
+def host_rates(sample: CodecSample) -> Rates:
+    """Measure how fast the host reads an array with one thread, and with all threads."""
+    nbytes = sample.n_chunks * sample.chunk_nbytes
     with _threads(1):
-        alone_s = seconds_of(lambda: read_array(sample.array, part, device="host"))
-    every_s = seconds_of(lambda: read_array(sample.array, whole, device="host"))
-    return Rates(alone=n_alone * sample.chunk_nbytes / alone_s, every=sample.n_chunks * sample.chunk_nbytes / every_s)
+        alone_s = seconds_of(lambda: read_array(sample.array, device="host"))
+    every_s = seconds_of(lambda: read_array(sample.array, device="host"))
+    return Rates(alone=nbytes / alone_s, every=nbytes / every_s)
 
 
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
     """Let reads inside a ``with`` block use `n` threads."""
-    previous = os.environ.get(_THREADS)
-    os.environ[_THREADS] = str(n)
+    previous = os.environ.get(_NUM_THREADS_VARIABLE)
+    os.environ[_NUM_THREADS_VARIABLE] = str(n)
     try:
         yield
     finally:
-        del os.environ[_THREADS]
+        del os.environ[_NUM_THREADS_VARIABLE]
         if previous is not None:
-            os.environ[_THREADS] = previous
+            os.environ[_NUM_THREADS_VARIABLE] = previous

@@ -14,7 +14,9 @@ from typing import Any
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
 FORMAT = "xarray_gpuzarr doctor"
+"""Value of the key "format" of a document, by which programs recognise it."""
 VERSION = 1
+"""Version of the document's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def _blosc(cname: Any) -> SampleCodec:
     )
 
 
-WRITERS: Mapping[str, SampleCodec] = {
+COMPRESSORS: Mapping[str, SampleCodec] = {
     "zstd": SampleCodec(for_zarr=lambda: ZstdCodec(level=3), codec=numcodecs.Zstd(level=3)),
     "gzip": SampleCodec(for_zarr=lambda: GzipCodec(level=5), codec=numcodecs.GZip(level=5)),
     "lz4": SampleCodec(for_zarr=zarr_numcodecs.LZ4, codec=numcodecs.LZ4()),
@@ -67,6 +67,7 @@ def series(n: int) -> Values:
     It is always the same. zstd compresses it by a factor of five.
     """
     rng = np.random.default_rng(_SEED)
+    # A random walk with a step every 2000 elements, interpolated, and noise.
     knots = rng.standard_normal(n // 2000 + 2).cumsum() * 0.5
     value = np.interp(np.arange(n) / 2000, np.arange(len(knots)), knots) + 0.065 * rng.standard_normal(n)
     return np.asarray(280 + np.round(value * 32) / 32, np.float32)
@@ -78,35 +79,31 @@ class CodecSample:
 
     array: zarr.Array[Any]
     tiles: Values
-    """Values of the distinct chunks, shape (n_distinct, elements of a chunk)."""
+    """Values of the distinct chunks, shape (n_distinct, chunk_length)."""
 
     @property
-    def edge(self) -> int:
+    def chunk_length(self) -> int:
         """Number of elements in a chunk."""
         return int(self.tiles.shape[1])
 
     @property
     def chunk_nbytes(self) -> int:
         """Decoded size of a chunk in bytes."""
-        return self.edge * 4
+        return self.chunk_length * 4
 
     @property
     def n_chunks(self) -> int:
         """Number of chunks in the array."""
-        return int(self.array.shape[0]) // self.edge
-
-    def box(self, n_chunks: int) -> slice:
-        """Return the slice that selects the first `n_chunks` chunks."""
-        return slice(0, n_chunks * self.edge)
+        return int(self.array.shape[0]) // self.chunk_length
 
     def differs(self, decoded: Any, n_chunks: int) -> bool:
         """Whether a read of the first chunks has a wrong shape or dtype, or wrong values in its first or last chunk."""
-        if decoded.shape != (n_chunks * self.edge,) or decoded.dtype != self.tiles.dtype:
+        if decoded.shape != (n_chunks * self.chunk_length,) or decoded.dtype != self.tiles.dtype:
             return True
         first_tile = self.tiles[0]
         last_tile = self.tiles[(n_chunks - 1) % len(self.tiles)]
-        has_first = np.array_equal(on_host(decoded[: self.edge]), first_tile)
-        has_last = np.array_equal(on_host(decoded[-self.edge :]), last_tile)
+        has_first = np.array_equal(on_host(decoded[: self.chunk_length]), first_tile)
+        has_last = np.array_equal(on_host(decoded[-self.chunk_length :]), last_tile)
         return not (has_first and has_last)
 
 
@@ -122,21 +119,21 @@ def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[Codec
     Parameters
     ----------
     codec : str
-        Key of `WRITERS`.
+        Key of `COMPRESSORS`.
     chunk_nbytes : int
         Decoded size of a chunk in bytes, a multiple of 4.
     n_chunks : int
         Number of chunks.
     """
-    edge = chunk_nbytes // 4
-    tiles = series(min(n_chunks, N_DISTINCT) * edge).reshape(-1, edge)
-    encoded = list(map(WRITERS[codec].encode, tiles))
+    chunk_length = chunk_nbytes // 4
+    tiles = series(min(n_chunks, N_DISTINCT) * chunk_length).reshape(-1, chunk_length)
+    encoded = list(map(COMPRESSORS[codec].encode, tiles))
     with TemporaryDirectory(prefix="gpuzarr-doctor-") as folder:
-        array = write(Path(folder), codec, edge, [encoded[i % len(encoded)] for i in range(n_chunks)])
+        array = write_shard(Path(folder), codec, chunk_length, [encoded[i % len(encoded)] for i in range(n_chunks)])
         yield CodecSample(array=array, tiles=tiles)
 
 
-def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr.Array[Any]:
+def write_shard(folder: Path, codec: str, chunk_length: int, encoded: Sequence[bytes]) -> zarr.Array[Any]:
     """Write an array of one shard and return it.
 
     Parameters
@@ -144,8 +141,8 @@ def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr
     folder : pathlib.Path
         Created if it does not exist.
     codec : str
-        Key of `WRITERS`.
-    edge : int
+        Key of `COMPRESSORS`.
+    chunk_length : int
         Number of elements in a chunk.
     encoded : sequence of bytes
         The encoded chunks, in order.
@@ -154,16 +151,16 @@ def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr
     ----------
     Zarr v3 sharding-indexed 1.0, "Binary shard format".
     """
-    shape = (len(encoded) * edge,)
+    shape = (len(encoded) * chunk_length,)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about codecs without a specification, which only this process reads
         array = zarr.create_array(
             str(folder),
             shape=shape,
             shards=shape,
-            chunks=(edge,),
+            chunks=(chunk_length,),
             dtype="float32",
-            compressors=(WRITERS[codec].for_zarr(),),
+            compressors=(COMPRESSORS[codec].for_zarr(),),
             filters=None,
         )
     nbytes = np.array([len(chunk) for chunk in encoded], "<u8")
