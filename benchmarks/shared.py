@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
+import numpy as np
+
 from benchmarks.runner.session import Ready
 
 
@@ -49,6 +51,15 @@ class Shared[T]:
         self._n_users -= 1
         if self._n_users == 0:
             self._stack.close()
+
+
+def back_memory(nbytes: int) -> None:
+    """Touch as much free memory as a result will need.
+
+    A virtual machine's host takes back what is free for a while, and giving it again costs up to fifteen times a page
+    fault: whoever happens to run next would pay for that.
+    """
+    np.empty(nbytes, np.uint8).fill(0)
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -22,6 +22,7 @@ from benchmarks.host.readers import READERS
 from benchmarks.host.task import Opened, Task
 from benchmarks.runner.fingerprint import Fingerprint, timed
 from benchmarks.runner.results import Peak, Sample
+from benchmarks.shared import back_memory
 from xarray_gpuzarr import configure
 
 _KEPT_NBYTES = 2**30
@@ -87,7 +88,7 @@ def sample(reader: str) -> Sample:
     if reading.regime == "steady":
         reading.opened.run()
     else:
-        _back_memory(reading.nbytes)
+        back_memory(reading.nbytes)
     result, took = timed(reading.opened.run)
     reading.results.append(result)
     return took
@@ -96,7 +97,7 @@ def sample(reader: str) -> Sample:
 def first_sample(reader: str, task: Task) -> Sample:
     """Open a store, and read on the clock for the first time; for a new process."""
     opened = _open(reader, task)
-    _back_memory(_most_nbytes(task))
+    back_memory(_most_nbytes(task))
     return timed(opened.run)[1]
 
 
@@ -129,12 +130,3 @@ def _most_nbytes(task: Task) -> int:
     workload = task.workload
     is_stored = not workload.packed or task.regime is not None
     return workload.nbytes if is_stored else workload.nbytes // workload.itemsize * 8
-
-
-def _back_memory(nbytes: int) -> None:
-    """Touch as much free memory as the result will need.
-
-    A virtual machine's host takes back what is free for a while, and giving it again costs up to fifteen times a page
-    fault: whoever happens to run next would pay for that.
-    """
-    np.empty(nbytes, np.uint8).fill(0)

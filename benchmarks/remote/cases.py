@@ -31,7 +31,7 @@ from benchmarks.remote.readers import (
 )
 from benchmarks.runner.results import Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
-from benchmarks.shared import Shared, seconds
+from benchmarks.shared import Shared, back_memory, seconds
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process.counters import counters
 
@@ -142,12 +142,12 @@ def _latency_case(workload: Workload, latency_ms: int, folder: Path, *, with_lin
 
         def prepare(name: str, served: Served) -> Ready:
             if name == _BARE:
-                return _prepare_client(served, path, workload.variable)
+                return _prepare_client(served, path, workload)
             require(name)
             read = {**READERS, _LOCAL: open_local}[name](served.server, path, workload.variable)
             if not np.array_equal(read(...), expected):
                 raise WrongValuesError("other values than were stored")
-            return Ready(measure=lambda: _timed(partial(read, ...)))
+            return Ready(measure=lambda: _timed(partial(read, ...), workload.nbytes))
 
         return _contestants(workload, path, latency_ms, prepare, [*READERS, _LOCAL, _BARE], with_line=with_line)
 
@@ -166,12 +166,12 @@ def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
 
         def prepare(name: str, served: Served) -> Ready:
             if name == _BARE:
-                return _prepare_client(served, path, workload.variable)
+                return _prepare_client(served, path, workload)
             read, before = open_to_device(served.server, path, workload.variable), counters.snapshot()
             read(...)
             if (counters.snapshot() - before).read_nbytes != sum(f.stat().st_size for f in shards if f.is_file()):
                 raise WrongValuesError("other bytes than were stored")
-            return Ready(measure=lambda: _timed(partial(read, ...)))
+            return Ready(measure=lambda: _timed(partial(read, ...), workload.nbytes))
 
         return _contestants(workload, path, latency_ms, prepare, [_TO_DEVICE, _BARE], with_line=True)
 
@@ -183,16 +183,18 @@ def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
     )
 
 
-def _timed(run: Callable[[], object]) -> float:
+def _timed(run: Callable[[], object], nbytes: int) -> float:
+    """Return the seconds of a read whose result has `nbytes` bytes."""
     index_cache.cache.clear()
+    back_memory(nbytes)
     return seconds(run)
 
 
-def _prepare_client(served: Served, path: Path, variable: str) -> Ready:
+def _prepare_client(served: Served, path: Path, workload: Workload) -> Ready:
     """Let our reader ask once, so that the bare client can ask for the same ranges, as many at once."""
     server = served.server
     index_cache.cache.clear()
-    read = open_ours(server, path, variable)
+    read = open_ours(server, path, workload.variable)
     server.requests()
     server.set(latency_s=_COUNTING_S, most_at_once=0)
     read(...)
@@ -201,7 +203,7 @@ def _prepare_client(served: Served, path: Path, variable: str) -> Ready:
     ranges = [wanted(request, path) for request in server.requests()]
     fetch = partial(fetch_barely, s3_store(server.url, path), ranges, at_once)
     fetch()
-    return Ready(measure=lambda: _timed(fetch), facts={"requests": len(ranges), "at once": at_once})
+    return Ready(measure=lambda: _timed(fetch, workload.nbytes), facts={"requests": len(ranges), "at once": at_once})
 
 
 # ---- requests

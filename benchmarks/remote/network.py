@@ -27,7 +27,7 @@ from benchmarks.remote.readers import READERS, fetch_barely, require, s3_store, 
 from benchmarks.remote.writing import write_case
 from benchmarks.runner.results import Sample, Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
-from benchmarks.shared import Shared, seconds
+from benchmarks.shared import Shared, back_memory, seconds
 from xarray_gpuzarr.decoders.host import chunk_cache
 from xarray_gpuzarr.fetch import index_cache
 
@@ -110,6 +110,7 @@ def _ready(server: RangeServer, place: _Place, run: Run, expected: Any) -> Ready
 
     def timed() -> Sample:
         _forget()
+        back_memory(np.asarray(expected).nbytes)
         began = time.process_time()
         wall_s = seconds(run)
         return Sample(wall_s=wall_s, cpu_s=time.process_time() - began)
