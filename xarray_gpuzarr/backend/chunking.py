@@ -70,7 +70,7 @@ def chunks_of_whole_shards(
     is_one_per_axis = isinstance(chunks, Sequence) and not isinstance(chunks, str)
     chunks_of_axes = chunks if is_one_per_axis else [chunks] * len(shape)
     auto_axes = {axis for axis, lengths in enumerate(chunks_of_axes) if isinstance(lengths, str) and lengths == "auto"}
-    if auto_axes and 0 in shape:
+    if auto_axes and 0 in shape:  # dask's automatic lengths would divide by zero
         chunks = shape
     previous = shard if auto_axes else None  # dask makes automatic lengths multiples of these where it can
     normalized: Chunks = normalize_chunks(chunks, shape=shape, dtype=dtype, previous_chunks=previous)
