@@ -78,7 +78,10 @@ class ObjectAhead:
         return self._pending is None
 
     def wait(self) -> None:
-        """Wait for the answer, on one thread at a time. An error is kept until `answer` raises it."""
+        """Wait for the answer. An error is kept until `answer` raises it.
+
+        Only one thread may wait: the one whose read takes the request, or, before that, the task that made it.
+        """
         if self._pending is None:
             return
         try:
@@ -88,7 +91,10 @@ class ObjectAhead:
         self._pending = None
 
     def answer(self) -> Edge | None:
-        """Wait for the answer and return it; None if there is no such object. Raises what the store raised."""
+        """Wait for the answer and return it; None if there is no such object. Raises what the store raised.
+
+        The read that has taken the request calls this once.
+        """
         self.wait()
         if self._error is not None:
             try:

@@ -259,7 +259,10 @@ _N_SKIPPED = 7
 
 
 class ReadAhead:
-    """Prefetches the queued requests of one read. Safe to call from several threads."""
+    """Prefetches the queued requests of one read.
+
+    Several threads may call it. The counter has no lock: at worst, a few more requests are skipped, or fewer.
+    """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -268,7 +271,7 @@ class ReadAhead:
     def __call__(self, requests: Iterable[Request]) -> None:
         """Let the system read ahead for requests that have just been queued."""
         for request in requests:
-            if self._n_to_skip:
+            if self._n_to_skip > 0:
                 self._n_to_skip -= 1
             elif not self._source.prefetch(*request):
                 self._n_to_skip = _N_SKIPPED
