@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import zarr
+from helpers.loops import without_short_reads
 from helpers.simulated.reads import ON_HOST, CudaReads, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.storage import MemoryStore
@@ -131,6 +132,7 @@ def lack(*_):
     ],
 )
 def test_lack_of_memory_is_named_wherever_it_shows(array, monkeypatch, owner, name, call):
+    without_short_reads(monkeypatch)
     monkeypatch.setattr(owner, name, lack)
     with pytest.raises(HostMemoryError, match=r"(?s)a selection of shape .* 8 TiB"):
         call(stored_array(array))

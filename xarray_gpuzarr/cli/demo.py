@@ -65,8 +65,6 @@ def run(options: argparse.Namespace) -> int:
             file.write(b".")
     store = folder / f"{name}.zarr"
     bar_console = Console(stderr=True)
-    if source and not bar_console.is_terminal:
-        say(f"writing {source} to {store}")
     bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar still prints a line break
     # Without automatic refresh, no thread redraws the bar while reads are measured.
     with Progress(console=bar_console, transient=True, auto_refresh=False, disable=bar_console.quiet) as progress:
@@ -75,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         def step(description: str) -> None:
             progress.update(bar, advance=1, description=description, refresh=True)
 
-        _write(store, source, options.size)
+        _write(store, source, options.size, says_so=bar_console.quiet)
         step("comparing")
         readers = _readers(str(store), device)
         _, stock, ours = readers
@@ -96,11 +94,16 @@ def run(options: argparse.Namespace) -> int:
     return 1 if difference else 0
 
 
-def _write(store: Path, source: str | None, size: str) -> None:
-    """Write a source file, or the sample of a size, to a store."""
+def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None:
+    """Write a source file, or the sample of a size, to a store.
+
+    `says_so` is whether a line says that a source file is written, because there is no progress bar.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)  # concerns the source file, not the demo
         with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
+            if source is not None and says_so:
+                say(f"writing {source} to {store}")
             try:
                 write_sharded(dataset, str(store))
             except Exception as err:  # files, xarray and disks raise anything

@@ -145,7 +145,7 @@ def test_a_part_of_a_chunk_in_memory_is_read_by_one_call(codec, sharded):
     result, n_short, counts = counted_read(array, selection)
     assert n_short == 1
     assert_same_bits(result, DATA[selection])
-    with patch.object(HostDecoder, "read_at_once", lambda *_: None):
+    with patch.object(HostDecoder, "read_without_plan", lambda *_: None):
         _, _, planned = counted_read(array, selection)
     assert (counts.n_reads, counts.n_shards, counts.read_nbytes, counts.decoded_nbytes) == (
         planned.n_reads,
@@ -195,7 +195,7 @@ def test_damage_in_memory_has_the_outcome_of_an_ordinary_read(codec, sharded):
     for damaged in damages(take(store, key)):
         put(store, key, damaged)
         found = outcome(lambda: read_array(array, selection, device="host"))[0]
-        with patch.object(HostDecoder, "read_at_once", lambda *_: None):
+        with patch.object(HostDecoder, "read_without_plan", lambda *_: None):
             expected = outcome(lambda: read_array(array, selection, device="host"))[0]
         if isinstance(expected, tuple):
             assert found == expected

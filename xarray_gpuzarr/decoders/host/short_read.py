@@ -115,7 +115,7 @@ def read_short(
     has_versions = source.identity is not None
     uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and takes_part(target)
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
-    chunks = _kept_chunks(keys, source, stored)
+    chunks = _cached_chunks(keys, source, stored)
     if uses_cache and chunks is None:
         # An ordinary read fills missing chunks, and keeps the others, at once or when they are read a second time.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
@@ -193,7 +193,7 @@ def _cache_keys(array: HostArray, target: BoxTarget, source: LocalSource, stored
     return [(file_key, offset) for offset in _offsets(array.spec, target, stored.index)]
 
 
-def _kept_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Object) -> Sequence[CachedChunk] | None:
+def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Object) -> Sequence[CachedChunk] | None:
     """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
     version = source.settled_version(stored.key) if chunks and None not in chunks else None
