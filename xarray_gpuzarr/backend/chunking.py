@@ -175,10 +175,8 @@ class BlockReader(AheadReader):
         """Return a new `ObjectsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
         selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
-        # With "workers", neither the client nor the workers request anything ahead.
-        if selects_points or self.lazy.device == "workers":
-            return None
-        if not self.lazy.takes_long:  # a local read waits for nothing
+        # A local read waits for nothing. With "workers", neither the client nor the workers request anything ahead.
+        if selects_points or self.lazy.device == "workers" or not self.lazy.takes_long:
             return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
             return None
@@ -201,11 +199,10 @@ class BlockReader(AheadReader):
 
     def box_of(self, block: BlockIndex) -> Box | None:
         """Return the box that selects a block. None if there is no such block. Call `set_blocks` first."""
-        if any(not 0 <= number < len(bounds) - 1 for number, bounds in zip(block, self._bounds, strict=True)):
+        numbers_and_bounds = list(zip(block, self._bounds, strict=True))
+        if any(not 0 <= number < len(bounds) - 1 for number, bounds in numbers_and_bounds):
             return None
-        return tuple(
-            [slice(bounds[number], bounds[number + 1]) for number, bounds in zip(block, self._bounds, strict=True)]
-        )
+        return tuple([slice(bounds[number], bounds[number + 1]) for number, bounds in numbers_and_bounds])
 
     def first_requests(self, box: Box) -> list[ObjectRequest]:
         """Return the requests with which a read of a box begins."""
@@ -240,10 +237,9 @@ class ShardManager(DaskManager):
         array = da.from_array(reader, chunks, **{**kwargs, "meta": meta, "asarray": False, "name": name})
         _advise_of_small_tasks(array)
         selects_points = not isinstance(reader.array, indexing.LazilyIndexedArray)
-        is_empty = 0 in reader.shape
         # Blocks of the host are NumPy arrays, unless another decoder takes the place of the host's, as in a test.
         is_on_host = reader.lazy.device == "host" and type(meta) is np.ndarray
-        if selects_points or is_empty or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
+        if selects_points or 0 in reader.shape or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
             return array
         return compute_into_one_output(array, reader)
 
@@ -294,8 +290,8 @@ def _dask_threads() -> int | None:
     """Return the number of threads that dask's configuration gives to this process. None if it gives none.
 
     Each process of dask's pool has one thread. Any process that multiprocessing has started counts as one of these. The
-    synchronous scheduler has one thread, too. A number that is only passed to
-    ``compute`` is not visible here. On a cluster, `process.threads` asks the worker.
+    synchronous scheduler has one thread, too. A number that is only passed to ``compute`` is not visible here. On a
+    cluster, `process.threads` asks the worker.
     """
     if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
         return 1

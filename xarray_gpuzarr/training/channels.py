@@ -15,7 +15,10 @@ from xarray_gpuzarr.training.sources import DaskSource, MemorySource, Source, St
 
 SAMPLE = "sample"
 """Name of the first dimension of every batch."""
-_CHOOSE_VARIABLES = 'choose variables that fit into one array, as in ds[["t2m", "u10"]]; dtype="float32" makes float64 and float32 alike'
+_CHOOSE_VARIABLES = (
+    'choose variables that fit into one array, as in ds[["t2m", "u10"]]; '
+    'dtype="float32" makes float64 and float32 alike'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

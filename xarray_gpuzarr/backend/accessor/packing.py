@@ -167,7 +167,7 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
-    An array that xarray has not changed needs neither. One whose blocks xarray has changed is returned as it is, too.
+    It is returned as it is if xarray has not changed it, or has cut it into other blocks.
 
     Parameters
     ----------

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from xarray import Coordinates, Dataset, Variable
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
-from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of
@@ -21,7 +19,7 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     outside_error,
     unaligned_error,
 )
-from xarray_gpuzarr.backend.accessor.slices import dask_view
+from xarray_gpuzarr.backend.accessor.slices import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     check_encodable,
@@ -197,8 +195,8 @@ class DatasetInShards:
         """
         shapes: dict[str, Any] = layout.shapes(name, variable)
         encoding = dict(variable.encoding)
-        # Text gets no new shapes. xarray gives that of a dask array chunks as long as dask's, if it has no old ones in
-        # which several tasks might write.
+        # Text gets no new shapes. Several dask tasks might write to one of its old chunks. Without these, xarray makes
+        # chunks of the lengths of dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
         zarr_format = target.zarr_group.metadata.zarr_format
@@ -277,22 +275,13 @@ class DatasetInShards:
         if variable.chunks is None:
             # xarray chooses the units of times by all of them, so these are not cut.
             is_large = variable.nbytes > _SMALL_NBYTES and variable.dtype.kind in NUMBERS
-            return _to_dask(variable, whole_shards) if is_large and self._cuts_numpy else variable
+            return cut_into_blocks(variable, whole_shards) if is_large and self._cuts_numpy else variable
         axis = first_unaligned_axis(variable.chunks, whole_shards)
         if axis is None:
             return variable
         if not self._sizes.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
         return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))
-
-
-def _to_dask(variable: Variable, lengths: Sequence[tuple[int, ...]]) -> Variable:
-    """Return a variable as a dask array with blocks of these lengths, without a copy if it is in memory."""
-    array = array_in_memory(variable)
-    if isinstance(array, np.ndarray):
-        return Variable(variable.dims, dask_view(array, lengths), variable.attrs, variable.encoding)
-    # name=False makes a random name, which saves dask from hashing the values.
-    return variable.chunk(dict(zip(variable.dims, lengths, strict=True)), name=False)  # type: ignore[arg-type]
 
 
 def _array_path(name: Any) -> str:
