@@ -129,11 +129,11 @@ def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     OptionError
         ``engine`` is neither ``"usual"`` nor ``"plain"``.
     """
-    others = dict(options)
-    engine = others.pop("engine", "usual")
+    remaining_options = dict(options)
+    engine = remaining_options.pop("engine", "usual")
     if engine not in ("usual", "plain"):
         raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
-    return {**PLAIN, **others} if engine == "plain" else others
+    return {**PLAIN, **remaining_options} if engine == "plain" else remaining_options
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
