@@ -317,6 +317,14 @@ def test_times_that_need_finer_units_than_those_of_the_store_are_an_error(first,
     assert store._store_dict == before
 
 
+def test_the_units_that_are_advised_are_those_that_the_times_need():
+    store = MemoryStore()
+    one(np.array(["2023-01-01T00:00:01"], "M8[ns]")).gpuzarr.to_zarr(store, {"x": 2}, None)
+
+    with pytest.raises(OptionError, match=r"do: .*'units': 'milliseconds since 2023-01-01"):
+        one(np.array(["2023-01-01T00:00:01.5"], "M8[ns]")).gpuzarr.to_zarr(store, append_dim="x")
+
+
 def test_times_that_fit_the_units_of_the_store_are_appended():
     store = MemoryStore()
     times = np.array(["2023-01-01", "2023-01-03", "2023-02-01", "NaT"], "M8[ns]")

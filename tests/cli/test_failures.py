@@ -99,6 +99,7 @@ class NoCredentialsError(Exception):
     ("error", "address", "do"),
     [
         (PermissionError(13, "Permission denied"), "/data/s.zarr", "let this user read it"),
+        (PermissionError(13, "Permission denied"), "simplecache::file:///data/s.zarr", "let this user read it"),
         (PermissionError("Access Denied"), "s3://bucket/s.zarr", "give credentials that may read it"),
         (NoCredentialsError("Unable to locate credentials"), "s3://bucket/s.zarr", "give credentials that may read it"),
         (ImportError("Install it"), "s3://bucket/s.zarr", "check the path, and that the packages"),

@@ -96,6 +96,12 @@ def test_storage_options_without_key_or_value(text, capsys):
     assert_three_lines(capsys, main(["info", "s3://b/s.zarr", "--storage-options", text]), "no KEY=VALUE")
 
 
+def test_a_storage_option_without_a_key_is_not_shown(capsys):
+    main(["info", "s3://b/s.zarr", "--storage-options", "hunter2"])
+
+    assert "hunter2" not in capsys.readouterr().err
+
+
 def test_structured_elements(tmp_path, capsys):
     dtype = np.dtype([("a", "i4"), ("b", "f8")])
     zarr.create_group(tmp_path / "s.zarr").create_array("pair", shape=(3,), dtype=dtype, dimension_names=["x"])

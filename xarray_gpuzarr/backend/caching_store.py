@@ -45,8 +45,8 @@ class CachingStore(WrapperStore[Store]):
         """Key of an object, or path of a listing with a slash at its end -> task of the request."""
         self._max_requests = max_concurrent_requests()
         self._n_requests = 0
-        """Number of requests that are under way or wait for a slot."""
-        self._slots = asyncio.Semaphore(self._max_requests)
+        """Number of requests that are under way or wait until others are answered."""
+        self._limit = asyncio.Semaphore(self._max_requests)
         self._is_given_up = False
         self._errors: list[Exception] = []
         """Errors of failed requests."""
@@ -68,7 +68,7 @@ class CachingStore(WrapperStore[Store]):
         A byte range is cut from the object if this was requested as a whole before. Otherwise it is requested anew.
         """
         if byte_range is not None and self._earlier_request(key) is None:
-            return await self._request_in_slot(lambda: self.wrapped_store.get(key, prototype, byte_range))
+            return await self._request_within_limit(lambda: self.wrapped_store.get(key, prototype, byte_range))
         # A caller may be cancelled because another request has failed. The request then goes on for later callers.
         content = await asyncio.shield(self.request_object(key))
         if content is None:
@@ -120,7 +120,10 @@ class CachingStore(WrapperStore[Store]):
         return err.__cause__ is not None and self.has_raised(err.__cause__)
 
     def find_request_error(self, err: BaseException) -> BaseException | None:
-        """Return an error if a failed request has raised it, else None. In a group of errors, the first such error."""
+        """Return the error if a failed request has raised or caused it, else None.
+
+        In a group of errors, the first such error is returned.
+        """
         if isinstance(err, BaseExceptionGroup):
             return next(filter(None, map(self.find_request_error, err.exceptions)), None)
         return err if self.has_raised(err) else None
@@ -136,18 +139,18 @@ class CachingStore(WrapperStore[Store]):
         """Return the task of the earlier request that has the same key in `_requests`, or that of a new request."""
         task = self._earlier_request(key)
         if task is None:
-            task = self._requests[key] = asyncio.ensure_future(self._request_in_slot(request))
+            task = self._requests[key] = asyncio.ensure_future(self._request_within_limit(request))
             # Retrieving the exception keeps asyncio from logging that it was never retrieved.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
-    async def _request_in_slot[Answer](self, request: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Make a request as soon as there is a slot for it."""
+    async def _request_within_limit[Answer](self, request: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Make a request as soon as fewer than `_max_requests` others are sent."""
         if self._is_given_up:
             raise asyncio.CancelledError
         self._n_requests += 1
         try:
-            async with self._slots:
+            async with self._limit:
                 return await request()
         except Exception as err:
             self._errors.append(err)
@@ -182,10 +185,11 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         documents = {
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
-        # As in "consolidated_metadata" of format 3 and "zarr_consolidated_format" of format 2.
+        # As in "consolidated_metadata" of format 3 and "zarr_consolidated_format" of format 2. If the word occurs
+        # elsewhere, the group is not requested in advance, which only takes longer.
         is_consolidated = any(b"consolidated" in document for document in documents.values())
-        # Nothing more is requested if the group is the root, if there is no group at the root, or if the consolidated
-        # metadata of the root describe the group.
+        # Nothing more is requested if the group is the root, or if the consolidated metadata of the root describe it.
+        # xarray opens the root first, so it needs nothing more either if there is no group at the root.
         if group_path == root.path or not documents or is_consolidated:
             return cache, root.path
         # xarray opens the group as a member of the root, and zarr-python first asks if this member is an array.
@@ -203,7 +207,8 @@ async def store_path_of(address: str, storage_options: dict[str, Any] | None) ->
 def takes_long(location: object) -> bool:
     """Return whether a path, URL or store is slow to answer, so that requests should be concurrent.
 
-    Local folders, zip files and memory are fast. All other stores count as slow.
+    Local folders, zip files and memory are fast. All other stores count as slow, and so does every URL, also one with
+    ``file://``.
     """
     store = location.store if isinstance(location, StorePath) else location
     if isinstance(store, str):

@@ -36,7 +36,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, BlockIndex, Box
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
-from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch
+from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch_computations
 
 Chunks = tuple[tuple[int, ...], ...]
 """Lengths of blocks along every axis."""
@@ -174,9 +174,9 @@ class BlockReader(AheadReader):
     def objects_ahead(self) -> ObjectsAhead | None:
         """Return a new `ObjectsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
-        if not isinstance(self.array, indexing.LazilyIndexedArray) or self.lazy.device == "workers":
-            return None
-        if not self.lazy.takes_long:
+        selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
+        # A local read waits for nothing. With "workers", neither the client nor the workers request anything ahead.
+        if selects_points or self.lazy.device == "workers" or not self.lazy.takes_long:
             return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
             return None
@@ -199,11 +199,10 @@ class BlockReader(AheadReader):
 
     def box_of(self, block: BlockIndex) -> Box | None:
         """Return the box that selects a block. None if there is no such block. Call `set_blocks` first."""
-        if any(not 0 <= number < len(bounds) - 1 for number, bounds in zip(block, self._bounds, strict=True)):
+        numbers_and_bounds = list(zip(block, self._bounds, strict=True))
+        if any(not 0 <= number < len(bounds) - 1 for number, bounds in numbers_and_bounds):
             return None
-        return tuple(
-            [slice(bounds[number], bounds[number + 1]) for number, bounds in zip(block, self._bounds, strict=True)]
-        )
+        return tuple([slice(bounds[number], bounds[number + 1]) for number, bounds in numbers_and_bounds])
 
     def first_requests(self, box: Box) -> list[ObjectRequest]:
         """Return the requests with which a read of a box begins."""
@@ -234,13 +233,13 @@ class ShardManager(DaskManager):
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(chunks))
         reader.set_blocks(chunks)
         if reader.objects_ahead() is not None:
-            watch()
+            watch_computations()
         array = da.from_array(reader, chunks, **{**kwargs, "meta": meta, "asarray": False, "name": name})
         _advise_of_small_tasks(array)
         selects_points = not isinstance(reader.array, indexing.LazilyIndexedArray)
-        is_empty = 0 in reader.shape
+        # Blocks of the host are NumPy arrays, unless another decoder takes the place of the host's, as in a test.
         is_on_host = reader.lazy.device == "host" and type(meta) is np.ndarray
-        if selects_points or is_empty or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
+        if selects_points or 0 in reader.shape or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
             return array
         return compute_into_one_output(array, reader)
 
@@ -290,8 +289,9 @@ def find_block_readers(data: object) -> Iterator[BlockReader]:
 def _dask_threads() -> int | None:
     """Return the number of threads that dask's configuration gives to this process. None if it gives none.
 
-    A process of dask's pool has one thread, and so has the synchronous scheduler. A number that is only passed to
-    ``compute`` is not visible here. On a cluster, `process.threads` asks the worker.
+    Each process of dask's pool has one thread. Any process that multiprocessing has started counts as one of these. The
+    synchronous scheduler has one thread, too. A number that is only passed to ``compute`` is not visible here. On a
+    cluster, `process.threads` asks the worker.
     """
     if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
         return 1

@@ -89,7 +89,7 @@ def build_datasets(
                 with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
-                    ahead.begin(is_tree=len(stores) > 1)
+                    ahead.request_added(is_tree=len(stores) > 1)
             except Exception as err:  # noqa: BLE001
                 # As in xarray, an error in decoding an earlier group is raised before this one.
                 failure = err
@@ -131,7 +131,7 @@ def _prepare(
         is_numeric = array.dtype.kind in NUMERIC_KINDS
         if is_numeric:
             data.array = LazyArray(stored_array(array, storage=place.storage), "host")
-        elif checked_metadata(array.metadata) is not array.metadata:
+        elif checked_metadata(array.metadata) is not array.metadata:  # it has codecs whose frames are checked
             data.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # xarray has not annotated it
         # A scalar that is no number is neither an index nor a time.
         if ahead is None or not variable.size or not (variable.dims or is_numeric):

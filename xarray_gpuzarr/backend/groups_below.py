@@ -87,7 +87,8 @@ async def _walk(group: AsyncGroup, is_wanted: GroupFilter | None, path: str = "/
         # The metadata of all members are in memory, so nothing is requested.
         nodes = [await _walk_member(group, path, name, node, is_wanted) async for name, node in group.members()]
     elif not group.store.supports_listing:
-        raise ValueError("xarray raises the error for this")
+        # `open_as_xarray` then raises the error of zarr-python, which refuses to list the store.
+        raise ValueError("the store cannot be listed")
     else:
         documents = _LISTED_DOCUMENTS[group.metadata.zarr_format]
         names = [name async for name in group.store.list_dir(group.path) if name not in documents]

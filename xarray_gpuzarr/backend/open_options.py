@@ -106,7 +106,8 @@ class Place:
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
     """Raise a `KeywordError` if `keywords` has names that are not in `known`. It is about the first one, sorted."""
-    known = {*known, "chunks"}  # xarray itself handles chunks=
+    # xarray keeps chunks= to itself, so it is never among `keywords`, but users may choose it.
+    known = {*known, "chunks"}
     unknown = sorted({*keywords} - known)
     if not unknown:
         return

@@ -25,7 +25,8 @@ class ShardVariable(Variable):
         if find_lazy_array(data_of(self)) is not None:
             return reduced
         state = reduced[2:]
-        return object.__new__, (Variable,), *state  # the function in `reduced` makes objects of this class only
+        # pickle refuses `copyreg.__newobj__`, the function in `reduced`, for any class but the object's own.
+        return object.__new__, (Variable,), *state
 
     def to_base_variable(self) -> Self:
         """Return a copy, which is a `ShardVariable` as well.

@@ -75,7 +75,7 @@ class ValuesAhead:
             self._times.append(opening)
         return opening
 
-    def begin(self, *, is_tree: bool = True) -> None:
+    def request_added(self, *, is_tree: bool = True) -> None:
         """Request the chunks of all arrays added so far.
 
         If there are only indexes, and `is_tree` is False because there is a single group, nothing is requested yet. The
@@ -127,7 +127,7 @@ class OpeningArray(BackendArray):
         ahead = self._ahead
         if ahead is not None and _is_xarray_opening():
             try:
-                ahead.begin()
+                ahead.request_added()
                 if self._cached is None:
                     self._cached = self._array_in_cache(ahead.cache)
                 return self._cached[key]

@@ -230,7 +230,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        other_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # without this package
+        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)
@@ -240,7 +240,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
                     f"{typical * 1e3:.1f}",
                     f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
                     f"{nbytes / typical / 1e9:.2f}",
-                    f"{min(other_medians) / typical:.2f}x" if other_medians else "",
+                    f"{min(stock_medians) / typical:.2f}x" if stock_medians else "",
                 )
             )
         Console().print(table_of(_COLUMNS, rows, gap=1), crop=False)

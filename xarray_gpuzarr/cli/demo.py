@@ -142,11 +142,11 @@ def difference_of(stock: DemoReader, ours: DemoReader) -> str:
         xr.testing.assert_identical(actual, expected)
     except AssertionError as err:
         return str(err)
-    differences = []  # in dtypes, which `assert_identical` does not compare
+    dtype_differences = []  # `assert_identical` does not compare dtypes
     for name, variable in expected.variables.items():
         if actual[name].dtype != variable.dtype:
-            differences.append(f"{name}: {actual[name].dtype}, not {variable.dtype}")
-    return "; ".join(differences)
+            dtype_differences.append(f"{name}: {actual[name].dtype}, not {variable.dtype}")
+    return "; ".join(dtype_differences)
 
 
 def _measure(readers: list[DemoReader], step: Callable[[str], None]) -> list[float]:
@@ -161,7 +161,7 @@ def _measure(readers: list[DemoReader], step: Callable[[str], None]) -> list[flo
             seconds.append(time.perf_counter() - start)
             step(f"measuring, round {number + 1} of {ROUNDS}")
         rounds.append(seconds)
-    return [statistics.median(of_reader) for of_reader in zip(*rounds, strict=True)]
+    return [statistics.median(reader_seconds) for reader_seconds in zip(*rounds, strict=True)]
 
 
 def _times_table(readers: list[DemoReader], seconds: list[float]) -> Table:

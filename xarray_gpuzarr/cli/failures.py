@@ -26,6 +26,7 @@ _NO_CREDENTIALS = {
 """Names of exceptions of botocore, google.auth and azure.core that mean missing credentials. They do not inherit from
 `PermissionError`."""
 _NOTHING = "nothing is there"
+"""Cause of an error if nothing exists at a local path. The error becomes a `NoGroupError`."""
 _USUAL_ADVICE = "check the path, and that the packages which this kind of store or file needs are installed"
 
 
@@ -54,12 +55,11 @@ class Address:
     def scheme(self) -> str:
         """Scheme of the first link of an fsspec chain that has one, without wrappers such as ``simplecache::``.
 
-        Empty for a plain path or a ``file://`` URL.
+        Empty for a path and for ``file://``.
         """
         before, separator, _ = self.store.partition("://")
-        if not separator or before == "file":
-            return ""
-        return before.rpartition("::")[2].lower()
+        scheme = before.rpartition("::")[2].lower()
+        return scheme if separator and scheme != "file" else ""
 
     @property
     def is_local(self) -> bool:

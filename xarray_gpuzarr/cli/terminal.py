@@ -26,7 +26,7 @@ from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, vis
 _WIDEST = 40
 """Largest width to which the cells of a column are padded."""
 _MOST_SHOWN = 70
-"""Largest number of characters of a status line."""
+"""Largest number of characters of the text in a status line, without the dots that follow it."""
 _CLEAR_LINE = "\r\x1b[K"
 """Moves the cursor to the beginning of the line, and clears the line."""
 
@@ -48,7 +48,7 @@ def storage_option(text: str) -> tuple[str, Any]:
     if not separator or not key:
         raise OptionError(
             "unusable storage option",
-            tried=f"--storage-options {key}",  # without the value, which may be a secret
+            tried="--storage-options with a text that is not shown, because it may be a secret",
             found="no KEY=VALUE",
             do="name an option of the store's fsspec client: --storage-options anon=true; once for each",
         )

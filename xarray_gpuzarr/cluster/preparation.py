@@ -66,7 +66,7 @@ class Preparation:
                 self._undo_all()
 
     def prepare_threads(self, executor: Executor, n_threads: int, device: Device) -> None:
-        """Allocate the streams and the pinned memory that reads of an executor's threads use."""
+        """Allocate the streams and the pinned memory that reads of an executor's threads use; `device` is a GPU."""
         if not isinstance(executor, ProcessPoolExecutor):  # such an executor reads in other processes
             _cuda_decoder(device).prepare_threads(n_threads)
 
@@ -78,7 +78,8 @@ class Preparation:
         if device != "host":
             decoder = _cuda_decoder(device)
             self._undo.append(_forget_devices)
-            self._undo.append(decoder.prepare())
+            undo_decoder = decoder.prepare()
+            self._undo.append(undo_decoder)
             self._undo.append(decoder.close)
 
     def _undo_all(self) -> None:
@@ -92,6 +93,7 @@ def _restore_options(previous: Mapping[str, Any]) -> None:
 
 
 def _cuda_decoder(device: Device) -> PreparedDecoder:
+    assert device != "host"
     return cast("PreparedDecoder", decoder_for(device))
 
 

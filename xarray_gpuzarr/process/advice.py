@@ -49,16 +49,22 @@ def _users_frame() -> FrameType | None:
 
     It is looked for on this thread and, if this is a thread of dask, on the main thread, which waits for dask.
     """
-    folders = _library_folders()
-    # On the main thread, the second frame is that of this function, and a variable for it would be a reference cycle.
-    for innermost in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
-        frame = innermost
-        while frame is not None:
-            path = frame.f_code.co_filename
-            is_standard_library = path.startswith(_STANDARD_LIBRARY) and not _INSTALLED.intersection(Path(path).parts)
-            if not is_standard_library and not path.startswith((*folders, "<frozen ")):
-                return frame
-            frame = frame.f_back
+    frame = _innermost_users_frame(sys._getframe(1))  # noqa: SLF001
+    main_thread = threading.main_thread()
+    if frame is None and threading.current_thread() is not main_thread:
+        frame = _innermost_users_frame(sys._current_frames().get(main_thread.ident or 0))  # noqa: SLF001
+    return frame
+
+
+def _innermost_users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame of the user's code among a frame and its callers, or None if there is none."""
+    library_folders = _library_folders()
+    while frame is not None:
+        path = frame.f_code.co_filename
+        is_standard_library = path.startswith(_STANDARD_LIBRARY) and not _INSTALLED.intersection(Path(path).parts)
+        if not is_standard_library and not path.startswith((*library_folders, "<frozen ")):
+            return frame
+        frame = frame.f_back
     return None
 
 

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from xarray_gpuzarr.process.settings import ActiveSettings, check_number, numbers_from_environment, unusable, variable
+from xarray_gpuzarr.process.settings import (
+    ActiveSettings,
+    check_number,
+    environment_variable,
+    numbers_from_environment,
+    unusable,
+)
 
 MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
@@ -109,8 +115,10 @@ class ResourceOptions:
             The value of a variable is invalid.
         """
         chosen: dict[str, Any] = dict(numbers_from_environment(_MINIMA, environ))
-        chosen |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
-        return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **chosen}))
+        chosen |= {
+            name: environ[environment_variable(name)] for name in _CHOICES if environment_variable(name) in environ
+        }
+        return cls(**with_engine({"engine": environ.get(environment_variable("engine"), "usual"), **chosen}))
 
 
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,11 +129,11 @@ def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     OptionError
         ``engine`` is neither ``"usual"`` nor ``"plain"``.
     """
-    others = dict(options)
-    engine = others.pop("engine", "usual")
+    remaining_options = dict(options)
+    engine = remaining_options.pop("engine", "usual")
     if engine not in ("usual", "plain"):
         raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
-    return {**PLAIN, **others} if engine == "plain" else others
+    return {**PLAIN, **remaining_options} if engine == "plain" else remaining_options
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

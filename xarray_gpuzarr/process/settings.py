@@ -15,6 +15,7 @@ from typing import Any
 
 from xarray_gpuzarr.errors import OptionError
 
+# At most 20 digits before and after the point: Python refuses to convert thousands of digits.
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{,20})?|\.[0-9]{1,20})\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
@@ -69,10 +70,10 @@ def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -
     """
     numbers = {}
     for name in names:
-        text = environ.get(variable(name))
+        text = environ.get(environment_variable(name))
         if text is None:
             continue
-        tried = f"{variable(name)}={text!r}"
+        tried = f"{environment_variable(name)}={text!r}"
         if _is_size(name):
             numbers[name] = parse_nbytes(text, _headline(name), tried=tried, do=_advice(name))
         elif re.fullmatch(r"[0-9]+", text):
@@ -88,7 +89,7 @@ def check_number(name: str, value: object, minimum: int) -> None:
         raise unusable(name, f"{name}={value!r}", f"not a whole number of at least {minimum}")
 
 
-def variable(name: str) -> str:
+def environment_variable(name: str) -> str:
     """Return the name of the environment variable of a setting."""
     return _PREFIX + name.upper()
 
@@ -107,7 +108,7 @@ def _headline(name: str) -> str:
 
 
 def _advice(name: str) -> str:
-    return f"give {name} another value, or leave it out and unset {variable(name)} to get the default"
+    return f"give {name} another value, or leave it out and unset {environment_variable(name)} to get the default"
 
 
 class ActiveSettings[Options]:

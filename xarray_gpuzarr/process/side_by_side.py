@@ -31,7 +31,7 @@ def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
     Parameters
     ----------
     server : hashable
-        What `xarray_gpuzarr.fetch.remote.clients.server_of` returns; None for local files and memory.
+        What `xarray_gpuzarr.fetch.remote.servers.server_of` returns; None for local files and memory.
     n_threads : int
         Number of reads at once.
     """

@@ -118,7 +118,7 @@ def _keys(stored: StoredArray) -> Iterator[str]:
         yield folder
         for name in metadata_names:
             yield f"{folder}/{name}".lstrip("/")
-    yield f"{path}/c"
+    yield f"{path}/c"  # in format 3, the directory with all shards
     if isinstance(spec, ArraySpec):
         for coord in _examined_shards(spec.grid.n_shards):
             key = spec.keys.key(coord)

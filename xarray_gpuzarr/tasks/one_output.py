@@ -94,7 +94,7 @@ class OneOutputOptimization:
         """Optimize a graph for the requested keys."""
         if isinstance(graph, HighLevelGraph):
             for key, whole_array in list(_whole_arrays(graph, keys)):
-                if graph.dependents.get(whole_array.name) == {key}:
+                if graph.dependents.get(whole_array.name) == {key}:  # no other task needs the blocks
                     graph = _share_output(graph, key, whole_array)
         return _default_optimization()(graph, keys, **kwargs)
 

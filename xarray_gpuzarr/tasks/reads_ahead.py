@@ -169,7 +169,7 @@ def _find_reads(state: Mapping[str, Any]) -> Computation:
 _watcher = _Watcher()
 
 
-def watch() -> None:
+def watch_computations() -> None:
     """Read ahead for all computations of dask's local schedulers that begin from now on."""
     _watcher.register()
 

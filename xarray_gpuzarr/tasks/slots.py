@@ -1,8 +1,9 @@
 """Tasks on a worker of a cluster give their slot away while they wait for the network.
 
-A worker runs as many tasks at once as it has threads, and a task that reads from a server does nothing until the first
-bytes arrive. So the task sends its requests, leaves the worker's thread pool (`distributed.secede`), waits, and comes
-back to decode (`distributed.rejoin`). Other tasks do the same meanwhile, as many as the budget of `fetch.ahead` allows.
+A slot is one of the threads on which a worker runs its tasks. A task that reads from a server does nothing until the
+first bytes arrive. So the task sends its requests, leaves the worker's thread pool (`distributed.secede`), waits, and
+comes back to decode (`distributed.rejoin`). Other tasks do the same meanwhile, as many as the budget of `fetch.ahead`
+allows.
 """
 
 from __future__ import annotations

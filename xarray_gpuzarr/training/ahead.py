@@ -1,9 +1,9 @@
 """`Ahead`: reads that threads carry out before their results are asked for, in order, and a limited number at once.
 
 A signal may interrupt the consumer of the results at any point (see `process.waiting`), so it holds no lock. It only
-publishes how many reads it has finished with, a number that never decreases, and the threads compare with that. The
-threads refer to the state in `_Shared` and not to `Ahead` itself. So an `Ahead` that nobody refers to any more is
-collected, and that ends its threads.
+publishes the number of the first read that it has not finished with, which never decreases, and the threads compare
+with that. They refer to the state in `_Shared` and not to `Ahead` itself. So an `Ahead` that nobody refers to any more
+is collected, and that ends its threads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Shared:
         self.end = end
         """Number after that of the last read."""
         self.n_ahead = n_ahead
-        self.n_consumed = first
-        """The consumer has finished with all reads before this number."""
+        self.oldest_wanted = first
+        """Number of the first read that the consumer has not finished with."""
         self.results: dict[int, Any] = {}
         """Read number -> result, until the consumer has finished with it."""
         self.errors: dict[int, BaseException] = {}
@@ -66,7 +66,7 @@ class _Shared:
                 while (number := self._next_number()) is not None:
                     self._carry_out(number, read)
         except BaseException as error:  # noqa: BLE001  # the consumer raises it when it asks for its next result
-            self.errors[self.n_consumed] = error
+            self.errors[self.oldest_wanted] = error
         finally:
             running.release()
             self.bell.ring_for_all()
@@ -74,7 +74,7 @@ class _Shared:
     def _next_number(self) -> int | None:
         """Take the next read and wait until it may begin. Return None if there is none, or all have been stopped."""
         number = next(self.numbers)
-        self.bell.wait_until(lambda: self.stopped or number >= self.end or number < self.n_consumed + self.n_ahead)
+        self.bell.wait_until(lambda: self.stopped or number >= self.end or number < self.oldest_wanted + self.n_ahead)
         return None if self.stopped or number >= self.end else number
 
     def _carry_out(self, number: int, read: Read) -> None:
@@ -133,7 +133,7 @@ class Ahead:
 
     @property
     def closed(self) -> bool:
-        """Whether there are no more results."""
+        """Whether the reads have been stopped. False after the last result."""
         return self._shared.stopped
 
     def result(self, number: int) -> Any:
@@ -163,7 +163,7 @@ class Ahead:
 
     def finish_with(self, number: int) -> None:
         """Drop the result of the read that was asked for last, so that another read may begin."""
-        self._shared.n_consumed = number + 1
+        self._shared.oldest_wanted = number + 1
         self._shared.results.pop(number, None)
         self._shared.bell.ring_for_all()
 

@@ -115,8 +115,8 @@ class _GraphTracer:
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
         if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
-            # one without dependencies is a constant, which a call returns
-            return [self._value_of_node(arg) for arg in node.args] if node.dependencies else node({})
+            is_constant = not node.dependencies  # a call returns it
+            return node({}) if is_constant else [self._value_of_node(arg) for arg in node.args]
         if isinstance(node, Task):
             return _select(node.func, node.args, node.kwargs, self._value_of_node)
         return node

@@ -15,7 +15,10 @@ from xarray_gpuzarr.training.sources import DaskSource, MemorySource, Source, St
 
 SAMPLE = "sample"
 """Name of the first dimension of every batch."""
-_DO = 'choose variables that do, as in ds[["t2m", "u10"]]; dtype="float32" makes float64 and float32 alike'
+_CHOOSE_VARIABLES = (
+    'choose variables that fit into one array, as in ds[["t2m", "u10"]]; '
+    'dtype="float32" makes float64 and float32 alike'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +41,17 @@ class Channels:
         Parameters
         ----------
         ds : xarray.Dataset
-            At least one data variable has one of the dimensions that are cut.
+            At least one data variable has one of the dimensions that samples are cut along.
         dim : hashable
             Name of the new dimension.
         dtypes : mapping of hashable to numpy.dtype
-            Dtypes of samples, for each variable that has a dimension that is cut.
+            Dtypes of samples, for each variable that has a dimension that samples are cut along.
 
         Raises
         ------
         OptionError
-            The data variables differ in dimensions or dtype, or lack the dimensions that are cut; or `dim` is a
-            boolean, or the name of a dimension or variable of the dataset.
+            The data variables differ in dimensions or dtype, or lack the dimensions that samples are cut
+            along; or `dim` is a boolean, or the name of a dimension or variable of the dataset.
         """
         found = None
         if isinstance(dim, bool):
@@ -60,14 +63,14 @@ class Channels:
                 "unusable stack=",
                 tried=f"stack={dim!r}",
                 found=found,
-                do='name the dimension of the variables after none of these, such as stack="channel"',
+                do='give a new name for the dimension of the variables, such as stack="channel"',
             )
         names = tuple(ds.data_vars)
         dims = ds.variables[names[0]].dims
         for name in names:
             other_dims = ds.variables[name].dims
             if other_dims != dims:
-                do = "transpose() the dataset" if {*other_dims} == {*dims} else _DO
+                do = "transpose() the dataset" if {*other_dims} == {*dims} else _CHOOSE_VARIABLES
                 raise _mismatch(dim, f"dimensions {other_dims} of {name!r}, {dims} of {names[0]!r}", do)
             if name not in dtypes:
                 raise _mismatch(dim, f"no dimension of the samples in {name!r}")
@@ -106,5 +109,5 @@ def _device_of(source: Source) -> str | None:
     return "cuda" if is_on_device else "host"
 
 
-def _mismatch(dim: Hashable, found: str, do: str = _DO) -> OptionError:
+def _mismatch(dim: Hashable, found: str, do: str = _CHOOSE_VARIABLES) -> OptionError:
     return OptionError("variables that do not fit into one array", tried=f"stack={dim!r}", found=found, do=do)

@@ -256,9 +256,9 @@ class Batches:
         differences = []
         for name in own | saved:
             if own.get(name) != saved.get(name):
-                is_now = self._format_setting(name, own.get(name))
-                was = self._format_setting(name, saved.get(name))
-                differences.append(f"{name} is {is_now} and was {was}")
+                own_text = self._format_setting(name, own.get(name))
+                saved_text = self._format_setting(name, saved.get(name))
+                differences.append(f"{name} is {own_text} and was {saved_text}")
         if differences or batch > len(self):
             raise OptionError(
                 "the state is of other batches",

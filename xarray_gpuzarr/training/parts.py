@@ -19,7 +19,7 @@ from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.process.records import Column
 
 AxisSelection = int | range | Column
-"""Elements selected along a stored axis: one, which drops the axis, or several in any order. None is negative."""
+"""Elements selected along a stored axis: one, which drops the axis, or several in any order. No index is negative."""
 
 
 class UnresolvedError(Exception):
@@ -74,6 +74,7 @@ class Part:
 
     def can_join(self, other: Self, axis: int) -> bool:
         """Whether two parts differ in nothing but what they select along an axis."""
+        # Parts of one variable share a `LazyArray` until `Parts.in_float32` makes one for each part.
         if self.lazy is not other.lazy or self.axes != other.axes:
             return False
         joined_axis = self.axes[axis]

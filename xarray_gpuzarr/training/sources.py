@@ -71,14 +71,14 @@ class StoredSource:
         # Parts at the same place along `axis` have the same shard borders, so one of them is enough.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
         numbers = []
-        n_shards = 0  # of the parts before
+        n_earlier_shards = 0
         for part in parts:
             spec = part.lazy.stored.spec
             array: Any = part.lazy.stored.zarr_array
             shard_shape = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
             shard = np.asarray(part.selection(axis), np.int64) // max(1, shard_shape[part.axes[axis]])
-            numbers.append(shard + n_shards)
-            n_shards += int(shard.max(initial=0)) + 1
+            numbers.append(shard + n_earlier_shards)
+            n_earlier_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(numbers)
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:
@@ -130,7 +130,7 @@ class XarraySource:
     variable: Variable
     why: str
     """Why this engine does not read it."""
-    rounds: bool = False
+    is_rounded: bool = False
     """Whether values are rounded to float32."""
     way: Way = "crop by crop"
     shard_numbers: None = None
@@ -141,7 +141,7 @@ class XarraySource:
         for box in boxes.slices():
             stop.check()
             blocks.append(self.variable[box].load().data)
-        return _stack(blocks, np.dtype(np.float32) if self.rounds else blocks[0].dtype)
+        return _stack(blocks, np.dtype(np.float32) if self.is_rounded else blocks[0].dtype)
 
 
 Source = StoredSource | DaskSource | MemorySource | XarraySource
@@ -157,7 +157,7 @@ def in_float32(source: Source) -> Source:
     if isinstance(source, StoredSource):
         return StoredSource(parts=source.parts.in_float32())
     if isinstance(source, XarraySource):
-        return replace(source, rounds=True)
+        return replace(source, is_rounded=True)
     return replace(source, array=source.array.astype(np.float32))
 
 

@@ -1,6 +1,7 @@
 """`Template`: reads the samples of the variables of a dataset, and makes batches of what was read.
 
-Variables with a dimension that is cut are read anew for each batch (`CutVariable`). The others come along unchanged.
+A dimension is cut if ``sizes=`` names it: a sample has so many elements along it. Variables with such a dimension are
+read anew for each batch (`CutVariable`). The others come along unchanged.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Template:
         for name, variable in ds.variables.items():
             if not sizes.keys().isdisjoint(variable.dims):
                 is_rounded = to_float32 and name in ds.data_vars and variable.dtype == np.float64
-                cuts[name] = _cut_variable(variable, sizes, is_rounded=is_rounded)
+                cuts[name] = _cut_variable(variable, sizes, to_float32=is_rounded)
         channels = None
         if stack is not None:
             channels = Channels.from_dataset(ds, stack, {name: cut.dtype for name, cut in cuts.items()})
@@ -200,12 +201,12 @@ class Template:
         return dataset
 
 
-def _cut_variable(variable: Variable, sizes: Mapping[Hashable, int], *, is_rounded: bool) -> CutVariable:
-    """Return how samples of a variable are read. Its values become float32 if it `is_rounded`."""
+def _cut_variable(variable: Variable, sizes: Mapping[Hashable, int], *, to_float32: bool) -> CutVariable:
+    """Return how samples of a variable are read. With `to_float32`, its values become float32."""
     dims = list(sizes)
     source = source_of(variable)
     dtype = _numpy_dtype(variable)
-    if is_rounded:
+    if to_float32:
         source = in_float32(source)
         dtype = np.dtype(np.float32)
     return CutVariable(

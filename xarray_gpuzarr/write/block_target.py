@@ -98,7 +98,7 @@ class BlockTarget:
         GpuZarrError
             As for `ObjectWriter.write_now`.
         """
-        if type(block) not in (np.ndarray, np.memmap):
+        if type(block) not in (np.ndarray, np.memmap):  # other subclasses, such as masked arrays, have more than values
             return False
         loops_target = self._loops_target
         if loops_target is None or block.dtype.newbyteorder("=") != loops_target.dtype:

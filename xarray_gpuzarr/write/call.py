@@ -34,7 +34,7 @@ from xarray_gpuzarr.write.refusals import (
     replaced_error,
     unwritten_error,
 )
-from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, stored_bytes, stored_file
+from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, object_in_file, object_in_memory
 from xarray_gpuzarr.write.written_axis import written_axes
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
@@ -129,7 +129,7 @@ class WriteCall:
     def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
         """Return what is stored in the file of an object of which a part is written."""
         with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
-            return stored_file(source, self.spec, written.key)
+            return object_in_file(source, self.spec, written.key)
 
     def to_memory(
         self, objects: Sequence[WrittenObject], stored: Sequence[memoryview | None], *, may_share: bool = False
@@ -156,7 +156,7 @@ class WriteCall:
         DamagedObjectError, ShardIndexError, StoreWriteError, HostMemoryError
             As for `to_files`.
         """
-        stored_objects = [stored_bytes(self.spec, obj.key, data) for obj, data in zip(objects, stored, strict=True)]
+        stored_objects = [object_in_memory(self.spec, obj.key, data) for obj, data in zip(objects, stored, strict=True)]
         self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         buffers = []

@@ -91,7 +91,8 @@ def make_encoder(spec: ArraySpec, chunk_order: str) -> Encoder | str:
         return f"codec {compressor} has settings about which zarr-python decides"
 
     max_nbytes = array.chunk_nbytes + n_checksums * _CRC_NBYTES
-    if compressor is not None:  # LZ4 adds most to data that it cannot compress: 1 byte to 255, and a header
+    if compressor is not None:
+        # LZ4 adds most to data that it cannot compress: 1 byte to 255, and a header. Twice as much is allowed.
         max_nbytes += array.chunk_nbytes // 128 + 512
     return _encoder(array, settings, functions, chunk_order, max_nbytes)
 

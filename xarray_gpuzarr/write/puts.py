@@ -32,8 +32,10 @@ async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
     Exception
         What the store raises.
     """
-    is_sent_whole = _PART_NBYTES < data.nbytes <= _MAX_SINGLE_NBYTES
-    if is_sent_whole and type(store) is ObjectStore and not store.read_only:
+    comes_in_parts = data.nbytes > _PART_NBYTES
+    is_sooner_whole = data.nbytes <= _MAX_SINGLE_NBYTES
+    # Subclasses may have a `set` of their own, and that of a read-only store raises an error.
+    if comes_in_parts and is_sooner_whole and type(store) is ObjectStore and not store.read_only:
         import obstore  # noqa: PLC0415  # an optional dependency
 
         await obstore.put_async(store.store, key, memoryview(data), use_multipart=False)

@@ -30,7 +30,7 @@ NOTHING = StoredObject()
 """An object that is not stored, or of which nothing is needed."""
 
 
-def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
+def object_in_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
     """Return what is stored in the file of an object.
 
     Raises `StoreReadError` if it cannot be read, `ObjectChangedError` if it is replaced while it is read, and
@@ -42,11 +42,12 @@ def stored_file(source: LocalSource, spec: ArraySpec, key: str) -> StoredObject:
             return NOTHING
         version, nbytes = version_and_nbytes
         return StoredObject(nbytes=nbytes, version=version)
-    edge = source.start_edge(key, spec.index.location, spec.index.nbytes)()
+    read_edge = source.start_edge(key, spec.index.location, spec.index.nbytes)
+    edge = read_edge()
     return NOTHING if edge is None else _stored_shard(spec, key, edge, None)
 
 
-def stored_bytes(spec: ArraySpec, key: str, data: memoryview | None) -> StoredObject:
+def object_in_memory(spec: ArraySpec, key: str, data: memoryview | None) -> StoredObject:
     """Return what is stored in an object whose bytes are in host memory; `data` is None if there is no object.
 
     Raises `ShardIndexError` if its index is damaged.

@@ -26,7 +26,8 @@ class Original:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding with which xarray encodes it: its own, or that of the stored variable."""
+    """The encoding by which its values are packed and checked: its own, or that of the stored variable. If this package
+    has made a dask array of it, the encoding of `variable` may have a dtype besides."""
     pack: Pack | None
     """Encodes its elements, if this package has made a dask array of it; else None."""
     is_checked: bool = False
@@ -37,7 +38,7 @@ class BlockWriter(ArrayWriter):
     """Collects the blocks of dask arrays, which are packed in slabs, and writes NumPy arrays at once.
 
     Call `expect` before xarray passes the variables. Blocks of variables that were not dask arrays before are collected
-    separately, for `write_from_memory` or `join`.
+    separately, for `write_from_memory` or `add_from_memory`.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ class BlockWriter(ArrayWriter):
         """Write the blocks of variables that were not dask arrays, now and on threads of this process."""
         self.from_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
 
-    def join(self) -> None:
+    def add_from_memory(self) -> None:
         """Add the blocks of variables that were not dask arrays to the others."""
         self.sources += self.from_memory.sources
         self.targets += self.from_memory.targets

@@ -25,7 +25,7 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
     datasets : iterable of xarray.Dataset
         The datasets that are written. Without dask arrays, workers get no tasks.
     compute : bool
-        Whether the tasks are computed now.
+        Whether the tasks are computed now. If not, the user may compute them later in this process.
     """
     if not compute or client_of_dask() is None:
         return

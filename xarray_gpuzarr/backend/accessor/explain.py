@@ -92,7 +92,7 @@ def _row(name: str, variable: Variable) -> Row:
     why = "; ".join(filter(None, (route.why, _derivation(variable, lazy))))
     if not isinstance(stored.spec, ArraySpec):
         array = stored.zarr_array
-        assert array is not None
+        assert array is not None  # zarr-python reads an `Unplanned` array
         row = _bare_row(name, variable, array.dtype, route.where, why)
         return replace(row, codecs=str(array_codecs(array.metadata)), cast=str(stored.cast))
     spec = stored.spec
@@ -155,6 +155,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
         if factor * block_length <= length:
             remedy = f"chunks={{{dim!r}: {factor * block_length}}}"
             break
+    # Up to `n_reads` reads run at once on a GPU, each on a thread of its own.
     if factor <= resource_options().n_reads:
         remedy += f", or {factor} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
@@ -173,17 +174,21 @@ def _describe_ahead(data: Any) -> str:
 
 
 def _blocks_of_others(data: Any) -> tuple[str, str]:
-    """Return where the blocks of a dask array are that this engine does not read, and why."""
+    """Return where the blocks of a dask array come from, and why this engine does not read them.
+
+    This is seen from the first task of the first layer of the graph.
+    """
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
     first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]
-    block = getattr(first_tasks[0], "value", first_tasks[0]) if first_tasks else None
-    if type(block).__module__.startswith("distributed."):
+    block = getattr(first_tasks[0], "value", first_tasks[0]) if first_tasks else None  # dask wraps it in a `DataNode`
+    if type(block).__module__.startswith("distributed."):  # a future: persisted on a cluster
         where = "in memory of dask's workers"
+    # A NumPy scalar, or an array of any library but dask: persisted in this process.
     elif isinstance(block, np.generic) or (hasattr(block, "__array_function__") and not hasattr(block, "dask")):
         where = "in memory"
     else:
         return "dask", "not opened by this engine"
-    if len(layers) == 1:
+    if len(layers) == 1:  # the array itself was persisted, not one that it is computed from
         return where, "persisted: blocks of a dask array that are read already"
     return "dask", f"computed from blocks that are {where}"
 

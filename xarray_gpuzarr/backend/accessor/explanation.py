@@ -59,11 +59,11 @@ class Explanation(TableText):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
 
-        wide = options.max_width >= WIDE
-        columns = _WIDE_COLUMNS if wide else _NARROW_COLUMNS
-        table = tables.headed_table(gap=1 if wide else 0, leading=1)
+        is_wide = options.max_width >= WIDE
+        columns = _WIDE_COLUMNS if is_wide else _NARROW_COLUMNS
+        table = tables.headed_table(gap=1 if is_wide else 0, leading=1)
         for title in columns:
-            max_width = _NAME_WIDTH if title == "variable" and not wide else None
+            max_width = _NAME_WIDTH if title == "variable" and not is_wide else None
             table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN, max_width=max_width)
         for row in self.rows:
             table.add_row(*(tables.cell(make_cell(row)) for make_cell in columns.values()))
@@ -81,8 +81,8 @@ Cell = list[str]
 
 
 def _dtype(row: Row) -> str:
-    unchanged = row.stored_dtype in (None, row.dtype)
-    return row.dtype if unchanged else f"{row.stored_dtype} → {row.dtype}"
+    is_unchanged = row.stored_dtype in (None, row.dtype)
+    return row.dtype if is_unchanged else f"{row.stored_dtype} → {row.dtype}"
 
 
 def _cast(row: Row) -> str:
@@ -206,10 +206,10 @@ def summarize(rows: Iterable[Row], device: str | None) -> Summary:
         places.setdefault(row.where, []).append(row.variable)
     nbytes = format_nbytes(sum(row.decoded_nbytes for row in rows))
     destination = _DESTINATIONS.get(device)
-    if destination is None:
+    if destination is None:  # a GPU with a number, such as "cuda:1"
         destination = f"this engine's are read to GPU {str(device).partition(':')[2]}, as CuPy arrays"
-    plural = "variable" if len(rows) == 1 else "variables"
+    noun = "variable" if len(rows) == 1 else "variables"
     return Summary(
-        headline=f"{len(rows)} {plural}, {nbytes}; {destination}",
+        headline=f"{len(rows)} {noun}, {nbytes}; {destination}",
         places=tuple((visible(place), visible(", ".join(names))) for place, names in places.items()),
     )

@@ -28,13 +28,14 @@ from xarray_gpuzarr.process.records import record
 _SLAB_LENGTH = 2**16
 """Number of elements in a slab, half a megabyte of float64. With twice as many, packing took three times as long."""
 TIMES = "mM"
-"""Kinds of dtypes whose elements xarray packs one by one in dask arrays only."""
+"""Kinds of dtypes of which xarray packs each element by itself only in dask arrays. In a NumPy array, the units with
+which it packs an element depend on all of them."""
 
 Pack = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Encodes elements, shape (n,), as they are stored."""
 
 
-class PackedByGraph:
+class GraphPacker:
     """Encodes NumPy elements by the operations of a dask graph that xarray has built to encode a dask array.
 
     Parameters
@@ -83,7 +84,7 @@ def _tasks_between(graph: Mapping[Any, Any], source: Any, result: Any) -> dict[A
     return dependencies
 
 
-class PackedByCoders:
+class CoderPacker:
     """Encodes NumPy elements with xarray's coders, as for a variable of this name, attributes and encoding."""
 
     def __init__(self, name: Any, attrs: Mapping[str, Any], encoding: Mapping[str, Any], zarr_format: int) -> None:
@@ -124,7 +125,7 @@ class SlabPacker:
     """For each axis, the index of the first element of each block."""
 
     def __call__(self, block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
-        """Return an encoded block, in C order.
+        """Return an encoded block, whose elements are in the order of `block` in memory.
 
         Raises `OptionError` if a value does not fit the stored dtype. `block_id` is the block's number along each axis.
         """
@@ -166,6 +167,8 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
+    It is returned as it is if xarray has not changed it, or has cut it into other blocks.
+
     Parameters
     ----------
     encoded : dask.array.Array
@@ -187,7 +190,7 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
         return encoded
     starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
     if pack is None:
-        from_graph = PackedByGraph(encoded, original)
+        from_graph = GraphPacker(encoded, original)
         pack = from_graph if from_graph.is_complete else None
     sample = None if pack is None else pack(np.zeros(1, original.dtype))
     options = {"dtype": encoded.dtype, "meta": np.empty((0,) * encoded.ndim, encoded.dtype)}

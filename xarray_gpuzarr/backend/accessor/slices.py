@@ -1,4 +1,4 @@
-"""`dask_view`: a NumPy array as a dask array, without a copy."""
+"""`cut_into_blocks`: a variable as a dask array, without a copy of its NumPy array."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
+from xarray import Variable
+
+from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 
 
 class _Sliced:
@@ -24,7 +27,7 @@ class _Sliced:
         return block
 
 
-def dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) -> da.Array:
+def _dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) -> da.Array:
     """Return a dask array, with a random name, whose blocks are views of a NumPy array.
 
     Parameters
@@ -39,3 +42,12 @@ def dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) -
         _Sliced(array), chunks=tuple(map(tuple, block_lengths)), name=False, asarray=False, meta=meta
     )
     return sliced
+
+
+def cut_into_blocks(variable: Variable, lengths: Sequence[tuple[int, ...]]) -> Variable:
+    """Return a variable as a dask array with blocks of these lengths, without a copy if it is in memory."""
+    array = array_in_memory(variable)
+    if isinstance(array, np.ndarray):
+        return Variable(variable.dims, _dask_view(array, lengths), variable.attrs, variable.encoding)
+    # name=False makes a random name, which saves dask from hashing the values.
+    return variable.chunk(dict(zip(variable.dims, lengths, strict=True)), name=False)  # type: ignore[arg-type]

@@ -176,12 +176,12 @@ class StagedStore(WrapperStore[Store]):
         outermost = min(key.count("/") for key in unsent) if unsent else 0
         limit = asyncio.Semaphore(max_concurrent_requests())
 
-        async def store(key: str) -> None:
+        async def send_object(key: str) -> None:
             async with limit:
                 await self.inner.set(key, unsent[key])
 
-        await asyncio.gather(*[store(key) for key in unsent if key.count("/") > outermost])
-        await asyncio.gather(*[store(key) for key in unsent if key.count("/") == outermost])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost])
 
     def _is_known(self, key: str) -> bool:
         """Whether everything that is stored under a key, or below a path, is also staged."""

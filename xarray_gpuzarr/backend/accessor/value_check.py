@@ -15,7 +15,8 @@ from xarray_gpuzarr.process.records import record
 NUMBERS = "biufc"
 """Kinds of dtypes whose elements xarray packs one by one."""
 _PRECISION = 1e-6
-"""Relative difference that is allowed between a value and what is read back, beside rounding to the stored dtype."""
+"""Relative difference that is allowed between a value and what is read back, beside rounding to the stored dtype: about
+eight roundings in float32, in which xarray may pack and unpack."""
 
 
 @record
@@ -121,7 +122,7 @@ class ValueCheck:
             return None
         precision = _PRECISION
         if values.dtype.kind == "f":
-            # Values in half precision have only three digits.
+            # In half precision, as many roundings make a larger difference.
             precision = max(precision, 8 * float(np.finfo(values.dtype).eps))
         for position in (int(values.argmin()), int(values.argmax())):
             value = float(values[position])
@@ -131,9 +132,13 @@ class ValueCheck:
         return None
 
     def _fits(self, value: float, number: float, precision: float) -> bool:
-        """Whether a value is nearly what is read back from the stored number. Stored floats must only be finite."""
+        """Whether a value is nearly what is read back from the stored number.
+
+        For stored floats it is enough that a finite value has become a finite number.
+        """
         if self.dtype.kind == "f":
             return math.isfinite(number) or not math.isfinite(value)
+        # Rounding takes half a step. A whole one is allowed, since numbers that wrap around are off by far more.
         tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
         return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
 
@@ -152,9 +157,9 @@ class ValueCheck:
 
 
 def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the smallest and the largest value of a NumPy array, and NaN if there is one; at least one, 1-D.
+    """Return the smallest and the largest value of a NumPy array, and NaN if there is one, as a 1-D array.
 
-    If these fit a dtype, all values do. No memory is taken, however large the array.
+    `values` must not be empty. If the result fits a dtype, all values do. No memory is taken, however large the array.
     """
     low = values.min()
     if np.isnan(low):  # one value is NaN
@@ -165,11 +170,10 @@ def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:
     """Return the error for times that cannot be stored in the units of an array."""
-    finer_units = "seconds since 1970-01-01" if " since " in str(stored_units) else "seconds"
     return OptionError(
         f"times of variable {name!r} do not fit the units in which they are stored",
         tried=f"to store them as {dtype} in {stored_units!r}",
         found=f"times that need {needed_units!r}",
-        do=f"write the store anew with finer units, such as encoding={{{name!r}: {{'units': {finer_units!r}}}}}; "
+        do=f"write the store anew with finer units, such as encoding={{{name!r}: {{'units': {needed_units!r}}}}}; "
         "check_values=False lets xarray store other times",
     )

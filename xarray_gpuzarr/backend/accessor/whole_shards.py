@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from xarray import Coordinates, Dataset, Variable
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
-from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of
-from xarray_gpuzarr.backend.accessor.packing import TIMES, PackedByCoders
+from xarray_gpuzarr.backend.accessor.packing import TIMES, CoderPacker
 from xarray_gpuzarr.backend.accessor.shard_borders import (
     cut_at_multiples,
     first_unaligned_axis,
     outside_error,
     unaligned_error,
 )
-from xarray_gpuzarr.backend.accessor.slices import dask_view
+from xarray_gpuzarr.backend.accessor.slices import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     check_encodable,
@@ -36,7 +34,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
-"""Variables in memory of at most so many bytes are written without tasks, which takes as long as tasks would."""
+"""Largest number of bytes of a NumPy variable that is written without tasks. Tasks would not make this faster."""
 
 
 @record
@@ -127,7 +125,8 @@ class DatasetInShards:
         variables: dict[Any, Variable] = {}
         for name, dataset_variable in self.dataset.variables.items():
             variable = dataset_variable.copy(deep=False)
-            if variable.size == 0 or name in self.dataset.xindexes:  # the dtype of some indexes changes when they load
+            # The dtype of some indexes changes when they load. An empty variable has nothing to write in tasks.
+            if variable.size == 0 or name in self.dataset.xindexes:
                 variable.load()
             if name in existing:
                 original = self._prepare_stored(target, name, variable, append_dim)
@@ -147,6 +146,7 @@ class DatasetInShards:
         """Prepare a variable that is not in the store."""
         grid = self._set_encoding(target, name, variable, layout)
         original = self._original(target, name, variable, grid, dict(variable.encoding))
+        # With `pack`, xarray has encoded an element already. Of times and text, one element would not be enough.
         if original.pack is None and original.variable.dtype.kind in NUMBERS:
             check_encodable(target, name, original.variable)
         return original
@@ -170,8 +170,9 @@ class DatasetInShards:
     ) -> Original:
         """Return a variable, cut at the borders of shards, as an `Original`.
 
-        `encoding` is the one with which xarray encodes the variable. A NumPy array is not cut if xarray cannot encode
-        blocks of it like the whole array, such as with an offset for each column.
+        `encoding` is the one with which xarray would encode the uncut variable, and by which its values are packed and
+        checked. A NumPy array is not cut if xarray cannot encode blocks of it like the whole array, such as with an
+        offset for each column.
         """
         is_checked = self._checks_values and check_numpy_values(target, name, variable, encoding)
         cut = self._cut(name, variable, grid)
@@ -181,9 +182,10 @@ class DatasetInShards:
             from_dask = try_encode(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
             if from_numpy is None or from_dask is None:
                 return Original(name=name, variable=variable, encoding=encoding, pack=None, is_checked=is_checked)
-            if from_numpy.dtype != from_dask.dtype:  # store the dtype that xarray chooses for the NumPy array
+            # xarray creates the array by the encoding of `cut`. It shall choose the same dtype as for a NumPy array.
+            if from_numpy.dtype != from_dask.dtype:
                 cut.encoding = {**cut.encoding, "dtype": from_numpy.dtype}
-            pack = PackedByCoders(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
+            pack = CoderPacker(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
         return Original(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
 
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> ShardGrid | None:
@@ -193,6 +195,8 @@ class DatasetInShards:
         """
         shapes: dict[str, Any] = layout.shapes(name, variable)
         encoding = dict(variable.encoding)
+        # Text gets no new shapes. Several dask tasks might write to one of its old chunks. Without these, xarray makes
+        # chunks of the lengths of dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
         zarr_format = target.zarr_group.metadata.zarr_format
@@ -238,7 +242,8 @@ class DatasetInShards:
         stored_lengths = []
         for noun, size, stored in (("chunks", self._sizes.chunks, chunks), ("shards", self._sizes.shards, shards)):
             lengths = size if isinstance(size, Mapping) else {}
-            if noun == "chunks" and dims == (name,):  # a coordinate, whose chunks are those of the shards
+            # The chunks of a dimension coordinate are as long as shards, whatever lengths the user gives.
+            if noun == "chunks" and dims == (name,):
                 continue
             for dim, n in zip(dims, stored, strict=True):
                 if lengths.get(dim, -1) not in (-1, n):
@@ -253,7 +258,13 @@ class DatasetInShards:
             )
 
     def _cut(self, name: Any, variable: Variable, grid: ShardGrid | None) -> Variable:
-        """Return a variable in dask chunks that end where shards end, or unchanged if it is small and in memory."""
+        """Return a variable in dask chunks that end where shards end, or unchanged if it is not written in such chunks.
+
+        It is unchanged if it is a scalar or empty. A variable in memory is unchanged if it is small or no number, or if
+        `cuts_numpy` is false. Without a `grid`, a dask array only gets chunks of one length if `Sizes.rechunk` is set.
+
+        Raises `OptionError` if its dask chunks end inside shards and `Sizes.rechunk` is off.
+        """
         if not variable.ndim or not all(variable.shape):
             return variable
         if grid is None:  # such as text, whose dask chunks must only have one length along each axis
@@ -264,22 +275,13 @@ class DatasetInShards:
         if variable.chunks is None:
             # xarray chooses the units of times by all of them, so these are not cut.
             is_large = variable.nbytes > _SMALL_NBYTES and variable.dtype.kind in NUMBERS
-            return _to_dask(variable, whole_shards) if is_large and self._cuts_numpy else variable
+            return cut_into_blocks(variable, whole_shards) if is_large and self._cuts_numpy else variable
         axis = first_unaligned_axis(variable.chunks, whole_shards)
         if axis is None:
             return variable
         if not self._sizes.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
         return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))
-
-
-def _to_dask(variable: Variable, lengths: Sequence[tuple[int, ...]]) -> Variable:
-    """Return a variable as a dask array with blocks of these lengths, without a copy if it is in memory."""
-    array = array_in_memory(variable)
-    if isinstance(array, np.ndarray):
-        return Variable(variable.dims, dask_view(array, lengths), variable.attrs, variable.encoding)
-    # name=False makes a random name, which saves dask from hashing the values.
-    return variable.chunk(dict(zip(variable.dims, lengths, strict=True)), name=False)  # type: ignore[arg-type]
 
 
 def _array_path(name: Any) -> str:

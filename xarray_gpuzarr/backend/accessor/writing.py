@@ -195,8 +195,8 @@ def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, 
 
 def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | None) -> None:
     """Write all blocks, and wait for them."""
-    if client_of_dask() is None:
-        writer.join()
+    if client_of_dask() is None:  # one computation writes all blocks
+        writer.add_from_memory()
     else:  # arrays in memory are written by this process, not sent to workers
         writer.write_from_memory()
     n_tasks = writer.n_tasks  # counted now, since `sync` empties the writer
@@ -228,8 +228,8 @@ def check_names_and_changes(
     `changes` are entries that replace those in the encoding of variables. Raises `OptionError` for an unknown variable,
     and otherwise what xarray raises.
     """
-    names = [name for name in dataset.variables if not isinstance(name, str) or not name]
-    if not names and not changes:
+    odd_names = [name for name in dataset.variables if not isinstance(name, str) or not name]  # xarray accepts others
+    if not odd_names and not changes:
         return
     for name in changes:
         if name not in dataset.variables:
@@ -239,7 +239,7 @@ def check_names_and_changes(
                 found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],
                 do=f"name one of these{similar_name_hint(str(name), dataset.variables)}",
             )
-    for name in [*names, *changes]:
+    for name in [*odd_names, *changes]:
         encoding = {name: dict(changes[name])} if name in changes else {}
         samples = _samples(dataset.variables[name])
         for number, sample in enumerate(samples, 1):
