@@ -143,7 +143,8 @@ class ObjectsAhead:
         Returns
         -------
         bool
-            False if the budget has no room for all of them; then none is started.
+            Whether the requests were started. False if the budget has no room for all of them, or after `end`; then none
+            is started.
         """
         with self._lock:
             new = {request: self._expected_nbytes(request) for request in requests if request.key not in self._waiting}
