@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
-from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.cast import MAX_UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
@@ -182,7 +182,7 @@ def _cached_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) ->
     Selections by index, such as random crops, hardly ever have the same layout again, and are not kept.
     """
     # The kernel depends only on the alignment of the output, of which `_Placer.pack` is given the full address.
-    alignment = Address(out % max(UNIT_NBYTES))
+    alignment = Address(out % MAX_UNIT_NBYTES)
     if not isinstance(target, BoxTarget) or [
         pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
     ]:
