@@ -156,8 +156,8 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
 def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
     """Handle several elements as one: the largest power of two of them that divides all starts, counts and strides."""
     last, others = walk.axes[-1], walk.axes[:-1]
-    # Kernels copy units of up to MAX_UNIT_NBYTES bytes. The address of the output is given, and a unit must begin there.
-    # The addresses of chunks do not count here: callers align chunks to `unit_nbytes` of the kernel.
+    # Kernels copy units of up to MAX_UNIT_NBYTES bytes. The address of the output is given, and a unit must begin
+    # there. The addresses of chunks do not count here: callers align chunks to `unit_nbytes` of the kernel.
     bits = walk.in_first | (out // itemsize) | (MAX_UNIT_NBYTES // itemsize)
     for column in (last.in_start, last.count, last.out_start):
         bits |= int(np.bitwise_or.reduce(column, initial=0))

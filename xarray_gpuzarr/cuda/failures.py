@@ -18,8 +18,8 @@ from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 FAILURES = (RuntimeError, CompileException)
 """Classes of the errors that CuPy and RMM raise for the CUDA runtime, driver and compiler.
 
-RMM's C++ errors arrive as plain `RuntimeError`. `MemoryError` is not among these classes, and is treated besides: CuPy's
-own pool raises it for lack of memory, and RMM's allocations raise it whatever the reason.
+RMM's C++ errors arrive as plain `RuntimeError`. `MemoryError` is not among these classes, and is treated besides:
+CuPy's own pool raises it for lack of memory, and RMM's allocations raise it whatever the reason.
 """
 
 # Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA

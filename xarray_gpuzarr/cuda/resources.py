@@ -112,7 +112,8 @@ class Workspace:
         """Return an uninitialised device array that `streams` may write to at once.
 
         The consumer, which is the library that uses the array, may use it once the host has waited for `streams`. When
-        the array is dropped, its memory is freed on the consumer's stream, after all work that was enqueued there before.
+        the array is dropped, its memory is freed on the consumer's stream, after all work that was enqueued there
+        before.
         """
         consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])

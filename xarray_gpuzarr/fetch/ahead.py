@@ -1,8 +1,8 @@
 """Objects and shard indexes that are requested before the read that needs them, within a budget of the process.
 
-`tasks` knows which reads come next, and requests their objects through `ObjectsAhead`. A read inside `read_with` takes
-the answers: `Snapshot` treats them like answers to its own requests, so index and chunks are of one version. An
-`ObjectsAhead` belongs to one computation and ends with it, so that no read gets bytes that were requested before its
+`tasks` knows which reads come next, and requests their objects through `RequestsAhead`. A read inside `read_with` takes
+the answers: `Snapshot` treats them like answers to its own requests, so index and chunks are of one version. A
+`RequestsAhead` belongs to one computation and ends with it, so that no read gets bytes that were requested before its
 computation began.
 """
 
@@ -98,8 +98,8 @@ class ObjectAhead:
         return self._edge
 
 
-class ObjectsAhead:
-    """Objects of one array that are requested ahead of reads. Safe to use from several threads.
+class RequestsAhead:
+    """Requests for objects of one array, made ahead of its reads. Safe to use from several threads.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class ObjectsAhead:
         self._has_ended = False
 
     def belongs_to(self, source: ObjectSource) -> bool:
-        """Whether these are objects of the array that has this source."""
+        """Whether the requests are for the array that has this source."""
         return self._array_source is source
 
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
@@ -143,8 +143,8 @@ class ObjectsAhead:
         Returns
         -------
         bool
-            Whether the requests were started. False if the budget has no room for all of them, or after `end`; then none
-            is started.
+            Whether the requests were started. False if the budget has no room for all of them, or after `end`; then
+            none is started.
         """
         with self._lock:
             new = {request: self._expected_nbytes(request) for request in requests if request.key not in self._waiting}
@@ -205,23 +205,23 @@ class ObjectsAhead:
 
 
 class _ThreadState(threading.local):
-    objects: ObjectsAhead | None = None
+    ahead: RequestsAhead | None = None
 
 
 _thread_state = _ThreadState()
 
 
-def read_with[Result](objects: ObjectsAhead | None, read: Callable[[], Result]) -> Result:
+def read_with[Result](ahead: RequestsAhead | None, read: Callable[[], Result]) -> Result:
     """Return the result of `read`, whose snapshots on this thread take requests that were made ahead."""
-    before = _thread_state.objects
+    before = _thread_state.ahead
     try:
-        _thread_state.objects = objects
+        _thread_state.ahead = ahead
         return read()
     finally:
-        _thread_state.objects = before
+        _thread_state.ahead = before
 
 
-def objects_for(source: ObjectSource) -> ObjectsAhead | None:
+def requests_for(source: ObjectSource) -> RequestsAhead | None:
     """Return the requests ahead that this thread's read may take, if they are for the array that has this source."""
-    objects = _thread_state.objects
-    return objects if objects is not None and objects.belongs_to(source) else None
+    ahead = _thread_state.ahead
+    return ahead if ahead is not None and ahead.belongs_to(source) else None

@@ -115,7 +115,7 @@ class Snapshot:
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
-        self._ahead = ahead.objects_for(source) if self._use_cache and care is Care.USUAL else None
+        self._ahead = ahead.requests_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead = self._source.lookahead
         self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote

@@ -24,8 +24,8 @@ class ChunkGrid:
     TooLargeError
         If an axis is longer than `_MAX_LENGTH`.
     ValueError
-        If the shapes have different numbers of axes, a length is negative, a shard has no chunks, or an axis has elements
-        but its chunks have none.
+        If the shapes have different numbers of axes, a length is negative, a shard has no chunks, or an axis has
+        elements but its chunks have none.
     """
 
     shape: tuple[int, ...]
