@@ -157,10 +157,10 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
 
 
 def _kept_range(response: Any, request: ByteRequest | None) -> tuple[int, int, int]:
-    """Return ``(start, end, suffix_nbytes)``: the last `suffix_nbytes` of the bytes ``[start, end)`` of a body are
-    needed.
+    """Return which bytes of a body are needed, as ``(start, end, suffix_nbytes)``.
 
-    `NO_LIMIT` as `end` is the end of the body; as `suffix_nbytes`, it stands for all bytes of the range.
+    These are the last `suffix_nbytes` of the bytes ``[start, end)``. `NO_LIMIT` as `end` is the end of the body; as
+    `suffix_nbytes`, it stands for all bytes of the range.
     """
     if is_whole(response.headers, response.status):
         if isinstance(request, RangeByteRequest):

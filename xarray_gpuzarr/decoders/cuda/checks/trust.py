@@ -188,7 +188,7 @@ class Trust:
     def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
         """Return why the device is not trusted with reads of an array, as far as is known. Runs no check.
 
-        Without a device, the stored outcomes of the GPUs of this machine decide, so that CUDA is not started.
+        Without a device, the stored outcomes of all GPUs in the cache folder decide, so that CUDA is not started.
         """
         if spec in self._distrusted:
             return self._distrusted[spec]
