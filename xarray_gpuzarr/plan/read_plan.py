@@ -93,7 +93,7 @@ class ReadPlan:
         columns: tuple[Column, Column, Column],
         all_piece_numbers: Column,
     ) -> Self:
-        """Return a plan of copied columns.
+        """Return a plan with copies of columns.
 
         `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,).
         `all_piece_numbers` is int64, shape (n_chunks, width), stored chunks first.
