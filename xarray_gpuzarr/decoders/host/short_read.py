@@ -41,7 +41,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, decode_shard_index
 
 _MOST_CHUNKS = 16
-"""Most chunks in a short read; `MOST_BOX_CHUNKS` in `read_box.h`."""
+"""Largest number of chunks in a short read. It must be `MOST_BOX_CHUNKS` of `read_box.h`."""
 _MOST_CHUNK_NBYTES = 1024 * 1024
 """Length in bytes of the longest single chunk that a short read takes. Decoding a longer one takes so long that nothing
 is gained."""

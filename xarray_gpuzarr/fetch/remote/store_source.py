@@ -44,7 +44,8 @@ _MIB = 1024**2
 _MAX_OUTSTANDING = 24
 """Number of requests of one read that may be outstanding at once (decision 13)."""
 _MAX_SHORT_OUTSTANDING = 48
-"""The same for a read with short requests, as long as they ask for at most `OUTSTANDING_NBYTES` together."""
+"""Number of short requests of one read that may be outstanding at once, if they are for at most `OUTSTANDING_NBYTES`
+bytes together."""
 OUTSTANDING_NBYTES = 96 * _MIB
 """Bytes that the outstanding requests of one read may ask for together, if there are more than `_MAX_OUTSTANDING`."""
 _RULE = CoalesceRule(
