@@ -187,7 +187,8 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
     nbytes = array.kept_nbytes
     if cache.entries.nbytes > limit:  # the limit was lowered
         cache.entries.shrink(limit)
-    if array.is_copied or not 0 < nbytes <= limit // 2:  # the system keeps the pages of raw chunks
+    # Raw chunks are not kept, since the page cache of the system has them already.
+    if array.is_copied or not 0 < nbytes <= limit // 2:
         return False
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 
