@@ -649,7 +649,7 @@ def test_ranges_are_named_in_a_domain_of_their_own(native, device, monkeypatch):
 
 def test_nvcomp_is_looked_for_once(native, monkeypatch):
     found = []
-    monkeypatch.setattr(native, "find_nvcomp", lambda: found.append("library") or "functions")
+    monkeypatch.setattr(native, "load_nvcomp", lambda: found.append("library") or "functions")
     monkeypatch.setattr(native, "Nvcomp", lambda functions: SimpleNamespace(functions=functions))
     device, _ = make(native)
 

@@ -28,7 +28,7 @@ from xarray_gpuzarr.cuda.nvcomp import (
     status_name,
     zstd_temp_nbytes,
 )
-from xarray_gpuzarr.cuda.nvcomp_library import find_nvcomp
+from xarray_gpuzarr.cuda.nvcomp_library import load_nvcomp
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
 
 
@@ -236,7 +236,7 @@ def test_a_library_that_cannot_be_used_says_why(case, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.libnvcomp", module)
 
     with pytest.raises(DeviceUnavailableError) as caught:
-        find_nvcomp()
+        load_nvcomp()
 
     assert tried in caught.value.tried
     assert found in caught.value.found
@@ -248,13 +248,13 @@ def test_version(number, text, monkeypatch):
     fake = FakeNvcomp(version=number)
     monkeypatch.setitem(sys.modules, "nvidia.libnvcomp", package(lambda: fake))
 
-    assert Nvcomp(find_nvcomp()).version == text
+    assert Nvcomp(load_nvcomp()).version == text
 
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
     pytest.importorskip("nvidia.libnvcomp", reason="nvidia-libnvcomp is not installed")
-    return find_nvcomp()  # of another version it is an error
+    return load_nvcomp()  # of another version it is an error
 
 
 @pytest.fixture(scope="module", params=["fake", "fake of version 5", "library"])

@@ -262,7 +262,7 @@ def test_several_arrays_of_one_computation_are_read_ahead(server):
 def test_arrays_of_local_files_are_not_asked_for_ahead(folder):
     reader = find_block_reader(open_ours(folder, chunks={}).maps.data)
 
-    assert reader.objects_ahead() is None
+    assert reader.requests_ahead() is None
 
 
 def test_pickles_do_not_grow_with_the_number_of_blocks(server):
@@ -274,15 +274,15 @@ def test_pickles_do_not_grow_with_the_number_of_blocks(server):
 
 def test_a_read_gets_what_it_took_although_the_guessing_ends_before_the_answer(server, folder):
     reader = find_block_reader(opened(server).maps.data)
-    objects = reader.objects_ahead()
+    ahead = reader.requests_ahead()
     wanted = [
         each for n in range(3) for each in reader.first_requests((slice(2 * n, 2 * n + 2), *map(slice, SHAPE[1:])))
     ]
-    assert objects.start(wanted)
-    taken = objects.take(wanted[1].key)
+    assert ahead.start(wanted)
+    taken = ahead.take(wanted[1].key)
 
-    objects.end()
+    ahead.end()
 
     assert bytes(taken.answer().data) == (folder / wanted[1].key).read_bytes()
-    objects.end()
-    assert objects.take(wanted[0].key) is None
+    ahead.end()
+    assert ahead.take(wanted[0].key) is None

@@ -27,7 +27,7 @@ from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_lazy_selection
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestsAhead
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import limit_threads
 from xarray_gpuzarr.read import read
@@ -171,8 +171,8 @@ class BlockReader(AheadReader):
         if block is not out:
             out[...] = block
 
-    def objects_ahead(self) -> ObjectsAhead | None:
-        """Return a new `ObjectsAhead` for this array. None if nothing can be requested ahead."""
+    def requests_ahead(self) -> RequestsAhead | None:
+        """Return a new `RequestsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
         selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
         # A local read waits for nothing. With "workers", neither the client nor the workers request anything ahead.
@@ -182,7 +182,7 @@ class BlockReader(AheadReader):
             return None
         assert stored.source is not None  # as `may_ask_ahead` has checked
         assert isinstance(stored.spec, ArraySpec)
-        return ObjectsAhead(stored.source, stored.spec)
+        return RequestsAhead(stored.source, stored.spec)
 
     def block_of(self, box: Box) -> BlockIndex | None:
         """Return the block that a box selects. None if it is not a whole block, or the blocks are unknown."""
@@ -232,7 +232,7 @@ class ShardManager(DaskManager):
         if name is not False:
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(chunks))
         reader.set_blocks(chunks)
-        if reader.objects_ahead() is not None:
+        if reader.requests_ahead() is not None:
             watch_computations()
         array = da.from_array(reader, chunks, **{**kwargs, "meta": meta, "asarray": False, "name": name})
         _advise_of_small_tasks(array)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from xarray_gpuzarr.cuda.cast import MAX_UNIT_NBYTES
 from xarray_gpuzarr.process.records import Column
 
 MAX_AXES = 8
@@ -25,16 +26,24 @@ MAX_TILE = 8192
 MAX_LINES = 256
 """Largest number of lines in a tile: each thread of a block computes the addresses of one."""
 STAGE_NBYTES = 17408
-"""Bytes of shared memory through which a tile is transposed."""
+"""Bytes of shared memory through which a tile is transposed: 64 lines of 17 elements of 16 bytes. It must be
+``stage_nbytes`` of ``scatter.cu``."""
 MAX_TRANSPOSED_LINES = 64
-"""Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together."""
+"""Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together. The kernel
+takes any number up to `MAX_LINES` whose lines fit into `STAGE_NBYTES`."""
 MAX_STEP = 2**31
 """Limit of the distance in bytes between neighbours on the last axis, because the kernel keeps it in a signed 32-bit
 number. Farther neighbours are in different tiles, one element wide."""
 MAX_BOX = 2**31
 """Limit of the number of elements in a box: positions inside it are 32-bit numbers."""
 LEAST_TILE = 32
-"""Smallest average number of elements in the tiles of a box."""
+"""Average number of elements in a tile that the tiles of a box always reach, if there is more than one.
+
+A dimension that is cut into nearly equal parts is cut into parts of more than half of their limit on average. Among
+boxes with several tiles, transposed ones have the smallest: they may have 64 lines of 17 elements, so their tiles
+have more than 32 * 8 elements on average. This does not hold if neighbours on the last axis are `MAX_STEP` bytes apart
+or nearly so: tiles are then one element wide, and a box of one line has as many tiles as elements.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +156,12 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
 def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
     """Handle several elements as one: the largest power of two of them that divides all starts, counts and strides."""
     last, others = walk.axes[-1], walk.axes[:-1]
-    bits = walk.in_first | (out // itemsize) | (16 // itemsize)
+    # Kernels copy units of up to MAX_UNIT_NBYTES bytes. The address of the output is given, and a unit must begin
+    # there. The addresses of chunks do not count here: callers align chunks to `unit_nbytes` of the kernel.
+    bits = walk.in_first | (out // itemsize) | (MAX_UNIT_NBYTES // itemsize)
     for column in (last.in_start, last.count, last.out_start):
         bits |= int(np.bitwise_or.reduce(column, initial=0))
+    # On the other axes, starts are multiplied by the strides, so it suffices that the factor divides the strides.
     for axis in others:
         bits |= axis.in_stride | axis.out_stride
     k = bits & -bits  # the lowest bit that is set in any of them
@@ -172,7 +184,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     elif walk.is_transposed:
         max_lines = min(MAX_TRANSPOSED_LINES, n_all_lines)
         # The largest width whose pitch, computed below, lets all lines fit into shared memory.
-        max_width = ((STAGE_NBYTES // itemsize // max_lines // elements_per_bank - 1) | 1) * elements_per_bank
+        max_banks = STAGE_NBYTES // itemsize // max_lines // elements_per_bank
+        max_width = _largest_odd(max_banks) * elements_per_bank
         width = _even_part(length, min(max_width, MAX_TILE // max_lines))
     else:
         width = _even_part(length, MAX_TILE)
@@ -184,8 +197,18 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     if walk.is_transposed and width > 1:
         # The smallest pitch, at least `width`, that puts neighbouring lines into different banks: an odd number of
         # banks.
-        pitch = (-(-width // elements_per_bank) | 1) * elements_per_bank
+        pitch = _smallest_odd(-(-width // elements_per_bank)) * elements_per_bank
     return Tiling(width=width, n_lines=n_lines, tiles_across=tiles_across, n_tiles=n_tiles, pitch=pitch)
+
+
+def _largest_odd(limit: int) -> int:
+    """Return the largest odd number that is not above `limit`."""
+    return (limit - 1) | 1
+
+
+def _smallest_odd(limit: int) -> int:
+    """Return the smallest odd number that is not below `limit`."""
+    return limit | 1
 
 
 def _even_part(length: int, max_part: int) -> int:
@@ -198,6 +221,7 @@ def _drop_single(axes: Sequence[AxisColumns]) -> Walk:
     """Return a walk without the axes of a single element, which become a constant offset."""
     longer, columns, in_first = [], [], 0
     for column, axis in enumerate(axes):
+        # The offset replaces the axis in the chunk only, so the element must be the first of the output.
         if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:
             elements = axis.in_start if axis.index is None else axis.index
             in_first += int(elements[0]) * axis.in_stride

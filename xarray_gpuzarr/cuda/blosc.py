@@ -1,6 +1,7 @@
 """Kernels for Blosc frames that nvCOMP does not have: unshuffle blocks, and decompress streams of blosclz.
 
-The CUDA decoder parses the headers of frames on the host (`frames.blosc`), and moves streams that are stored raw.
+Two parts of the work are elsewhere: `frames.blosc` parses the headers of frames on the host, and the kernel of
+``move.cu`` copies streams that are stored raw.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ MAX_NBYTES = 2**31 - 1
 """Largest length in bytes of a block or a stream, compressed or not. C-Blosc makes none that is longer."""
 
 _TILE_NBYTES = 1 << 15
+"""Share in bytes that a block of threads has of the longest Blosc block. ``unshuffle.cu`` accepts any number of blocks
+of threads for a Blosc block, so this number may be chosen freely."""
 _N_STREAMS = 8
-"""Number of blosclz streams that a block of threads decompresses."""
+"""Number of blosclz streams that a block of threads decompresses. It must be ``n_warps * n_streams`` of
+``blosclz.cu``."""
 _N_BLOSCLZ_THREADS = 64
-"""Number of threads in such a block."""
+"""Number of threads in a block that decompresses blosclz. It must be ``n_warps * n_lanes`` of ``blosclz.cu``."""
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
 _BLOSCLZ = Kernel(file="blosclz.cu", name="blosclz")
 

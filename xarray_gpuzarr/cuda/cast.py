@@ -14,8 +14,10 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 """Parameters of a kernel, as 64-bit words in host memory."""
 
-UNIT_NBYTES = (1, 2, 4, 8, 16)
+UNIT_LENGTHS = (1, 2, 4, 8, 16)
 """Lengths in bytes that the copying kernels are compiled for. A unit is one element or several, copied as one."""
+MAX_UNIT_NBYTES = max(UNIT_LENGTHS)
+"""Length in bytes of the longest unit."""
 
 REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 """Stored and result dtypes, as ``cast.cuh`` names them, that the casting kernels are compiled for."""
@@ -120,7 +122,7 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
 
 def all_cast_defines() -> list[Defines]:
     """Return the macros of every variant of a kernel that places elements."""
-    copies = [_copy_defines(n) for n in UNIT_NBYTES]
+    copies = [_copy_defines(n) for n in UNIT_LENGTHS]
     dtypes = [np.dtype(name) for name in REAL_DTYPES]
     pairs = [(stored, result) for stored in dtypes for result in dtypes]
     casts = [
@@ -134,7 +136,7 @@ def all_cast_defines() -> list[Defines]:
 
 def usual_cast_defines() -> list[Defines]:
     """Return the macros of the usual variants: copies, masked floating numbers, and unpacked small integers."""
-    copies = [_copy_defines(n) for n in UNIT_NBYTES]
+    copies = [_copy_defines(n) for n in UNIT_LENGTHS]
     pairs = [("f4", "f4"), ("f8", "f8"), ("i2", "f4"), ("i2", "f8"), ("u1", "f4"), ("u1", "f8")]
     return copies + [(("STORED", stored), ("RESULT", result)) for stored, result in pairs]
 
@@ -149,7 +151,7 @@ def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
     """Whether a conversion keeps the bytes, apart from their order."""
     if stored.kind in "iu" and result.kind in "iu":
         return stored.itemsize == result.itemsize
-    return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_NBYTES
+    return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_LENGTHS
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

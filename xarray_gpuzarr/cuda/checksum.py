@@ -18,7 +18,8 @@ from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 Kind = Literal["crc32", "crc32c", "adler32"]
 
 TILE_NBYTES = 1 << 16
-"""Bytes of a message that one block of threads handles."""
+"""Bytes of a message that one block of threads handles. It must be ``tile_nbytes`` of ``checksum.cu``, whose ``stride``
+must be one word for each of `N_THREADS` threads."""
 
 _WORD_NBYTES = 16
 MAX_NBYTES = 2**32 - _WORD_NBYTES
@@ -77,5 +78,8 @@ def final_checksums(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[n
     """
     if kind != "adler32":
         return column.astype(np.uint32)
-    a, b = (column & 0xFFFFFFFF) + 1, column >> 32
-    return (b % _ADLER_MODULUS << 16 | a % _ADLER_MODULUS).astype(np.uint32)
+    # The first sum of an Adler-32 begins with 1, and the second sum adds up the first one after each byte. The kernel
+    # counts this 1 in the second sum, but not in the first.
+    first_sum = (column & 0xFFFFFFFF) + 1
+    second_sum = column >> 32
+    return (second_sum % _ADLER_MODULUS << 16 | first_sum % _ADLER_MODULUS).astype(np.uint32)

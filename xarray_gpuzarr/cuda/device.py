@@ -39,7 +39,7 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.native_stream import NativeStream, StreamOwner
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
-from xarray_gpuzarr.cuda.nvcomp_library import find_nvcomp
+from xarray_gpuzarr.cuda.nvcomp_library import load_nvcomp
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
@@ -274,7 +274,7 @@ class NativeDevice:
     @cached_property
     def nvcomp(self) -> Nvcomp:
         """The functions of the installed nvCOMP."""
-        return Nvcomp(find_nvcomp())
+        return Nvcomp(load_nvcomp())
 
     def range(self, name: str) -> AbstractContextManager[object]:
         """Mark a ``with`` block as a range on a profiler's timeline, if nvtx is installed."""

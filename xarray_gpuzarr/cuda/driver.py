@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+_TEXT_NBYTES = 96
+"""Longest text of the calls that are used here, in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE of ``nvml.h``."""
+
 
 @cache
 def has_driver() -> bool:
@@ -88,6 +91,6 @@ def _count(nvml: ctypes.CDLL) -> int | None:
 
 def _text(nvml: ctypes.CDLL, call: str, *handle: object) -> str:
     """Return the text that a call of NVML writes; empty if the call fails."""
-    text = ctypes.create_string_buffer(96)
+    text = ctypes.create_string_buffer(_TEXT_NBYTES)
     failed = getattr(nvml, call)(*handle, text, ctypes.c_uint(len(text)))
     return "" if failed else text.value.decode(errors="replace")

@@ -18,7 +18,8 @@ from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 FAILURES = (RuntimeError, CompileException)
 """Classes of the errors that CuPy and RMM raise for the CUDA runtime, driver and compiler.
 
-RMM's C++ errors arrive as plain `RuntimeError`.
+RMM's C++ errors arrive as plain `RuntimeError`. `MemoryError` is not among these classes, and is treated besides:
+CuPy's own pool raises it for lack of memory, and RMM's allocations raise it whatever the reason.
 """
 
 # Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA
@@ -56,8 +57,8 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*args, **kwargs)
             except GpuZarrError:
-                raise
-            except (*FAILURES, MemoryError) as error:  # CuPy's own pool raises MemoryError
+                raise  # as it is: `CudaError` is a RuntimeError, and `DeviceMemoryError` a MemoryError
+            except (*FAILURES, MemoryError) as error:
                 raise cuda_error(call, error) from error
 
         return translated
@@ -103,7 +104,7 @@ def _driver_remedy() -> str:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed for lack of memory, rather than because the device does not work.
 
-    RMM raises MemoryError whatever the reason, and names the CUDA error in its message.
+    A MemoryError may have another reason, see `FAILURES`. RMM then names the CUDA error in the message.
     """
     name = _cuda_name(error)
     return name in _OUT_OF_MEMORY or (name is None and isinstance(error, MemoryError))

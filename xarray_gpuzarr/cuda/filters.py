@@ -24,9 +24,11 @@ Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-
 """How floating numbers are rounded, in the order of ``Rounding`` in ``element_codec.cu``."""
 
 _ELEMENTS_PER_TILE = 16 * N_THREADS
+"""Number of elements that a block of threads decodes. It must be ``n_per_tile`` of ``element_codec.cu``."""
 _BOOLEANS_PER_TILE = 32 * N_THREADS
-_N_LANES = 32
-"""Number of threads in a warp."""
+"""Number of booleans that a block of threads unpacks. It must be ``n_per_tile`` of ``packbits.cu``."""
+_N_FLOAT_DELTA_THREADS = 64
+"""Number of threads in a block of ``float_delta.cu``, which is written for two warps."""
 _DELTA_KERNELS = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
     for stored in (1, 2, 4, 8)
@@ -39,7 +41,7 @@ _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 _LEAST_TILES = 4
 """Length of the shortest segment, in multiples of `_DELTA_TILE`. A segment is what one block of threads decodes."""
 _ENOUGH_BLOCKS = 1056
-"""Number of blocks of threads that fill 132 multiprocessors."""
+"""Number of blocks of threads that fill an H100 or H200: 132 multiprocessors with 2048 threads each."""
 _FLOAT_DELTA_KERNELS = {
     name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
 }
@@ -173,7 +175,7 @@ class Delta:
         args = (chunks.table, chunks.n, chunks.n_elements, *dtypes)
         if self.arithmetic_dtype.kind == "f":
             kernel = _FLOAT_DELTA_KERNELS[f"f{self.arithmetic_dtype.itemsize}"]
-            _launch(api, stream, kernel, chunks.n, args, n_threads=2 * _N_LANES)
+            _launch(api, stream, kernel, chunks.n, args, n_threads=_N_FLOAT_DELTA_THREADS)
             return
         blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))

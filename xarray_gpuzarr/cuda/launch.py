@@ -27,12 +27,12 @@ COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
 NumPy does."""
 
 MOVE_TILE_NBYTES = 1 << 16
-"""Number of bytes of a run that one block of threads moves."""
+"""Number of bytes of a run that one block of threads moves. It must be ``tile_nbytes`` of ``move.cu``."""
 
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
 """A zstd frame that decodes to one byte, and takes the place of refused frames; host memory, padded to 16 bytes."""
 _FRAMES_PER_BLOCK = 32
-"""Number of threads of a block, each of which checks a frame."""
+"""Number of threads in a block, each of which checks a frame. ``zstd_blocks.cu`` takes any number."""
 _MOVE, _ZSTD_BLOCKS = Kernel(file="move.cu", name="move"), Kernel(file="zstd_blocks.cu", name="zstd_blocks")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 

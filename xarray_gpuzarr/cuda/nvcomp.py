@@ -200,7 +200,7 @@ class Nvcomp:
     Parameters
     ----------
     functions : object
-        Has the functions as attributes: the library that `find_nvcomp` returns, or ctypes callbacks of the same types.
+        Has the functions as attributes: the library that `load_nvcomp` returns, or ctypes callbacks of the same types.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Find and load the nvCOMP library, and check its version."""
+"""Load the nvCOMP library, and check its version."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _END_VERSION = 7000
 _SUPPORTED_VERSIONS = ">=5.3,<7"
 
 
-def find_nvcomp() -> ctypes.CDLL:
-    """Load nvCOMP from the ``nvidia-libnvcomp`` package. This needs no driver and no GPU.
+def load_nvcomp() -> ctypes.CDLL:
+    """Return the nvCOMP library. Loading it needs no driver and no GPU.
+
+    The function ``load_library`` of the ``nvidia-libnvcomp`` package looks for the library in the package and on the
+    system's library path.
 
     Raises
     ------

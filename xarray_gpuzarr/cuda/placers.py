@@ -33,7 +33,7 @@ _AXIS_WORDS = 8
 _NO_COLUMN = -1
 """Takes the place of the number of a column of piece numbers for an axis with a single piece, which needs none."""
 _POINTS_PER_THREAD = 16
-"""Number of points that a thread takes in ``points.cu``."""
+"""Number of points that a thread takes. ``points.cu`` has the same number, 16, in its code."""
 _WORD_MASK = 2**64 - 1
 """Mask that turns any integer, also a negative one, into a word of 64 bits."""
 
@@ -225,7 +225,8 @@ class Points(_Placer):
         n_words = _CAST_WORDS + _N_TARGET_WORDS
         super().__init__(cast, "points", n_words, fill=fill, factor=1)
         longest = int(np.diff(bounds).max(initial=0))
-        self._log_lanes = min(8, max(0, longest - 1).bit_length())
+        # As many threads as the longest group has points, rounded up to a power of two; at most all of a block.
+        self._log_lanes = min(N_THREADS.bit_length() - 1, max(0, longest - 1).bit_length())
         """Binary logarithm of the number of threads that share a group."""
         self._n_tiles = -(-longest // (_POINTS_PER_THREAD << self._log_lanes))
         bounds_column, offset_column, position_column = (

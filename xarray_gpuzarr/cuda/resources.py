@@ -30,19 +30,23 @@ _KEPT_TABLE_NBYTES = 8 * 1024**2
 """Length of the tables of some 50 000 chunks. Longer slots are freed when their read has ended."""
 _FIRST_SLOT_NBYTES = 256 * 1024
 """Length of a pinned slot until a read needs more: pinning 64 MiB takes some 20 ms."""
+_N_FURTHER_TABLES = 2
+"""Number of slots for tables, or for receipts, besides those of the `n_batches` batches that are under way: one for the
+parameters of a read, and one for the batch that is being staged."""
 
 
 def pinned_nbytes(options: ResourceOptions) -> int:
     """Return the largest number of bytes of pinned memory that a workspace keeps."""
-    rings_nbytes = 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES  # tables and receipts
+    rings_nbytes = 2 * (options.n_batches + _N_FURTHER_TABLES) * _KEPT_TABLE_NBYTES  # tables and receipts
     return options.n_slots * options.slot_nbytes + rings_nbytes
 
 
 def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
     """Return the bytes of device memory that the batches of a read may use besides its result.
 
-    If the options do not set it, this is a share of `device_nbytes`, all memory of the device. The free memory would be
-    a poor measure if a pool holds nearly everything, or other threads read.
+    If the options do not set it, the reads that run at once share three quarters of `device_nbytes`, all memory of the
+    device; a quarter is left for results. The free memory would be a poor measure if a pool holds nearly everything, or
+    other threads read.
     """
     return options.scratch_nbytes or device_nbytes * 3 // 4 // options.n_reads
 
@@ -81,11 +85,13 @@ class Workspace:
         self._consumer = self.copy if is_own_consumer else None
         self.batch_streams = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
-        self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
+        first_nbytes = min(_FIRST_SLOT_NBYTES, options.slot_nbytes)
+        self.slots = PinnedRing(api, options.n_slots, first_nbytes, full_nbytes=options.slot_nbytes)
         """Pinned memory for encoded bytes."""
-        self.tables = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
+        n_tables = options.n_batches + _N_FURTHER_TABLES
+        self.tables = PinnedRing(api, n_tables, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """Pinned memory for tables of pointers and sizes that are uploaded."""
-        self.receipts = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
+        self.receipts = PinnedRing(api, n_tables, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """Pinned memory for statuses and actual sizes that are downloaded."""
         self._rings = self.slots, self.tables, self.receipts
         idle_stream = api.stream()
@@ -105,8 +111,9 @@ class Workspace:
     def new_result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to at once.
 
-        The consumer, which is the library that uses the result, may do so after the host has waited for `streams`. When
-        the array is dropped, its memory is freed after the work that the consumer's stream has been given by then.
+        The consumer, which is the library that uses the array, may use it once the host has waited for `streams`. When
+        the array is dropped, its memory is freed on the consumer's stream, after all work that was enqueued there
+        before.
         """
         consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
@@ -259,6 +266,8 @@ class DeviceResources:
                 workspace = self._in_use[thread] = idle[0]
             return workspace.run(read)
         finally:
+            # Without the lock, since a KeyboardInterrupt that arrives while a thread waits for it would leave the
+            # workspace in use for ever. One `pop` cannot be interrupted, and `_idle_workspaces` iterates over a copy.
             self._in_use.pop(thread, None)
 
     def _idle_workspaces(self) -> list[Workspace]:

@@ -1,8 +1,8 @@
 """Objects and shard indexes that are requested before the read that needs them, within a budget of the process.
 
-`tasks` knows which reads come next, and requests their objects through `ObjectsAhead`. A read inside `read_with` takes
-the answers: `Snapshot` treats them like answers to its own requests, so index and chunks are of one version. An
-`ObjectsAhead` belongs to one computation and ends with it, so that no read gets bytes that were requested before its
+`tasks` knows which reads come next, and requests their objects through `RequestsAhead`. A read inside `read_with` takes
+the answers: `Snapshot` treats them like answers to its own requests, so index and chunks are of one version. A
+`RequestsAhead` belongs to one computation and ends with it, so that no read gets bytes that were requested before its
 computation began.
 """
 
@@ -60,7 +60,7 @@ class ObjectRequest(NamedTuple):
     """Whether it is for the whole object; if not, for the index of a shard."""
 
 
-class ObjectAhead:
+class RequestAhead:
     """A request that was made ahead."""
 
     def __init__(self, request: ObjectRequest, pending: PendingEdge, nbytes: int) -> None:
@@ -104,8 +104,8 @@ class ObjectAhead:
         return self._edge
 
 
-class ObjectsAhead:
-    """Objects of one array that are requested ahead of reads. Safe to use from several threads.
+class RequestsAhead:
+    """Requests for objects of one array, made ahead of its reads. Safe to use from several threads.
 
     Parameters
     ----------
@@ -128,16 +128,16 @@ class ObjectsAhead:
         self._index_spec = spec.index
         self._source = source.for_one_read(expected_nbytes=self._initial_nbytes, most_nbytes=self.most_nbytes)
         self._lock = threading.Lock()
-        self._waiting: dict[str, ObjectAhead] = {}
+        self._waiting: dict[str, RequestAhead] = {}
         """By key, the requests that no read has taken."""
-        self._taken: weakref.WeakSet[ObjectAhead] = weakref.WeakSet()
+        self._taken: weakref.WeakSet[RequestAhead] = weakref.WeakSet()
         """Requests that reads have taken and still refer to. A read may be waiting for one of them."""
         self._longest_seen = 0
         """Length in bytes of the longest object that has arrived; 0 before the first one."""
         self._has_ended = False
 
     def belongs_to(self, source: ObjectSource) -> bool:
-        """Whether these are objects of the array that has this source."""
+        """Whether the requests are for the array that has this source."""
         return self._array_source is source
 
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
@@ -149,14 +149,15 @@ class ObjectsAhead:
         Returns
         -------
         bool
-            False if the budget has no room for all of them; then none is started.
+            Whether the requests were started. False if the budget has no room for all of them, or after `end`; then
+            none is started.
         """
         with self._lock:
             new = {request: self._expected_nbytes(request) for request in requests if request.key not in self._waiting}
             if self._has_ended or not budget.take(sum(new.values())):
                 return False
             for request, nbytes in new.items():
-                self._waiting[request.key] = ObjectAhead(request, self._start_one(request), nbytes)
+                self._waiting[request.key] = RequestAhead(request, self._start_one(request), nbytes)
         return True
 
     def _expected_nbytes(self, request: ObjectRequest) -> int:
@@ -172,7 +173,7 @@ class ObjectsAhead:
         assert self._index_spec is not None
         return self._source.start_edge(request.key, self._index_spec.location, self._index_spec.nbytes)
 
-    def take(self, key: str) -> ObjectAhead | None:
+    def take(self, key: str) -> RequestAhead | None:
         """Return the request for an object, and forget it, so that no other read gets it. None if there is none."""
         with self._lock:
             taken = self._waiting.pop(key, None)
@@ -210,23 +211,23 @@ class ObjectsAhead:
 
 
 class _ThreadState(threading.local):
-    objects: ObjectsAhead | None = None
+    ahead: RequestsAhead | None = None
 
 
 _thread_state = _ThreadState()
 
 
-def read_with[Result](objects: ObjectsAhead | None, read: Callable[[], Result]) -> Result:
+def read_with[Result](ahead: RequestsAhead | None, read: Callable[[], Result]) -> Result:
     """Return the result of `read`, whose snapshots on this thread take requests that were made ahead."""
-    before = _thread_state.objects
+    before = _thread_state.ahead
     try:
-        _thread_state.objects = objects
+        _thread_state.ahead = ahead
         return read()
     finally:
-        _thread_state.objects = before
+        _thread_state.ahead = before
 
 
-def objects_for(source: ObjectSource) -> ObjectsAhead | None:
+def requests_for(source: ObjectSource) -> RequestsAhead | None:
     """Return the requests ahead that this thread's read may take, if they are for the array that has this source."""
-    objects = _thread_state.objects
-    return objects if objects is not None and objects.belongs_to(source) else None
+    ahead = _thread_state.ahead
+    return ahead if ahead is not None and ahead.belongs_to(source) else None

@@ -104,18 +104,18 @@ class Snapshot:
         seen_shards: dict[str, bool] | None = None,
         short_requests: bool = False,
     ) -> None:
-        bounds: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         if spec.index is None:
-            bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
+            lengths = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
         elif short_requests and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
-            bounds = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
-        self._source = source.for_one_read(ask_again=care is not Care.USUAL, **bounds)
+            lengths = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
+        self._source = source.for_one_read(ask_again=care is not Care.USUAL, **lengths)
         self.identity = source.identity
         """What the source reads from; None if it is unknown."""
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
-        self._ahead = ahead.objects_for(source) if self._use_cache and care is Care.USUAL else None
+        self._ahead = ahead.requests_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead = self._source.lookahead
         self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote
@@ -221,7 +221,9 @@ class Snapshot:
 
     def expect_chunks(self, plan: ReadPlan) -> None:
         """Record which chunks will be requested, so that a shard that came whole is dropped with the last of them."""
-        for number, key in enumerate(plan.keys if self._whole else ()):
+        if not self._whole:
+            return
+        for number, key in enumerate(plan.keys):
             whole = self._whole.get(key)
             if whole is not None:
                 rows = plan.object == number

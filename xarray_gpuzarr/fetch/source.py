@@ -1,4 +1,7 @@
-"""Protocols of the sources that fetch encoded bytes, the values that they take and return, and their errors."""
+"""Protocols of the sources that fetch encoded bytes, the values that they take and return, and code that they share.
+
+`SourceWithoutFiles` is the base of sources that are not local files. `ReadAhead` prefetches for sources that are.
+"""
 
 from __future__ import annotations
 

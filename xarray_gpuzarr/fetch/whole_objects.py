@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead
+from xarray_gpuzarr.fetch.ahead import RequestsAhead
 from xarray_gpuzarr.fetch.source import Allocate, Edge, ObjectSource, Request
 from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError
 
@@ -12,7 +12,7 @@ from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError
 class WholeObjects:
     """A `Pending` of whole objects. It takes those that were requested ahead, and requests the others."""
 
-    def __init__(self, ahead: ObjectsAhead, requests: Sequence[Request], source: ObjectSource) -> None:
+    def __init__(self, ahead: RequestsAhead, requests: Sequence[Request], source: ObjectSource) -> None:
         self._requests = requests
         self._most_nbytes = ahead.most_nbytes
         self._ahead = [ahead.take(key) for key, _ in requests]

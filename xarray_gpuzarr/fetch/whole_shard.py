@@ -10,8 +10,8 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 WHOLE_SHARD_REQUESTS = 4
-"""Largest number of requests of full length that one request for a whole shard may replace. It also saves a round
-trip."""
+"""Largest uncompressed length of a shard that is requested whole, as a number of requests of
+`CoalesceRule.max_raw_nbytes` bytes each. A shard that is requested whole needs no round trip for its index."""
 
 
 def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:

@@ -228,7 +228,7 @@ def _cached_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPi
 
 
 MAX_CACHED = 256
-"""Most chunks along an axis in a table that is cached for later reads."""
+"""Largest number of chunks along an axis for which tables are cached for later reads."""
 TOO_MANY_PIECES = 2**48
 """Number of pieces from which on this package raises MemoryError. For columns of this length, NumPy raises other
 errors."""

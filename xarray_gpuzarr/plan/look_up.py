@@ -17,7 +17,7 @@ from xarray_gpuzarr.native.library import Loops, loops
 from xarray_gpuzarr.native.structs import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, empty_plan
+from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, allocate_columns
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -87,7 +87,7 @@ def _by_loops(
     numbers = array("q", ranges + index_addresses)
     ranges_address = numbers.buffer_info()[0]
     index_address = ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0
-    memory, addresses = empty_plan(n_rows, ndim)
+    memory, addresses = allocate_columns(n_rows, ndim)
     struct = LookupStruct(
         ndim=ndim,
         n_shards=len(blocks),

@@ -30,7 +30,8 @@ from xarray_gpuzarr.stored.shard_index import MISSING
 CHUNKS_PER_BLOCK = 1024
 """Number of unsharded chunks in a block. Planning a block takes 100 us, decoding it some milliseconds."""
 OBJECTS_PER_PART = 16
-"""Most small unsharded chunks in a part: one thread reads them together, and they are requested at once."""
+"""Largest number of unsharded chunks in a part, if the chunks are small. One thread reads a part, and all requests of
+a part start at the same time."""
 
 
 @record
@@ -74,7 +75,7 @@ class ReadPlan:
     n_stored: int
     """Number of stored chunks."""
     memory: Column
-    """The columns one after another, as the compiled loops take them; see `empty_plan`."""
+    """The columns one after another, as the compiled loops take them; see `allocate_columns`."""
     addresses: Mapping[str, int]
     """Address of each column, by name."""
     longest_nbytes: int
@@ -92,14 +93,14 @@ class ReadPlan:
         columns: tuple[Column, Column, Column],
         all_piece_numbers: Column,
     ) -> Self:
-        """Return a plan of copied columns.
+        """Return a plan with copies of columns.
 
         `columns` are `object`, `offset` and `nbytes` of the stored chunks, int64, shape (n_stored,).
         `all_piece_numbers` is int64, shape (n_chunks, width), stored chunks first.
         """
         n, width = all_piece_numbers.shape
         n_stored = len(columns[0])
-        memory, addresses = empty_plan(n, width)
+        memory, addresses = allocate_columns(n, width)
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
         memory[2 * n + n_stored : 3 * n] = MISSING  # nothing reads `object` and `offset` of a missing chunk
         memory[3 * n :] = all_piece_numbers.reshape(-1)
@@ -203,7 +204,7 @@ class ReadPlan:
         return [(self.key_of(start), ByteRange(offset=first, nbytes=end - first))]
 
 
-def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
+def allocate_columns(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
     """Return uninitialised memory for the columns of a plan, and the address of each column by name.
 
     The columns `object`, `offset` and `nbytes`, each of `n_chunks` numbers, follow each other. After them comes
@@ -270,4 +271,4 @@ def _cells_of_box(lengths: tuple[int, ...]) -> Column:
 _cached_cells = lru_cache(maxsize=8)(_cells_of_box)
 """`_cells_of_box` of the latest boxes: most shards of a read have the same shape."""
 _MAX_CACHED_CELLS = 4096
-"""Most cells of a box in `_cached_cells`."""
+"""Largest number of cells of a box in `_cached_cells`."""

@@ -130,7 +130,8 @@ def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
 def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Column, Column | None]:
     """Return an index array that never decreases, and the index that undoes the sorting.
 
-    The second value is None if the array was in order. If not, repeated indices are read once, and repeated by it.
+    An array in order is returned as it is, with its repeated indices; the second value is then None. Otherwise the
+    first value has each index once, and the second value repeats them.
     """
     if array.ndim != 1:
         raise _bad_index(array, f"an index array of {array.ndim} dimensions on axis {axis}")

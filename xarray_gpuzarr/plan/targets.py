@@ -53,18 +53,18 @@ class BoxTarget:
             span_of_slice(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
             for selected, length, chunk_length in axes
         ]
-        nonempty = [axis_span for axis_span in spans if axis_span is not None]
-        self.spans = tuple(nonempty) if len(nonempty) == len(axes) else None
+        existing_spans = [axis_span for axis_span in spans if axis_span is not None]
+        self.spans = tuple(existing_spans) if len(existing_spans) == len(axes) else None
         """Requested elements along each axis; None if they are not evenly spaced along all axes, or there are none."""
         self._index_pieces: dict[int, AxisPieces] = {}
         """Pieces along the axes with index arrays."""
         if self.spans is None:
             lengths, n_pieces = self._count(spans)
         else:
-            lengths = [axis_span.n_elements for axis_span in nonempty]
-            n_pieces = [axis_span.n_pieces for axis_span in nonempty]
+            lengths = [axis_span.n_elements for axis_span in existing_spans]
+            n_pieces = [axis_span.n_pieces for axis_span in existing_spans]
             numbers: list[int] = []
-            for axis_span, count in zip(nonempty, per_shard, strict=True):
+            for axis_span, count in zip(existing_spans, per_shard, strict=True):
                 numbers += (*axis_span, count)
             self._span_structs = array("q", numbers)
             """One ``span_of_axis_t`` for each axis. Keeps the memory at `spans_address` alive."""
@@ -110,7 +110,8 @@ class BoxTarget:
     def shards(self) -> Iterator[tuple[tuple[int, range], ...]]:
         """Return the touched shards in C order: for each axis, the coordinate of the shard and its piece numbers.
 
-        If the elements are evenly spaced and lie in many chunks, the shards of an axis are not listed first.
+        If the elements are evenly spaced and lie in many chunks, shards are generated as they are needed. Otherwise the
+        shards along every axis are listed before the first one is returned, as `itertools.product` does.
         """
         if not self.n_chunks:
             return iter(())

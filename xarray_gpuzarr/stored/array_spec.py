@@ -20,8 +20,8 @@ NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
 
 _MAX_CHUNK_NBYTES = 2**56
-"""Most bytes of a decoded chunk or a shard index. No machine has as much memory, and sums with the bytes that codecs
-add fit int64."""
+"""Largest length in bytes of a decoded chunk or a shard index. No machine has as much memory. Even with the bytes that
+codecs add, lengths fit int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class KeyEncoding:
         names = key.removeprefix(self.prefix).split(self.separator)
         if self.style == "default":
             names = names[1:]  # without the leading "c"
+        # Without axes, style "v2" has the key "0", whose name is no coordinate. Of other keys with surplus names, the
+        # comparison below finds that they are not keys of this array.
         coord = tuple(map(int, names[:ndim]))
         if self.key(coord) != key:
             raise ValueError(key)
@@ -118,7 +120,10 @@ class ArraySpec:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Axis of the array that each axis of a decoded chunk holds, after all transposes."""
+        """For each axis of a chunk as it is laid out in the decompressed bytes, the axis of the array.
+
+        Transposes have been applied to this layout, and decoding has not undone them yet.
+        """
         order = tuple(range(self.grid.ndim))
         for codec in self.codecs.array_to_array:
             if isinstance(codec, TransposeSpec):
@@ -127,7 +132,7 @@ class ArraySpec:
 
     @property
     def chunk_strides(self) -> tuple[int, ...]:
-        """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
+        """Strides of the elements in a chunk's decompressed bytes, along the axes of the array, in bytes."""
         axes, shape = self.axes, self.grid.chunk_shape
         strides = []
         for axis in range(len(axes)):

@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 
 _MAX_LENGTH = 2**62
-"""Most elements along an axis of an array, a shard or a chunk, so that the sum of two lengths fits int64."""
+"""Largest number of elements along an axis of an array, a shard or a chunk. The sum of two lengths then fits int64."""
 
 
 class TooLargeError(ValueError):
@@ -24,7 +24,8 @@ class ChunkGrid:
     TooLargeError
         If an axis is longer than `_MAX_LENGTH`.
     ValueError
-        If the shapes have different numbers of axes, or an axis has elements but no chunks.
+        If the shapes have different numbers of axes, a length is negative, a shard has no chunks, or an axis has
+        elements but its chunks have none.
     """
 
     shape: tuple[int, ...]
@@ -36,10 +37,10 @@ class ChunkGrid:
 
     def __post_init__(self) -> None:
         axes = zip(self.shape, self.chunk_shape, self.chunks_per_shard, strict=True)
-        for axis, (length, chunk_length, n_chunks) in enumerate(axes):
-            longest = max(length, chunk_length * n_chunks)
-            if min(length, chunk_length, n_chunks - 1) < 0 or (length and not chunk_length):
-                lengths = f"{length} elements in shards of {n_chunks} chunks of {chunk_length}"
+        for axis, (length, chunk_length, per_shard) in enumerate(axes):
+            longest = max(length, chunk_length * per_shard)
+            if per_shard < 1 or min(length, chunk_length) < 0 or (length and not chunk_length):
+                lengths = f"{length} elements in shards of {per_shard} chunks of {chunk_length}"
                 raise ValueError(f"axis {axis}: {lengths}")
             if longest > _MAX_LENGTH:
                 raise TooLargeError(f"{longest} elements along axis {axis}")
@@ -66,5 +67,5 @@ class ChunkGrid:
 
 
 def _ceil_divide(length: int, part_length: int) -> int:
-    """Return the number of parts that an axis is cut into; 0 if parts have no elements."""
+    """Return the number of parts that an axis is cut into; 0 if the parts have no elements."""
     return -(-length // part_length) if part_length else 0

@@ -281,8 +281,8 @@ _MAX_GROWTH, _MAX_EXTRA_NBYTES = 4, 1024 * 1024
 with little memory), unless a writer flushes or restarts streams every few bytes, or adds names, extra fields or
 skippable frames."""
 _MAX_OTHER_GROWTH, _MAX_OTHER_EXTRA_NBYTES = 64, 16 * 1024 * 1024
-"""The same for codecs that only zarr-python knows. Numbers as text take 13 times their bytes, shards inside shards 27
-times those of chunks of one byte."""
+"""Factor and summand for codecs that only zarr-python knows. Numbers that are written as text take 13 times their
+bytes. Shards inside shards, with chunks of one byte, take 27 times the bytes of the chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

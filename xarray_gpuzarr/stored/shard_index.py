@@ -96,9 +96,13 @@ def decode_shard_index(
         actual = crc32c(memoryview(encoded)[:-_CRC_NBYTES])
         if stored != actual:
             raise _index_error(shard_name, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
-    # Chunks may lie in [floor, limit).
-    floor = index_nbytes if spec.location == "start" else 0
-    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes - index_nbytes + floor
+    # Chunks may lie in [floor, limit): behind an index at the start of the shard, or before one at its end.
+    if spec.location == "start":
+        floor, limit = index_nbytes, shard_nbytes
+    else:
+        floor, limit = 0, None if shard_nbytes is None else shard_nbytes - index_nbytes
+    if limit is None:
+        limit = 2**63 - 1
     compiled = loops()
     if compiled is not None:
         ranges = np.empty((2, spec.n_chunks), np.int64)

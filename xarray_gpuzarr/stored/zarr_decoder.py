@@ -50,7 +50,8 @@ def zarr_chunk_decoder(
     is_shard = any(isinstance(codec, ShardingCodec) for codec in codecs)
 
     def decode(encoded: memoryview) -> npt.NDArray[Any]:
-        # zarr-python splits shards only in buffers of the type that its settings name.
+        # An inner chunk may itself be a shard. zarr-python's `ShardingCodec` cuts a shard in buffers of the default
+        # prototype, which zarr-python's settings choose, so the chunk must be in such a buffer.
         prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
         pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype, classes, prepare)
         buffer = prototype.buffer.from_bytes(encoded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from xarray_gpuzarr.fetch.ahead import ObjectRequest, ObjectsAhead
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestsAhead
 
 BlockIndex = tuple[int, ...]
 """Position of a block in an array: its number along each axis."""
@@ -19,8 +19,8 @@ class AheadReader(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def objects_ahead(self) -> ObjectsAhead | None:
-        """Return a new `ObjectsAhead` for this array; None if nothing can be requested ahead."""
+    def requests_ahead(self) -> RequestsAhead | None:
+        """Return a new `RequestsAhead` for this array; None if nothing can be requested ahead."""
 
     @abstractmethod
     def block_of(self, box: Box) -> BlockIndex | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dask.callbacks import Callback
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, read_with
+from xarray_gpuzarr.fetch.ahead import RequestsAhead, read_with
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, BlockIndex, Box
 from xarray_gpuzarr.tasks.one_output import WholeArray
@@ -35,7 +35,7 @@ class ArrayReads:
     ----------
     reader : AheadReader
         The array.
-    objects : ObjectsAhead
+    ahead : RequestsAhead
         The array's requests ahead, which end with the computation.
     keys : set
         Keys of the tasks that read the array.
@@ -43,9 +43,9 @@ class ArrayReads:
         The state of dask's scheduler.
     """
 
-    def __init__(self, reader: AheadReader, objects: ObjectsAhead, keys: set[Any], state: Mapping[str, Any]) -> None:
+    def __init__(self, reader: AheadReader, ahead: RequestsAhead, keys: set[Any], state: Mapping[str, Any]) -> None:
         self._reader = reader
-        self._objects = objects
+        self._ahead = ahead
         self._keys = keys
         self._state = state
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class ArrayReads:
         self._requested: set[BlockIndex] = set()
         """Blocks that were read or requested ahead."""
 
-    def begin(self, box: Box) -> ObjectsAhead | None:
+    def begin(self, box: Box) -> RequestsAhead | None:
         """Record that a read begins, and request what the next ones need.
 
         Parameters
@@ -65,7 +65,7 @@ class ArrayReads:
 
         Returns
         -------
-        ObjectsAhead or None
+        RequestsAhead or None
             Requests that the read may take. None for a read that does not belong to this computation, such as one of a
             computation inside a task.
         """
@@ -77,7 +77,7 @@ class ArrayReads:
             self._requested.add(block)
             if self._n_reads >= _MIN_READS:
                 self._request_next(block)
-        return self._objects if self._offsets else None
+        return self._ahead if self._offsets else None
 
     def _learn_offset(self, block: BlockIndex) -> None:
         """Keep the offsets that turn the key of a running task into the block that is read."""
@@ -98,7 +98,7 @@ class ArrayReads:
             box = self._reader.box_of(next_block)
             if box is None:
                 continue
-            if not self._objects.start(self._reader.first_requests(box)):
+            if not self._ahead.start(self._reader.first_requests(box)):
                 return
             self._requested.add(next_block)
 
@@ -121,7 +121,7 @@ class ArrayReads:
 
     def end(self) -> None:
         """Make no more requests, and drop those that no read has taken."""
-        self._objects.end()
+        self._ahead.end()
 
 
 Computation = Mapping[int, ArrayReads]
@@ -159,10 +159,10 @@ def _find_reads(state: Mapping[str, Any]) -> Computation:
         reader = value.reader if isinstance(value, WholeArray) else value
         if not isinstance(reader, AheadReader):
             continue
-        objects = reader.objects_ahead()
-        if objects is not None:
+        ahead = reader.requests_ahead()
+        if ahead is not None:
             keys = {task for task in state["dependents"][key] if isinstance(task, tuple)}
-            computation[id(reader)] = ArrayReads(reader, objects, keys, state)
+            computation[id(reader)] = ArrayReads(reader, ahead, keys, state)
     return computation
 
 

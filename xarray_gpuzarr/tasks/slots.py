@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from xarray_gpuzarr.fetch.ahead import ObjectsAhead, read_with
+from xarray_gpuzarr.fetch.ahead import RequestsAhead, read_with
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Box
 
@@ -31,16 +31,16 @@ def read_without_slot[Result](reader: AheadReader, box: Box, read: Callable[[], 
     distributed = sys.modules.get("distributed")
     if distributed is None or not fetch_options().ahead_nbytes or not _is_in_task(distributed):
         return read()
-    objects = reader.objects_ahead()
-    if objects is None:
+    ahead = reader.requests_ahead()
+    if ahead is None:
         return read()
     try:
         requests = reader.first_requests(box)
-        if requests and objects.start(requests):
-            _wait_without_slot(distributed, objects)
-        return read_with(objects, read)
+        if requests and ahead.start(requests):
+            _wait_without_slot(distributed, ahead)
+        return read_with(ahead, read)
     finally:
-        objects.end()
+        ahead.end()
 
 
 def _is_in_task(distributed: Any) -> bool:
@@ -52,7 +52,7 @@ def _is_in_task(distributed: Any) -> bool:
     return True
 
 
-def _wait_without_slot(distributed: Any, objects: ObjectsAhead) -> None:
+def _wait_without_slot(distributed: Any, ahead: RequestsAhead) -> None:
     """Wait for requests while another task has the slot, unless too many tasks do so already."""
     if not _waiting.acquire(blocking=False):
         return
@@ -62,7 +62,7 @@ def _wait_without_slot(distributed: Any, objects: ObjectsAhead) -> None:
         except (AttributeError, KeyError):  # the thread was started by a task, or has left its slot already
             return
         try:
-            objects.wait()
+            ahead.wait()
         finally:
             distributed.rejoin()
     finally:

@@ -165,7 +165,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
 def _describe_ahead(data: Any) -> str:
     """Return how many bytes are requested before the tasks of a dask array run; empty if nothing can be."""
     reader = find_block_reader(data)
-    if reader is None or reader.objects_ahead() is None:
+    if reader is None or reader.requests_ahead() is None:
         return ""
     nbytes = fetch_options().ahead_nbytes
     if not nbytes:

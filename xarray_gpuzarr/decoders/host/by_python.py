@@ -163,7 +163,7 @@ class PointKeys:
     """Indices of the scattered points that chunks fill."""
 
     has_index = True
-    """As for `BoxKeys`: points are always listed."""
+    """Whether the requested elements are listed in index arrays, as `BoxKeys.has_index`. Points always are."""
 
     def __init__(self, target: PointTarget) -> None:
         self._groups = target.groups

@@ -35,9 +35,10 @@ _MIB = 1024**2
 ENTRY_NBYTES = 512
 """Memory in bytes that an entry takes besides the elements."""
 _MOST_CHUNKS = 4096
-"""Most chunks of a read that uses the cache. Looking up a chunk takes 1 us, decoding one at least 10 us."""
+"""Largest number of chunks of a read that uses the cache. Looking up a chunk takes 1 us, decoding one at least 10
+us."""
 _MOST_SEEN = 16_384
-"""Most keys of chunks that were read once and are remembered, in about 5 MB."""
+"""Largest number of remembered keys of chunks that were read once. They take about 5 MB."""
 _RECHECK_INTERVAL_S = 0.5
 """Seconds after which a thread that waits for a chunk looks it up again."""
 
@@ -186,7 +187,8 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
     nbytes = array.kept_nbytes
     if cache.entries.nbytes > limit:  # the limit was lowered
         cache.entries.shrink(limit)
-    if array.is_copied or not 0 < nbytes <= limit // 2:  # the system keeps the pages of raw chunks
+    # Raw chunks are not kept, since the page cache of the system has them already.
+    if array.is_copied or not 0 < nbytes <= limit // 2:
         return False
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 

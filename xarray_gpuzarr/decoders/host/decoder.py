@@ -206,7 +206,8 @@ def call_loops(
 
 
 _MOST_READY = 256
-"""Most tasks that wait for a thread. Tasks for missing chunks make no requests, which limit the others."""
+"""Largest number of tasks that wait for a thread. Other tasks are limited by the number of their requests, but tasks
+for missing chunks make none."""
 
 
 class TaskQueue:
@@ -260,7 +261,7 @@ class TaskQueue:
     def _weight(self, task: Task, pending: Any) -> int:
         """Return the number of requests that a task counts as.
 
-        A task whose bytes have arrived counts as all requests that may be under way. So no later task is started, whose
-        bytes would be held as well.
+        A task whose bytes have arrived counts as all requests that may be under way. Later tasks are then not started:
+        their bytes would take memory, too, before a thread needs them.
         """
         return self._source.lookahead if isinstance(pending, FetchedBytes) else len(task.requests)

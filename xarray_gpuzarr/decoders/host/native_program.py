@@ -50,11 +50,13 @@ element, or only the blocks that hold requested elements."""
 _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
 """Kinds of stages: `enum stage` in `loops.c`."""
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
-"""Unused bytes in front of an area of scratch, and the alignment of areas."""
+"""Bytes in front of an area of scratch, where `unshuffle` in `loops.c` writes a header (`HEAD_NBYTES` there), and the
+alignment of areas."""
 _LEAST_PARTED_NBYTES = 32 * 1024
 """Chunks shorter than this are always decoded as a whole; `LEAST_PARTED_NBYTES` in `loops.c`."""
 _MAX_BLOCK_NBYTES, _MAX_TYPESIZE = 512 * 1024 * 1024, 255
-"""Longest block, and longest elements, that C-Blosc unshuffles, in bytes."""
+"""Longest block, and longest elements, that the loops unshuffle, in bytes. The first is a round number below C-Blosc's
+own limit, BLOSC_MAX_BLOCKSIZE; the second is BLOSC_MAX_TYPESIZE."""
 
 
 @record
@@ -111,21 +113,22 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
     out_dtype = np.dtype(cast.dtype)
     is_cast = not cast.only_converts or stored_dtype != out_dtype
     steps = steps_of_cast(stored_dtype, cast) if is_cast else []
-    placed_dtype, chunk_nbytes, steps = _fuse_filters(stages, stored_dtype, chunk_nbytes, steps)
+    placed_dtype, placed_nbytes, steps = _fuse_filters(stages, stored_dtype, chunk_nbytes, steps)
     keeps_elements = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
     n_checksums = _take_checksums(stages)
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
     codec = _codec_of(compressor)
-    lengths = _decoded_lengths(stages, chunk_nbytes)
+    lengths = _decoded_lengths(stages, placed_nbytes)
     structs_and_memory = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, lengths[1:], strict=True)]
     stage_structs = (StageStruct * len(stages))(*(struct for struct, _ in structs_and_memory))
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
     inflate = _inflating_codec(compressor)
+    # Blocks of a Blosc frame are still shuffled after `inflate` has decoded them.
     needs_unshuffle = bool(inflate.decode) or any(isinstance(spec, ShuffleSpec) for spec in stages)
     native_steps = None if keeps_elements else Steps(placed_dtype, steps, out_dtype)
     struct = JobStruct(
         codec=codec.number,
-        chunk_nbytes=chunk_nbytes,
+        chunk_nbytes=placed_nbytes,
         itemsize=placed_dtype.itemsize,
         packed_nbytes=lengths[0],
         n_stages=len(stages),
@@ -142,7 +145,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
         stages=ctypes.addressof(stage_structs),
         steps=0 if native_steps is None else native_steps.address,
     )
-    decodes_parts = codec.decode_part and not stages and chunk_nbytes >= _LEAST_PARTED_NBYTES
+    decodes_parts = codec.decode_part and not stages and placed_nbytes >= _LEAST_PARTED_NBYTES
     return NativeProgram(
         placed_dtype=placed_dtype,
         changes_elements=not keeps_elements,
@@ -189,7 +192,8 @@ def _take_checksums(stages: list[StageSpec]) -> int:
 def _codec_of(compressor: BytesBytesSpec | None) -> NativeCodec:
     """Return the functions that decode the frames of a compressor, or raw bytes if it is None.
 
-    Raises `NotKnownError` if there are none, and then warns of all codecs whose library does not export them.
+    If there are no such functions, warns of all codecs whose library does not export its functions, once in a process,
+    and raises `NotKnownError`.
     """
     name = "raw" if compressor is None else native_name(compressor)
     codec = None if name is None else native_codec(name)
@@ -256,7 +260,11 @@ def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
 
 
 def _unshuffle_address() -> int:
-    """Return the address of C-Blosc's decoder, which unshuffles. Raises `NotKnownError`."""
+    """Return the address of C-Blosc's decoder. Raises `NotKnownError` if there is none.
+
+    The loops write a header in front of shuffled bytes, so that they are a frame without compression. Decoding this
+    frame unshuffles the bytes.
+    """
     codec = native_codec("blosc")
     if codec is None:
         raise NotKnownError

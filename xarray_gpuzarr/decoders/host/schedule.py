@@ -53,7 +53,7 @@ class Schedule:
     """Number of chunks in each call of the compiled loops, for all its threads, if the calling thread passes plans to
     them; None if the read is carried out by tasks."""
     rows_a_part: int
-    """Most chunks that a thread decodes before it takes the next task."""
+    """Largest number of chunks that a thread decodes before it takes the next task."""
     part_nbytes: int
     """Length in bytes of the longest part. Parts of short reads are short, so that each thread gets some."""
 
@@ -95,7 +95,8 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
         # Encoded chunks may be very short, so the number of chunks is limited, too.
         share = n_chunks // n_threads // costs.parts_a_thread
         rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_thread))
-    # Two threads copy short reads no sooner than one.
+    # Chunks that are only copied get no threads of the loops, unless there is a single one: two threads copy a short
+    # read no faster than one.
     caller_suffices = not is_long if array.is_copied else seconds < costs.loops_s
     by_loops = is_local and array.program is not None and (is_single or caller_suffices)
     n_loop_threads = 1

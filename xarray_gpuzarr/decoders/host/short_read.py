@@ -41,7 +41,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, decode_shard_index
 
 _MOST_CHUNKS = 16
-"""Most chunks in a short read; `MOST_BOX_CHUNKS` in `read_box.h`."""
+"""Largest number of chunks in a short read. It must be `MOST_BOX_CHUNKS` of `read_box.h`."""
 _MOST_CHUNK_NBYTES = 1024 * 1024
 """Length in bytes of the longest single chunk that a short read takes. Decoding a longer one takes so long that nothing
 is gained."""
@@ -126,7 +126,7 @@ def read_short(
     nbytes = _call_loops(array, target, source, stored, chunks, out)
     if nbytes is None:
         return None
-    if stored.data is not None and array.spec.index is not None:
+    if stored.data is not None and array.spec.index is not None:  # the index was decoded for this read, too
         nbytes += array.spec.index.nbytes
     decoded_nbytes = target.n_chunks * array.chunk_nbytes
     counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=decoded_nbytes)
@@ -147,6 +147,7 @@ def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
         return False
     if n_chunks == 1:
         return array.chunk_nbytes <= _MOST_CHUNK_NBYTES
+    # A longer read is worth a second thread of the loops, see `schedule`.
     return n_chunks * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
 
 

@@ -2,7 +2,7 @@
 
 `PlanTasks` divides a plan into tasks. A thread reads a part into a buffer of its own that stays in its CPU cache, then
 decodes each chunk to its place in the output. For local files, the compiled loops do all of this. Python treats the
-rows that they leave, and all rows without them.
+rows that the loops leave, and all rows if there are no loops for the array.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ class PlanTasks:
     def tasks(self, rows: Sequence[int] | None = None) -> Iterator[Task]:
         """Yield the tasks of the plan: each reads a few objects, or a few ranges of a shard.
 
-        With `rows`, which the compiled loops have left, only the tasks that fetch these rows, and those in between, in
-        Python.
+        If `rows` are given, these are rows of local files that the compiled loops have left. The tasks then fetch all
+        rows from the first to the last of them through the source. Rows in between, which are placed already, are
+        fetched and placed once more, so that no request is cut around them.
         """
         if rows is not None:
             inner_bounds = [bound for bound in self.parts if rows[0] < bound <= rows[-1]]
@@ -151,6 +152,8 @@ class PlanTasks:
                 continue
             piece_tasks = self._piece_tasks(bounds[0]) if is_cut else []
             if piece_tasks:
+                # The chunk is alone in its group, since it is longer than `max_raw_nbytes`, and so than `max_nbytes`.
+                assert bounds[-1] == bounds[0] + 1
                 yield from piece_tasks
             else:
                 yield task
@@ -175,6 +178,7 @@ class PlanTasks:
         """Return a task that reads, decodes and places consecutive parts: rows ``[bounds[i], bounds[i + 1])`` each."""
         plan = self.plan
         if plan.spec.index is None:
+            # Each unsharded chunk is an answer of its own, so `EncodedChunks` needs bounds around each row.
             bounds = [*range(bounds[0], bounds[-1] + 1)]
 
         def run(pending: Pending) -> None:
@@ -192,7 +196,8 @@ class PlanTasks:
     def _piece_tasks(self, row: int) -> list[Task]:
         """Return tasks that each copy a piece of a long raw chunk to the output, by requests at the same time.
 
-        A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output.
+        A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output, or has the
+        wrong length in the store. The task of its part then decodes it, and raises the error.
         """
         nbytes = int(self.plan.nbytes[row])
         dst = self.read.placer.contiguous_box(self.piece_numbers[row])
@@ -229,7 +234,7 @@ class PlanTasks:
         rule, parts = self.read.rule, self.parts
         if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
             return list(range(len(parts)))
-        # Bytes of all parts up to the end of each one.
+        # Total number of encoded bytes, without gaps, of all parts up to and with each one.
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
@@ -258,11 +263,21 @@ class PlanTasks:
 
     def _place_row(self, row: int, data: memoryview | None) -> None:
         """Decode and place a chunk in Python, or write the fill value if it does not exist."""
-        kept = None if self.chunks is None or self.call is not None else self.chunks.kept.get(row)
+        memory = self._memory_to_keep(row)
         if data is None:
             self.read.placer.fill(self.piece_numbers[row])
-        elif kept is None:
+        elif memory is None:
             self.read.placer.place(data, self.piece_numbers[row])
         else:
-            self.read.placer.place_and_keep(data, self.piece_numbers[row], kept[1].memory)
+            self.read.placer.place_and_keep(data, self.piece_numbers[row], memory)
             self._decoded_rows.append(row)
+
+    def _memory_to_keep(self, row: int) -> Array | None:
+        """Return the memory that Python decodes a chunk into if it is to be kept; None if Python does not keep it.
+
+        If there are loops, only chunks that they have decoded are kept, see `decoded_rows`.
+        """
+        if self.chunks is None or self.call is not None or row not in self.chunks.kept:
+            return None
+        _, cached = self.chunks.kept[row]
+        return cached.memory

@@ -1,4 +1,4 @@
-"""What the errors of clients say about a request: the HTTP status of the answer, or that there was no answer."""
+"""Interpretation of the errors of clients: the HTTP status of the answer, or that there was no answer."""
 
 from __future__ import annotations
 

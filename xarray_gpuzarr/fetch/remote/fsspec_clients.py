@@ -66,7 +66,7 @@ class S3fsClient(_FsspecClient):
 
         await self._fs.set_session()
         s3 = await self._fs.get_s3(bucket)
-        # The coroutines of fsspec and their parts have private names.
+        # s3fs has no public method that returns the keyword arguments without making the request.
         keywords = self._fs._get_s3_method_kwargs(s3.get_object, Bucket=bucket, Key=name, **options)  # noqa: SLF001
 
         async def call() -> tuple[bytes | Answer, Mapping[str, Any]]:
@@ -110,6 +110,7 @@ class HttpClient(_FsspecClient):
         url = f"{self._path.rstrip('/')}/{key}"
         try:
             async with session.get(self._fs.encode_url(url), **options) as response:
+                # The body is read whatever the status: aiohttp closes connections with bytes that nobody has read.
                 body = await read_body(response, request, most_nbytes)
                 if if_match is not None and response.status == _PRECONDITION_FAILED:
                     return OTHER_VERSION_ANSWER
@@ -125,7 +126,8 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
     """Read the body of an aiohttp response, and keep only the bytes that a request needs.
 
     If the body is longer than it may be, reading stops when that is known. If the request goes to the end of the
-    object, the limit is `most_nbytes`.
+    object, the limit is `most_nbytes`. A whole object that answers a request for a range is read to its end, beyond the
+    range: `http_answer` needs the length of the body to tell a whole object from a range.
     """
     start, end, suffix_nbytes = _kept_range(response, request)
     max_nbytes = NO_LIMIT if open_range_start(request) is None else most_nbytes
@@ -155,7 +157,11 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
 
 
 def _kept_range(response: Any, request: ByteRequest | None) -> tuple[int, int, int]:
-    """Return the needed bytes of a body: the first one, the last one + 1, and how many of these, from their end."""
+    """Return which bytes of a body are needed, as ``(start, end, suffix_nbytes)``.
+
+    These are the last `suffix_nbytes` of the bytes ``[start, end)``. `NO_LIMIT` as `end` is the end of the body; as
+    `suffix_nbytes`, it stands for all bytes of the range.
+    """
     if is_whole(response.headers, response.status):
         if isinstance(request, RangeByteRequest):
             return request.start, request.end, NO_LIMIT

@@ -43,7 +43,10 @@ class Client(Protocol):
 
     @property
     def lost_by_fork(self) -> object:
-        """Client that a forked process cannot use if its parent has used it (see `forks`); None if there is none."""
+        """Object that a forked process cannot use if its parent has used it; None if there is none.
+
+        It is a client, or the name of a library whose clients share their threads; see `forks.remember`.
+        """
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
@@ -88,8 +91,10 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
         server that has stopped answering gets no more requests.
     """
     status = http_status(err)
-    if status is not None or ask_nbytes is None or is_unanswered(err):
+    if status is not None:
         return status == RANGE_NOT_SATISFIABLE
+    if ask_nbytes is None or is_unanswered(err):
+        return False
     try:
         async with asyncio.timeout(_LENGTH_TIMEOUT_S):
             nbytes = await ask_nbytes()
@@ -166,6 +171,7 @@ class ZipClient(StoreClient):
     def __init__(self, store: ZipStore) -> None:
         super().__init__(store)
         self.lost_by_fork = store
+        # The file is open already if zarr-python has read metadata from it, even if no read of chunks follows here.
         forks.remember(store)
 
     async def get(

@@ -44,7 +44,8 @@ _MIB = 1024**2
 _MAX_OUTSTANDING = 24
 """Number of requests of one read that may be outstanding at once (decision 13)."""
 _MAX_SHORT_OUTSTANDING = 48
-"""The same for a read with short requests, as long as they ask for at most `OUTSTANDING_NBYTES` together."""
+"""Number of short requests of one read that may be outstanding at once, if they are for at most `OUTSTANDING_NBYTES`
+bytes together."""
 OUTSTANDING_NBYTES = 96 * _MIB
 """Bytes that the outstanding requests of one read may ask for together, if there are more than `_MAX_OUTSTANDING`."""
 _RULE = CoalesceRule(
@@ -75,7 +76,7 @@ class StoreSource(SourceWithoutFiles):
     store : zarr.abc.store.Store
         The store.
     client : Client, optional
-        How the store is asked; by default, the client for its kind.
+        Client that sends the requests; by default, the client for the kind of the store.
     n_outstanding : int, optional
         For the source of one read: the number of its requests that may be outstanding at once. Without it, there is no
         limit.
@@ -145,7 +146,10 @@ class StoreSource(SourceWithoutFiles):
 
     @property
     def lookahead(self) -> int:
-        """32 requests for one read, of which 24 are outstanding at once; 56 and 48 if they are short."""
+        """Number of requests worth starting early: 32 for one read, of which 24 are outstanding at once, by default.
+
+        If requests are short, these numbers are up to 56 and 48.
+        """
         return self._n_outstanding + _N_WAITING
 
     @property

@@ -45,7 +45,7 @@ class Reply[Result]:
         Parameters
         ----------
         limit_s : float, optional
-            How long to wait, in seconds. Without it, there is no limit.
+            Longest time to wait, in seconds. Without it, there is no limit.
 
         Raises
         ------

@@ -248,6 +248,18 @@ def test_what_has_failed_is_kept_with_its_date_until_the_doctor_asks_again():
     np.testing.assert_array_equal(values(array, CudaDecoder(lambda: FaultyDevice(None))), expected)
 
 
+def test_forgotten_outcomes_are_not_returned():
+    outcome_cache.save(IDENTITY, {"zstd": "wrong"})
+    folder = cache_folder()
+    times = folder.stat()
+    assert outcome_cache.newest_outcomes() == ((IDENTITY, {"zstd": "wrong"}),)
+
+    outcome_cache.forget(IDENTITY)
+
+    os.utime(folder, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if the clock of the file system were coarse
+    assert not outcome_cache.newest_outcomes()
+
+
 def test_a_check_runs_once_for_each_thing():
     decoder, device = engine()
     array = cases()["zstd"][0]

@@ -76,10 +76,13 @@ def forget(identity: DeviceIdentity) -> None:
     """Delete the stored outcomes of a device."""
     with suppress(OSError):
         _path(identity).unlink()
+    _newest_in_folder.cache_clear()  # as in `save`
 
 
 def newest_outcomes() -> Sequence[tuple[DeviceIdentity, Outcomes]]:
-    """Return the newest stored outcomes of each GPU of this machine, and the identity that the GPU had then.
+    """Return the newest stored outcomes of each GPU in the cache folder, and the identity that the GPU had then.
+
+    Machines that share a home folder share the cache folder, so some of these GPUs may be in other machines.
 
     This is called for every variable, so files are read only once for each modification time of the folder.
     """

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.cast import UNIT_LENGTHS, ElementCast
 from xarray_gpuzarr.cuda.checksum import checksum, final_checksums
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
@@ -133,7 +133,7 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
     stored = np.dtype(dtype)
     widths = [1]
     if cast.scale is None and not points:
-        widths = [nbytes // stored.itemsize for nbytes in UNIT_NBYTES if nbytes >= stored.itemsize]
+        widths = [nbytes // stored.itemsize for nbytes in UNIT_LENGTHS if nbytes >= stored.itemsize]
     n_compared = 0
     for width in widths:
         elements = _elements(stored, np.dtype(cast.dtype), 9 * 9 * width).reshape(9, -1)

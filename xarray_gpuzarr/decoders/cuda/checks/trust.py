@@ -108,21 +108,22 @@ class CheckedDevice:
         last = results[-1]
         if not last.passed and last.scope != "moment":
             outcomes[last.name] = last.dated_finding
-            if last.name != COPIES_NAME and self._is_context_broken():
+            if last.name != COPIES_NAME and not self._recheck_copies():
                 # The failure may come from the context, and says nothing about the device.
                 lasting.pop(last.name, None)
         outcome_cache.save(identity, lasting)
         return last if not last.passed and last.scope == "moment" else None
 
-    def _is_context_broken(self) -> bool:
-        """Whether not even copies work any more, perhaps because of other code in this process.
+    def _recheck_copies(self) -> bool:
+        """Run the check of copies once more, and return whether it passes.
 
-        If so, the failure is noted as an outcome for this process, which no longer uses the device.
+        It fails if the context is broken, perhaps by other code in this process. The failure is then an outcome for
+        this process, which no longer uses the device.
         """
         copies = next(run_checks(self.api, [COPIES]))
         if not copies.passed and copies.scope != "moment":
             self._outcomes[COPIES_NAME] = copies.found
-        return not copies.passed
+        return copies.passed
 
 
 def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
@@ -188,7 +189,7 @@ class Trust:
     def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
         """Return why the device is not trusted with reads of an array, as far as is known. Runs no check.
 
-        Without a device, the stored outcomes of the GPUs of this machine decide, so that CUDA is not started.
+        Without a device, the stored outcomes of all GPUs in the cache folder decide, so that CUDA is not started.
         """
         if spec in self._distrusted:
             return self._distrusted[spec]

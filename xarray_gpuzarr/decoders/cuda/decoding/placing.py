@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
-from xarray_gpuzarr.cuda.cast import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.cast import MAX_UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
@@ -182,11 +182,12 @@ def _cached_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) ->
     Selections by index, such as random crops, hardly ever have the same layout again, and are not kept.
     """
     # The kernel depends only on the alignment of the output, of which `_Placer.pack` is given the full address.
-    alignment = Address(out % max(UNIT_NBYTES))
+    alignment = Address(out % MAX_UNIT_NBYTES)
     if not isinstance(target, BoxTarget) or [
         pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
     ]:
         return _prepare_kernel(spec, target, cast, alignment)
+    # The kernel also packs `out_start`, which the counts determine: slices fill the output without gaps.
     layout = tuple(
         [(pieces.in_start.tobytes(), pieces.count.tobytes(), pieces.step, pieces.length) for pieces in target.pieces]
     )
@@ -231,7 +232,8 @@ def _prepare_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) -
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
     """Return the axes of a target of a shape, as the kernel of boxes wants them."""
-    # Only the axes of a stack may have an `index_start`, see `_stack_axes`.
+    # The kernel takes `out_start` also as the first position in `index`. Where the two differ, which they may only for
+    # a stack, it gets the position in `index`, and `_stack_axes` corrects the position in the output.
     return [
         AxisColumns(
             in_start=p.in_start,
@@ -261,8 +263,10 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
     """Return the axes of a stack of samples, the axis of samples first.
 
     The kernel finds the index of an element at the element's output position. If every sample has its own row of
-    indices on an axis, output positions on that axis count through the rows of all samples: each sample adds the length
-    of the axis. The stride of the axis of samples is smaller by as much, so that elements still go to the right place.
+    indices on an axis, output positions on that axis count through the rows of all samples. With L positions in a row,
+    position p of sample s is s * L + p. The axis of samples then has the stride sample_stride - L * out_stride, so that
+    elements still go to the right place: (s * L + p) * out_stride + s * (sample_stride - L * out_stride) is
+    p * out_stride + s * sample_stride.
     """
     samples, *others = pieces
     axes = _axes(spec, others, [p.length for p in others])

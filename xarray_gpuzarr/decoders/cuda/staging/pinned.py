@@ -68,8 +68,8 @@ class Stager:
         self._spec = spec
         self._chain = chain
         self._shadow_choice = shadow_choice
-        # As many as there are cores, however few threads dask has: a worker with a GPU has one thread but many cores,
-        # and these threads copy without holding the GIL.
+        # By default, each core has a thread, however few threads dask has: a worker with a GPU has one thread but many
+        # cores, and these threads copy without holding the GIL.
         self._n_threads = threads.thread_setting() or threads.n_cores()
         share_nbytes = workspace.options.slot_nbytes // self._n_threads // _REQUESTS_PER_THREAD
         # Two answers without a version may be of two versions of the object. A chunk must then be one request.
@@ -80,7 +80,8 @@ class Stager:
         self.requests: Requests | None = Requests(source)
         """Requests for pieces that will be staged; None if pieces are read when they are staged."""
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
-        """Which neighbouring chunks make a piece. A piece may be of any length if segments and requests may cut it."""
+        """Rule that decides which neighbouring chunks make a piece. Pieces may have any length if segments and requests
+        may cut them."""
         self.slot_nbytes = workspace.options.slot_nbytes
         """Bytes that a segment should have at most."""
         self.n_by_host = 0
@@ -106,11 +107,12 @@ class Stager:
         if self._chain.checksums:
             ready, start, nbytes = self._check_checksums(upload, present, stored_start, stored_nbytes)
         ready, streams, shuffled_blocks = self._find_streams(upload, ready, start, nbytes)
-        # If each chunk is one stream, all are ready and present.
+        # If `is_one_per_chunk`, all chunks are ready, so none is missing and none is left to the host.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
             encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
-            # This may also change `stored_start`, of which only chunks that are ready are used below.
+            # Without checksums, `start` is the same array as `stored_start`. Only rows of `stored_start` that are ready
+            # are used below, and these stay as they are.
             start[host_chunks] = [upload.append(chunk) for chunk in self._decode(pieces, host_chunks, encoded)]
         shadows = self._shadows(pieces, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row])))
         with api.range("read::transfer"), counters.stage("transfer"):
