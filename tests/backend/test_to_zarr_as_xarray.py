@@ -472,3 +472,90 @@ def test_a_dataset_that_is_read_from_the_store_that_would_be_erased_is_an_error(
     xr.testing.assert_identical(xr.open_dataset(store, group="inner", **options).load().drop_attrs(), expected)
     ds.load().gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, mode="w", consolidated=False)
     xr.testing.assert_identical(xr.open_dataset(store, **options).load(), expected)
+
+
+def archive(n_times, first=0):
+    values = np.arange(n_times * 4.0).reshape(n_times, 4)
+    return xr.Dataset(
+        {"u": (("time", "x"), values), "v": (("time", "x"), values + 1)},
+        coords={"time": np.arange(first, first + n_times)},
+    )
+
+
+def test_an_append_to_arrays_of_different_lengths_is_an_error_that_changes_nothing(tmp_path):
+    archive(4).gpuzarr.to_zarr(tmp_path, {"time": 1}, {"time": 4}, consolidated=False)
+    array = zarr.open_array(tmp_path / "u", mode="r+")
+    array.resize((6, 4))  # as a process does that is killed while arrays grow
+
+    with pytest.raises(OptionError, match=r"(?s)4 in .*'v'.*6 in 'u'.*resize"):
+        archive(2, 4).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
+
+    assert zarr.open_array(tmp_path / "v").shape == (4, 4)
+    array.resize((4, 4))
+    archive(2, 4).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
+    xr.testing.assert_equal(xr.open_zarr(tmp_path, consolidated=False), xr.concat([archive(4), archive(2, 4)], "time"))
+
+
+def test_an_append_of_a_variable_that_the_store_lacks_is_an_error(tmp_path):
+    archive(4).gpuzarr.to_zarr(tmp_path, consolidated=False)
+    more = archive(2, 4)
+
+    with pytest.raises(OptionError, match=r"0 in 'w'; 4 in "):
+        more.assign(w=more.u * 2).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
+
+    more.assign(height=("x", np.arange(4.0))).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
+    assert xr.open_zarr(tmp_path, consolidated=False).sizes["time"] == 6
+
+
+@pytest.mark.parametrize(("stored", "written"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+def test_codecs_of_the_other_format_are_left_out(tmp_path, stored, written, chunks):
+    source = archive(4).assign(name=("x", np.array(["a", "bb", "", "d"], "S2")))
+    source.to_zarr(tmp_path / "source", zarr_format=stored, consolidated=False)
+    read = xr.open_dataset(tmp_path / "source", engine="zarr", consolidated=False, chunks=chunks)
+
+    read.gpuzarr.to_zarr(tmp_path / "copy", rechunk=True, mode="w", zarr_format=written, consolidated=False)
+
+    xr.testing.assert_identical(xr.open_zarr(tmp_path / "copy", consolidated=False).load(), read.load())
+    assert zarr.open_array(tmp_path / "copy/u").metadata.zarr_format == written
+
+
+def test_object_text_of_format_2_is_written_in_format_3(tmp_path):
+    text = xr.Dataset({"name": ("x", np.array(["a", "bb", ""], object))})
+    text.to_zarr(tmp_path / "source", zarr_format=2, consolidated=False)
+    read = xr.open_dataset(tmp_path / "source", engine="zarr", consolidated=False)
+
+    read.gpuzarr.to_zarr(tmp_path / "copy", consolidated=False)
+
+    assert xr.open_zarr(tmp_path / "copy", consolidated=False).name.values.tolist() == ["a", "bb", ""]
+
+
+@pytest.mark.parametrize("first", ["2024-01-01T12:00", "2024-01-01T00:30"])
+def test_times_in_dask_chunks_that_have_no_code_for_1970_are_written(tmp_path, first):
+    step = np.timedelta64(24 if first.endswith("12:00") else 1, "h")
+    times = np.datetime64(first, "ns") + np.arange(10) * step
+    later_times = times + 10 * step
+    ds = xr.Dataset({"ref": ("time", times), "x": ("time", np.zeros(10))}, coords={"time": times})
+    ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False)
+    read = xr.open_dataset(tmp_path / "a", engine="gpuzarr", chunks={}, consolidated=False)
+
+    read.gpuzarr.to_zarr(tmp_path / "b", consolidated=False)
+    later = ds.assign_coords(time=later_times).assign(ref=("time", later_times)).chunk()
+    later.gpuzarr.to_zarr(tmp_path / "b", append_dim="time", rechunk=True, consolidated=False)
+
+    found = xr.open_zarr(tmp_path / "b", consolidated=False)
+    xr.testing.assert_equal(found.load(), xr.concat([ds, later.load()], "time"))
+
+
+def test_packed_values_that_were_never_written_are_missing_if_the_fill_value_says_so(tmp_path):
+    packed = one(np.arange(4.0), {"dtype": "i2", "scale_factor": 0.5, "add_offset": 270.0, "_FillValue": -99})
+    for name, more in (("as xarray", {}), ("filled", {"fill_value": -99})):
+        ds = packed.copy()
+        ds.v.encoding = {**packed.v.encoding, **more}
+        ds.gpuzarr.to_zarr(tmp_path / name, {"x": 1}, {"x": 4}, consolidated=False)
+        zarr.open_array(tmp_path / name / "v", mode="r+").resize((6,))
+
+    found = {path: xr.open_zarr(tmp_path / path, consolidated=False).v[4:].values for path in ("as xarray", "filled")}
+
+    assert found["as xarray"].tolist() == [270.0, 270.0]
+    assert np.isnan(found["filled"]).all()

@@ -576,3 +576,31 @@ def test_a_batch_goes_over_by_dlpack_without_a_copy(ds):
 
     assert np.may_share_memory(shared, batch.a.data)
     assert (shared == batch.a.values).all()
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "found"),
+    [
+        ((["a", "b"], {"stack": "channel"}), (["b", "a"], {"stack": "channel"}), "variables is"),
+        ((["a", "b"], {}), (["a"], {}), "variables is"),
+        ((["a", "b"], {}), (["a", "b"], {"stack": "channel"}), "stack is 'channel' and was None"),
+    ],
+)
+def test_a_state_of_other_variables_is_refused(saved, loaded, found):
+    values = np.arange(24.0).reshape(8, 3)
+    ds = xr.Dataset({"a": (("time", "x"), values), "b": (("time", "x"), values + 1)})
+
+    def loader(names, keywords):
+        return batches(ds[names], {"time": 2}, 2, shuffle=True, **keywords)
+
+    state = json.loads(json.dumps(loader(*saved).state_dict()))
+    loader(*saved).load_state_dict(state)
+    with pytest.raises(OptionError, match=found):
+        loader(*loaded).load_state_dict(state)
+
+
+def test_the_order_of_variables_that_are_not_stacked_does_not_matter_to_a_state():
+    values = np.arange(24.0).reshape(8, 3)
+    ds = xr.Dataset({"a": (("time", "x"), values), "b": (("time", "x"), values + 1)})
+    state = batches(ds[["a", "b"]], {"time": 2}, 2).state_dict()
+    batches(ds[["b", "a"]], {"time": 2}, 2).load_state_dict(state)

@@ -269,8 +269,13 @@ class Batches:
         self._progress = Progress(self.order, epoch, batch)
 
     def _fingerprint(self, epoch: int, order: Order) -> dict[str, Any]:
-        """Return everything that the order of samples depends on, and a checksum of that order."""
-        return asdict(order) | {"samples": self._samples.describe(), "checksum": self._epoch(epoch, order).checksum}
+        """Return everything that the order of samples depends on, a checksum of that order, and the variables."""
+        return asdict(order) | {
+            "samples": self._samples.describe(),
+            "checksum": self._epoch(epoch, order).checksum,
+            "variables": self._template.variable_names(),
+            "stack": None if self._template.channels is None else str(self._template.channels.dim),
+        }
 
     def _format_setting(self, name: str, value: object) -> str:
         """Return the text of an item of the fingerprint in a message. A window is shown in bytes as well."""

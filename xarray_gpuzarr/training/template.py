@@ -135,6 +135,12 @@ class Template:
         """Bytes of one sample of all variables that are cut."""
         return sum(cut.nbytes for cut in self.cuts.values())
 
+    def variable_names(self) -> list[str]:
+        """Return the names of the variables that are cut: in their order along the stacked dimension, or sorted."""
+        if self.channels is not None:
+            return [str(name) for name in self.channels.names]
+        return sorted(map(str, self.cuts))
+
     def read(self, start: Column, stop: Stop) -> Arrays:
         """Read samples.
 

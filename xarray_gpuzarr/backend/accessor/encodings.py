@@ -26,7 +26,7 @@ PACKING_KEYS = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_va
 """Keys of an encoding that describe how values are packed."""
 TIME_KEYS = ("units", "calendar")
 """Keys of an encoding that describe how times are packed."""
-_CODEC_KEYS = ("filters", "compressors")
+_CODEC_KEYS = ("filters", "compressors", "serializer")
 _TIME_NBYTES = 8
 """Itemsize of stored times, if the encoding does not say."""
 _SIZE_ADVICE = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
@@ -93,19 +93,33 @@ def encodings(
 ) -> dict[Any, dict[str, Any]]:
     """Return the `encoding` for `xarray.Dataset.to_zarr`; see `DatasetAccessor.encoding`."""
     layout = layout_of(dataset.dims, chunks, shards, zarr_format)
-    codec_class: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
     by_name = {}
     for name, variable in dataset.variables.items():
         keys = [*PACKING_KEYS, *(TIME_KEYS if variable.dtype.kind in "mM" else ())]
         encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
-        for key in _CODEC_KEYS:
-            codecs = variable.encoding.get(key)
-            if isinstance(codecs, tuple | list) and all(isinstance(codec, codec_class) for codec in codecs):
-                encoding[key] = codecs
+        own_codecs = without_foreign_codecs(variable.encoding, zarr_format)
+        for key in ("filters", "compressors"):
+            if isinstance(own_codecs.get(key), tuple | list):
+                encoding[key] = own_codecs[key]
         if compressors is not None:
             encoding["compressors"] = named_codecs(compressors, zarr_format)
         by_name[name] = encoding | layout.shapes(name, variable)
     return by_name
+
+
+def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dict[str, Any]:
+    """Return the encoding of a variable without codecs of the other Zarr format, which cannot be written.
+
+    A variable has them if it was read from a store of that format.
+    """
+    foreign: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec
+    kept = dict(encoding)
+    for key in _CODEC_KEYS:
+        codecs = encoding.get(key)
+        as_list = codecs if isinstance(codecs, tuple | list) else [codecs]
+        if any(isinstance(codec, foreign) for codec in as_list):
+            del kept[key]
+    return kept
 
 
 def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:

@@ -164,6 +164,14 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
     return [axis_starts[number] for axis_starts, number in zip(starts, block_id, strict=True)]
 
 
+def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Return an encoded element, whose value is zero. None if it has no code, such as 1970 in days since a noon."""
+    try:
+        return pack(np.zeros(1, dtype))
+    except Exception:  # noqa: BLE001  # xarray may raise anything
+        return None
+
+
 def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
@@ -192,7 +200,7 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
     if pack is None:
         from_graph = GraphPacker(encoded, original)
         pack = from_graph if from_graph.is_complete else None
-    sample = None if pack is None else pack(np.zeros(1, original.dtype))
+    sample = None if pack is None else _try_pack(pack, original.dtype)
     options = {"dtype": encoded.dtype, "meta": np.empty((0,) * encoded.ndim, encoded.dtype)}
     packed: da.Array
     # Elements cannot be packed one by one if, for example, each column has an offset of its own.

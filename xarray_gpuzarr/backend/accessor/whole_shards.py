@@ -9,9 +9,11 @@ from xarray import Coordinates, Dataset, Variable
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
+from xarray_gpuzarr.backend.accessor.append_lengths import require_equal_lengths
+from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_error
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
-from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of
+from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of, without_foreign_codecs
 from xarray_gpuzarr.backend.accessor.packing import TIMES, CoderPacker
 from xarray_gpuzarr.backend.accessor.shard_borders import (
     cut_at_multiples,
@@ -29,7 +31,6 @@ from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     stored_encoding,
     try_encode,
 )
-from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
 
@@ -115,7 +116,8 @@ class DatasetInShards:
         ------
         OptionError
             If dask chunks end inside shards and `Sizes.rechunk` is off, a region lies outside a stored variable, two
-            variables have one path, or NumPy values do not fit the dtype or the units in which they are stored.
+            variables have one path, NumPy values do not fit the dtype or the units in which they are stored, or an
+            append would leave arrays of different lengths.
         Exception
             What xarray raises for a variable that it cannot encode.
         """
@@ -123,20 +125,27 @@ class DatasetInShards:
         layout = layout_of(self._dims, self._sizes.chunks, self._sizes.shards, target.zarr_group.metadata.zarr_format)
         originals: dict[str, Original] = {}
         variables: dict[Any, Variable] = {}
+        lengths: dict[Any, int] = {}  # before the append
         for name, dataset_variable in self.dataset.variables.items():
             variable = dataset_variable.copy(deep=False)
             # The dtype of some indexes changes when they load. An empty variable has nothing to write in tasks.
             if variable.size == 0 or name in self.dataset.xindexes:
                 variable.load()
             if name in existing:
-                original = self._prepare_stored(target, name, variable, append_dim)
+                stored = target.open_store_variable(name)
+                original = self._prepare_stored(target, name, variable, stored, append_dim)
+                if append_dim in stored.dims:
+                    lengths[name] = stored.sizes[append_dim]
             else:
                 original = self._prepare_new(target, name, variable, layout)
-            path = _array_path(name)
+                if append_dim in variable.dims:
+                    lengths[name] = 0
+            path = array_path(name)
             if path in originals:
-                raise _same_path_error(originals[path].name, name, path)
+                raise same_path_error(originals[path].name, name, path)
             originals[path] = original
             variables[name] = original.variable
+        require_equal_lengths(lengths, append_dim)
         data = {name: variables[name] for name in self.dataset.data_vars}
         # No indexes: xarray would make some for dimensions that have none in the dataset.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})
@@ -151,9 +160,10 @@ class DatasetInShards:
             check_encodable(target, name, original.variable)
         return original
 
-    def _prepare_stored(self, target: ZarrStore, name: Any, variable: Variable, append_dim: Any) -> Original:
+    def _prepare_stored(
+        self, target: ZarrStore, name: Any, variable: Variable, stored: Variable, append_dim: Any
+    ) -> Original:
         """Prepare a variable that is written to a stored array, with its dimensions in the order of the array's."""
-        stored = target.open_store_variable(name)
         grid = None
         if {*stored.dims} == {*variable.dims}:  # otherwise xarray raises an error
             variable = variable.transpose(*stored.dims)
@@ -194,12 +204,12 @@ class DatasetInShards:
         Returns its shards; None if xarray or zarr-python choose them.
         """
         shapes: dict[str, Any] = layout.shapes(name, variable)
-        encoding = dict(variable.encoding)
+        zarr_format = target.zarr_group.metadata.zarr_format
+        encoding = without_foreign_codecs(variable.encoding, zarr_format)
         # Text gets no new shapes. Several dask tasks might write to one of its old chunks. Without these, xarray makes
         # chunks of the lengths of dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
-        zarr_format = target.zarr_group.metadata.zarr_format
         if self._sizes.compressors is not None:
             encoding["compressors"] = named_codecs(self._sizes.compressors, zarr_format)
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
@@ -282,18 +292,3 @@ class DatasetInShards:
         if not self._sizes.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
         return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))
-
-
-def _array_path(name: Any) -> str:
-    """Return the path of a variable's array in its group, as xarray and zarr-python make it from the name."""
-    text = "__values__" if name is None else str(name)
-    return "/".join([part for part in text.replace("\\", "/").split("/") if part])
-
-
-def _same_path_error(name: Any, other: Any, path: str) -> OptionError:
-    return OptionError(
-        f"variables {name!r} and {other!r} are stored in one array",
-        tried=f"to write both to {path!r}",
-        found="names that Zarr takes for one path",
-        do="rename one of them",
-    )
