@@ -559,3 +559,11 @@ def test_packed_values_that_were_never_written_are_missing_if_the_fill_value_say
 
     assert found["as xarray"].tolist() == [270.0, 270.0]
     assert np.isnan(found["filled"]).all()
+
+
+def test_an_append_to_a_folder_that_does_not_exist_makes_none(tmp_path):
+    with pytest.raises(OptionError, match=r"(?s)no store to append to.*no such folder"):
+        archive(2).gpuzarr.to_zarr(tmp_path / "none", append_dim="time")
+
+    assert not (tmp_path / "none").exists()
+    archive(2).gpuzarr.to_zarr(tmp_path / "none", consolidated=False)

@@ -7,9 +7,11 @@ aligned with them, and how much memory a block takes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
     require_store_of_workers(store, datasets.values(), compute=compute)
     require_another_store(store, datasets.values(), options)
+    _require_folder_to_append_to(store, options)
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
     dims = [*dict.fromkeys([dim for dataset in datasets.values() for dim in dataset.dims])]
@@ -153,6 +156,20 @@ def _prepare_existing(
             target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
             prepared[path] = group.prepare(target, append_dim=append_dim)
     return prepared
+
+
+def _require_folder_to_append_to(store: Any, options: Mapping[str, Any]) -> None:
+    """Raise `OptionError` for an append to a local folder that does not exist. xarray would make a group there."""
+    if options.get("append_dim") is None or not isinstance(store, str | os.PathLike):
+        return
+    path = os.fspath(store)
+    if "://" not in path and not Path(path).exists():
+        raise OptionError(
+            "there is no store to append to",
+            tried=f"append_dim={options['append_dim']!r}, to {path!r}",
+            found="no such folder",
+            do="write the first piece without append_dim, or correct the path",
+        )
 
 
 def _open_store(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
