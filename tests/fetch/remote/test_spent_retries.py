@@ -89,14 +89,15 @@ def test_an_opening_that_fails_asks_no_more_than_the_stock_engine(server, client
     if "http" in client and name != "consolidated":
         pytest.skip("a web server cannot list")
     counts = []
-    for engine in ("gpuzarr", "zarr"):
+    for engine in ("zarr", "gpuzarr", "zarr"):  # s3fs asks for more in the first openings of a process
         store = through(client, server, name)
         spoil(server, FAULTS[fault], path)
         with pytest.raises(Exception):  # noqa: B017, PT011  # each client has its own
             xr.open_dataset(store, engine=engine, **keywords)
         counts.append(asked(server, path))
 
-    assert_no_more(*counts)
+    first, ours, last = counts
+    assert_no_more(ours, first | last)
 
 
 @pytest.mark.parametrize("client", ["obstore s3", "fsspec s3"])
