@@ -80,7 +80,7 @@ int64_t gpuzarr_read_box(box_t *box)
         }
         return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
     }
-    if (all.most_nbytes > box->room_nbytes) return 0;
+    if (!box->path || all.most_nbytes > box->room_nbytes) return 0;
     files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
     if (box->offset) files.version = box->version, files.offset = tables.table + n;

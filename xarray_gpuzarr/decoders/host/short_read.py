@@ -174,9 +174,9 @@ def _object_of(spec: ArraySpec, target: BoxTarget, source: LocalSource | MemoryS
 
 
 def _object_in_memory(spec: ArraySpec, key: str, source: MemorySource) -> _Object | None:
-    """Return an object of a `MemoryStore`; None if it is missing, or its index is damaged."""
+    """Return an object of a `MemoryStore`; None if it is missing, empty, or its index is damaged."""
     data = source.object_bytes(key)
-    if data is None:
+    if not data:  # missing or empty
         return None
     if spec.index is None:
         return _Object(key=key, index=None, data=data)
