@@ -567,3 +567,24 @@ def test_an_append_to_a_folder_that_does_not_exist_makes_none(tmp_path):
 
     assert not (tmp_path / "none").exists()
     archive(2).gpuzarr.to_zarr(tmp_path / "none", consolidated=False)
+
+
+def test_a_path_in_the_home_folder_is_the_folder_that_xarray_writes_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    archive(2).gpuzarr.to_zarr("~/a", consolidated=False)
+    archive(2, 2).gpuzarr.to_zarr("~/a", append_dim="time", consolidated=False)
+
+    unread = xr.open_dataset(tmp_path / "a", engine="gpuzarr", consolidated=False)
+    with pytest.raises(OptionError, match="the store that mode='w' erases"):
+        unread.gpuzarr.to_zarr("~/a", mode="w")
+    assert unread.sizes["time"] == 4
+    assert unread.u.load().notnull().all()
+
+
+def test_an_append_through_a_chain_of_fsspec_is_left_to_xarray(tmp_path):
+    ended = []
+    for write in (archive(2).to_zarr, archive(2).gpuzarr.to_zarr):
+        with pytest.raises(ValueError, match="asynchronous") as caught:  # fsspec cannot write through this one
+            write(f"dir::{tmp_path}", append_dim="time", consolidated=False)
+        ended.append(str(caught.value))
+    assert ended[0] == ended[1]

@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -101,14 +102,14 @@ def box(draw, whole_chunks):
     return tuple(box)
 
 
-@pytest.fixture(scope="module")
-def arrays(tmp_path_factory):
+@pytest.fixture(scope="module", params=["files", "memory"])
+def arrays(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("arrays")
-    return {
-        (codec, sharded): written(root / f"{codec} {sharded}", codec=codec, sharded=sharded)
-        for codec in CODECS
-        for sharded in (True, False)
-    }
+    found = {}
+    for codec, sharded in product(CODECS, (True, False)):
+        store = MemoryStore() if request.param == "memory" else root / f"{codec} {sharded}"
+        found[codec, sharded] = written(store, codec=codec, sharded=sharded)
+    return found
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,23 +119,6 @@ def test_boxes_are_what_numpy_selects(arrays, data):
     selection = box(data.draw, data.draw(st.booleans()))
     for _ in range(3):  # with no index, with an index, and of chunks that were kept
         assert_same_bits(read_array(arrays[codec, sharded], selection, device="host"), DATA[selection])
-
-
-@pytest.fixture(scope="module")
-def in_memory():
-    return {
-        (codec, sharded): written(MemoryStore(), codec=codec, sharded=sharded)
-        for codec in CODECS
-        for sharded in (True, False)
-    }
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_boxes_of_objects_in_memory_are_what_numpy_selects(in_memory, data):
-    codec, sharded = data.draw(st.sampled_from(sorted(in_memory)))
-    selection = box(data.draw, data.draw(st.booleans()))
-    assert_same_bits(read_array(in_memory[codec, sharded], selection, device="host"), DATA[selection])
 
 
 @pytest.mark.parametrize("sharded", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -79,8 +78,6 @@ def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
         store = run_on_loop(store, partial(store_path_of, store, options.get("storage_options")))
     if isinstance(store, StorePath):
         store, path = store.store, store.path
-    if isinstance(store, os.PathLike):
-        store = os.fspath(store)
     group = str(options.get("group") or "").strip("/")
     return place_of(store, f"{path}/{group}") if isinstance(store, str | Store) else None
 

@@ -83,6 +83,8 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
+    if isinstance(store, str | os.PathLike):
+        store = os.path.expanduser(store)  # noqa: PTH111  # as xarray does; a `Path` would change a URL
     require_store_of_workers(store, datasets.values(), compute=compute)
     require_another_store(store, datasets.values(), options)
     _require_folder_to_append_to(store, options)
@@ -159,14 +161,15 @@ def _prepare_existing(
 
 
 def _require_folder_to_append_to(store: Any, options: Mapping[str, Any]) -> None:
-    """Raise `OptionError` for an append to a local folder that does not exist. xarray would make a group there."""
-    if options.get("append_dim") is None or not isinstance(store, str | os.PathLike):
-        return
-    path = os.fspath(store)
-    if "://" not in path and not Path(path).exists():
+    """Raise `OptionError` for an append to a local folder that does not exist. xarray would make a group there.
+
+    URLs and chains of fsspec, such as "simplecache::...", are left to xarray.
+    """
+    is_path = isinstance(store, str) and "://" not in store and "::" not in store
+    if options.get("append_dim") is not None and is_path and not Path(store).exists():
         raise OptionError(
             "there is no store to append to",
-            tried=f"append_dim={options['append_dim']!r}, to {path!r}",
+            tried=f"append_dim={options['append_dim']!r}, to {store!r}",
             found="no such folder",
             do="write the first piece without append_dim, or correct the path",
         )
