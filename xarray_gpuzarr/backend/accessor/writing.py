@@ -14,24 +14,22 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xarray as xr
 from dask.delayed import delayed
 from rich.filesize import decimal
-from xarray import Dataset, Variable
+from xarray import Dataset
 from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
-from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, Original
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
 from xarray_gpuzarr.backend.accessor.own_source import require_another_store
 from xarray_gpuzarr.backend.accessor.packing import encoding_store
+from xarray_gpuzarr.backend.accessor.sample_writes import check_names_and_changes
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.errors import OptionError, masked, similar_name_hint
+from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -238,51 +236,6 @@ def makes_new_store(options: Mapping[str, Any]) -> bool:
     if mode is None:
         return options.get("append_dim") is None and options.get("region") is None
     return mode in ("w", "w-")
-
-
-def check_names_and_changes(
-    dataset: Dataset, changes: Mapping[Any, Mapping[str, Any]], zarr_format: int | None
-) -> None:
-    """Raise an error for names and encodings that cannot be stored. To find out, xarray writes samples to memory.
-
-    `changes` are entries that replace those in the encoding of variables. Raises `OptionError` for an unknown variable,
-    and otherwise what xarray raises.
-    """
-    odd_names = [name for name in dataset.variables if not isinstance(name, str) or not name]  # xarray accepts others
-    if not odd_names and not changes:
-        return
-    for name in changes:
-        if name not in dataset.variables:
-            raise OptionError(
-                f"unknown variable {name!r}",
-                tried=f"encoding= of variable {name!r}",
-                found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],
-                do=f"name one of these{similar_name_hint(str(name), dataset.variables)}",
-            )
-    for name in [*odd_names, *changes]:
-        encoding = {name: dict(changes[name])} if name in changes else {}
-        samples = _samples(dataset.variables[name])
-        for number, sample in enumerate(samples, 1):
-            try:
-                sample_dataset = xr.Dataset({name: sample})
-                sample_dataset.to_zarr(MemoryStore(), encoding=encoding, zarr_format=zarr_format, consolidated=False)
-                break
-            except Exception:  # xarray may raise anything
-                if number == len(samples):
-                    raise
-
-
-def _samples(variable: Variable) -> list[Variable]:
-    """Return variables of the same dtype, one with a single element and, unless it is a scalar, one without any."""
-    if variable.dtype.kind == "O":  # its first element tells whether it has dates, text or numbers
-        first = variable.isel(dict.fromkeys(variable.dims, slice(1))).values
-    else:
-        first = np.zeros((1,) * variable.ndim, variable.dtype)
-    dims = [f"dim_{axis}" for axis in range(variable.ndim)]
-    arrays = [first]
-    if variable.ndim:  # xarray may refuse the one element, such as a missing value, and accept all of them
-        arrays.append(np.zeros((0,) * variable.ndim, variable.dtype))
-    return [Variable(dims, array) for array in arrays]
 
 
 def _do_nothing(_: Any) -> None:
