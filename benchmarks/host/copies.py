@@ -108,4 +108,4 @@ def _opened(name: str, path: Path) -> Iterator[Store]:
         yield ObjectStore(ObstoreLocal(path))
     else:
         with RangeServer(path.parent.parent) as server:
-            yield ObjectStore(s3_store(server.url, path)) if name == "obstore S3" else fsspec_store(server, path)
+            yield ObjectStore(s3_store(server.url, path.name)) if name == "obstore S3" else fsspec_store(server, path)

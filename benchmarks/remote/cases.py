@@ -201,7 +201,7 @@ def _prepare_client(served: Served, path: Path, workload: Workload) -> Ready:
     at_once = server.most_at_once()
     server.set(latency_s=served.latency_s)
     ranges = [wanted(request, path) for request in server.requests()]
-    fetch = partial(fetch_barely, s3_store(server.url, path), ranges, at_once)
+    fetch = partial(fetch_barely, s3_store(server.url, path.name), ranges, at_once)
     fetch()
     return Ready(measure=lambda: _timed(fetch, workload.nbytes), facts={"requests": len(ranges), "at once": at_once})
 

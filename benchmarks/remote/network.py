@@ -23,7 +23,7 @@ from zarr.storage import ObjectStore
 from benchmarks.arrays.workloads import ERA5, Workload
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.cases import written
-from benchmarks.remote.readers import READERS, fetch_barely, require, s3_store, wanted
+from benchmarks.remote.readers import READERS, fetch_barely, kept_s3_store, require, wanted
 from benchmarks.remote.writing import write_case
 from benchmarks.runner.results import Sample, Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
@@ -162,7 +162,7 @@ def _dask_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
             server.requests()
             lazy.compute()
             ranges = [wanted(request, place.path) for request in server.requests() if "/c/" in request["path"]]
-            fetch = partial(fetch_barely, s3_store(server.url, place.path), ranges, _AT_ONCE)
+            fetch = partial(fetch_barely, kept_s3_store(server.url, place.path.name), ranges, _AT_ONCE)
             fetch()
             return Ready(measure=lambda: seconds(fetch), facts={"requests": len(ranges)})
         if who == _LAZY:
@@ -186,7 +186,7 @@ def _dask_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
 
 
 def _opened(server: RangeServer, place: _Place, engine: str, chunks: Any) -> xr.DataArray:
-    store = ObjectStore(s3_store(server.url, place.path), read_only=True)
+    store = ObjectStore(kept_s3_store(server.url, place.path.name), read_only=True)
     options = {"device": "host"} if engine == "gpuzarr" else {}
     pipeline = {"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"} if engine == "zarr" else {}
     with zarr.config.set(pipeline):

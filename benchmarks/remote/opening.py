@@ -92,7 +92,7 @@ def _prepare(
     require(engine)
 
     def opened() -> Any:
-        store: Any = path if is_local else ObjectStore(s3_store(server.url, path), read_only=True)
+        store: Any = path if is_local else ObjectStore(s3_store(server.url, path.name), read_only=True)
         if engine == "rustytree":
             store, keywords["storage_options"] = rustytree_store(server.url, path)
         with warnings.catch_warnings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,14 @@ Open = Callable[[RangeServer, Path, str], Read]
 """Open an array of a store below the folder that is served."""
 
 
-def s3_store(url: str, path: Path) -> S3Store:
-    """Return obstore's client of a store below the folder that is served; the folder's parent is the bucket."""
+def s3_store(url: str, prefix: str) -> S3Store:
+    """Return obstore's client of what is stored below a prefix. The folder that is served is the bucket's parent."""
     options = {"allow_http": True}
-    return S3Store("stores", prefix=path.name, endpoint=url, client_options=options, **_KEYS)  # type: ignore[arg-type]
+    return S3Store("stores", prefix=prefix, endpoint=url, client_options=options, **_KEYS)  # type: ignore[arg-type]
+
+
+kept_s3_store = cache(s3_store)
+"""Clients that keep their connections from one run to the next, as TensorStore's does."""
 
 
 def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
@@ -57,7 +61,7 @@ def rustytree_store(url: str, path: Path) -> tuple[str, dict[str, str]]:
 
 
 def _obstore(server: RangeServer, path: Path) -> ObjectStore[S3Store]:
-    return ObjectStore(s3_store(server.url, path), read_only=True)
+    return ObjectStore(kept_s3_store(server.url, path.name), read_only=True)
 
 
 def _open_ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: Path, variable: str) -> Read:

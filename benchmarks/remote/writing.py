@@ -27,7 +27,7 @@ import xarray_gpuzarr  # noqa: F401  # the accessor
 from benchmarks.arrays.workloads import Workload
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.cases import written
-from benchmarks.remote.readers import s3_store
+from benchmarks.remote.readers import kept_s3_store
 from benchmarks.runner.readers import PIPELINES
 from benchmarks.runner.results import Side
 from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
@@ -50,9 +50,10 @@ class Task:
         """Return the path of a store that is not there yet, in the bucket."""
         return self.server.directory / "stores" / f"written-{uuid4().hex}"
 
-    def store(self, path: Path) -> ObjectStore[Any]:
-        """Return the store at a path."""
-        return ObjectStore(s3_store(self.server.url, path))
+    @property
+    def bucket(self) -> ObjectStore[Any]:
+        """The bucket, in which each store is a group."""
+        return ObjectStore(kept_s3_store(self.server.url, ""))
 
 
 Write = Callable[[Task, Path], None]
@@ -62,13 +63,15 @@ def _to_zarr(task: Task, path: Path) -> None:
     dims = [f"x{axis}" for axis in range(task.values.ndim)]
     sizes = [dict(zip(dims, lengths, strict=True)) for lengths in (task.workload.chunks, task.workload.whole)]
     dataset = xr.Dataset({"values": (dims, task.values)})
-    dataset.gpuzarr.to_zarr(task.store(path), *sizes, progress=False)
+    # Consolidating would read the metadata of all stores in the bucket.
+    dataset.gpuzarr.to_zarr(task.bucket, *sizes, group=path.name, progress=False, consolidated=False)
 
 
 def _by_zarr(task: Task, path: Path) -> None:
     lengths = {"chunks": task.workload.chunks, "shards": task.workload.whole}
     shape, dtype = task.values.shape, task.values.dtype
-    zarr.create_array(task.store(path), name="values", shape=shape, dtype=dtype, **lengths)[...] = task.values
+    name = f"{path.name}/values"
+    zarr.create_array(task.bucket, name=name, shape=shape, dtype=dtype, **lengths)[...] = task.values
 
 
 def _by_pipeline(name: str, task: Task, path: Path) -> None:
@@ -172,7 +175,7 @@ def _prepare(write: Write | None, task: Task) -> Ready:
 
 def _send(task: Task, path: Path, objects: dict[str, bytes]) -> None:
     """Send objects, so many at a time."""
-    store = s3_store(task.server.url, path)
+    store = kept_s3_store(task.server.url, path.name)
 
     async def all_of_them() -> None:
         gate = asyncio.Semaphore(_AT_ONCE)

@@ -53,7 +53,7 @@ class Loader:
 
 
 def _store(feed: Feed) -> Any:
-    return ObjectStore(s3_store(feed.url, feed.path), read_only=True) if feed.url else feed.path
+    return ObjectStore(s3_store(feed.url, feed.path.name), read_only=True) if feed.url else feed.path
 
 
 def _open_dataset(feed: Feed, engine: str, chunks: Any, **options: Any) -> xr.Dataset:
@@ -151,7 +151,7 @@ def _open_insitubatch(feed: Feed) -> Callable[[], Iterator[tuple[Array, Array]]]
     if feed.crop != (1, *shape[1:]) or feed.n_samples != shape[0]:
         raise AbsentError("gives whole samples of an axis, in an order of its own")
     found = importlib.import_module("insitubatch")
-    store = ObjectStore(s3_store(feed.url, feed.path), read_only=True) if feed.url else LocalStore(feed.path)
+    store = ObjectStore(s3_store(feed.url, feed.path.name), read_only=True) if feed.url else LocalStore(feed.path)
     geometries = found.open_geometries(store, variables=[variable])
     split = found.split_by_chunk(geometries[variable], fractions=(1.0, 0.0, 0.0))
 
