@@ -79,20 +79,27 @@ a reader: it fetches the same bytes and decodes nothing.
 
 
 _OWN_FILES = {
-    "chunks": "chunk by chunk",
-    "plain-zarr": "plain zarr",
-    "training": "batches for training",
-    "cold": "files not in memory",
+    "chunks": ("chunk by chunk",),
+    "plain-zarr": ("plain zarr",),
+    "training": ("batches for training",),
+    "cold": ("files not in memory",),
+    "small": ("small reads",),
+    "network": (
+        "parts of arrays behind a server",
+        "means through dask behind a server",
+        "writes to a server",
+    ),
+    "writes": ("writes to files",),
 }
-"""Kinds of results, and the summary that they give where they are there."""
+"""Kinds of results, and the titles of the summaries that they give where they are there."""
 
 
 def _summaries(runs: dict[str, Run]) -> list[Summary]:
     """Return the summaries of the host, of those with a file of their own from there."""
     found = {summary.title: summary for summary in summaries(runs["host"].cases)}
-    for kind, title in _OWN_FILES.items():
+    for kind, titles in _OWN_FILES.items():
         if kind in runs:
-            found |= {summary.title: summary for summary in summaries(runs[kind].cases) if summary.title == title}
+            found |= {summary.title: summary for summary in summaries(runs[kind].cases) if summary.title in titles}
     return list(found.values())
 
 

@@ -12,7 +12,21 @@ from typing import Any
 from benchmarks.runner.results import CaseRows
 
 RESULTS = Path(__file__).parents[1] / "results"
-KINDS = ("host", "host-full", "chunks", "plain-zarr", "training", "steady", "cold", "timed", "saturation", "gpu")
+KINDS = (
+    "host",
+    "host-full",
+    "chunks",
+    "plain-zarr",
+    "training",
+    "steady",
+    "cold",
+    "small",
+    "writes",
+    "network",
+    "timed",
+    "saturation",
+    "gpu",
+)
 """Kinds of results, by the beginning of the file's name; a date follows. Some sections of the host may have a file of
 their own, which was measured later."""
 

@@ -26,6 +26,11 @@ _GROUPS = (
     ("chunk by chunk", "gpuzarr", "/chunks"),
     ("batches for training", "gpuzarr batches, no dask", "training/"),
     ("files not in memory", "gpuzarr", "cold/"),
+    ("small reads", "gpuzarr, cache", "small/"),
+    ("parts of arrays behind a server", "gpuzarr, obstore", "network/"),
+    ("means through dask behind a server", "gpuzarr, mean, 2 threads", "network/"),
+    ("writes to files", "gpuzarr", "writes/"),
+    ("writes to a server", "gpuzarr, to_zarr", "network/write"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
 

@@ -122,7 +122,7 @@ READERS = (
     Reader(name="zarrs", open=_by_zarr("zarrs"), needs="zarrs"),
     Reader(name="TensorStore", open=_by_tensorstore(0), needs="tensorstore"),
     Reader(name="TensorStore, cache", open=_by_tensorstore(CACHE_NBYTES), needs="tensorstore"),
-    Reader(name="HDF5, chunk cache", open=_by_hdf5, needs="h5py"),
+    Reader(name="HDF5, chunk cache", side="bare", open=_by_hdf5, needs="h5py"),  # another format, for comparison
     Reader(name="xarray alone", side="bare", open=_by_xarray_alone),
     Reader(name="gpuzarr", side="ours", open=_by_read_array, before=without_cache),
     Reader(name="gpuzarr, cache", side="ours", open=_by_read_array, before=with_cache),
