@@ -45,7 +45,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
 
 
 @contextmanager
-def _started(**options: Any) -> Iterator[Client]:
+def started_cluster(**options: Any) -> Iterator[Client]:
     """Start a cluster on loopback; yield a client of it that is nobody's default."""
     logging.getLogger("distributed").setLevel(logging.ERROR)  # workers in this process say all that they do
     where = {"host": "127.0.0.1"} if options.get("processes", True) else {}
@@ -64,7 +64,7 @@ def _mean_case(workload: Workload, folder: Path, n_workers: int) -> Case:
         location = Location(store=str(write_workload(workload, folder)), variable=workload.variable)
         rows: list[tuple[str, str, str, Chunking]] = [("gpuzarr, chunks={}", "default", "gpuzarr", "chunks={}")]
         rows += [(f"zarr {p}, {c}", p, "zarr", c) for p in PIPELINES for c in _CHUNKINGS]
-        cluster = Shared(partial(_started, n_workers=n_workers, threads_per_worker=1), len(rows))
+        cluster = Shared(partial(started_cluster, n_workers=n_workers, threads_per_worker=1), len(rows))
         expected: list[float] = []
         return [
             Contestant(
@@ -122,7 +122,7 @@ def _overhead_case(n_tasks: int, folder: Path) -> Case:
         ours = xr.open_dataset(path, engine="gpuzarr", chunks={}, device="host", consolidated=False).v.data
         stock = xr.open_dataset(path, engine="zarr", chunks={}, consolidated=False).v.data
         arrays = {"no-op": no_op, "gpuzarr": ours, "zarr": stock}
-        cluster = Shared(partial(_started, n_workers=1, threads_per_worker=1), len(arrays))
+        cluster = Shared(partial(started_cluster, n_workers=1, threads_per_worker=1), len(arrays))
         return [
             Contestant(
                 name=f"one {name} task",
@@ -190,7 +190,7 @@ def _read_ahead_case(workload: Workload, folder: Path) -> Case:
                 name=f"{n} thread{'s' * (n > 1)}",
                 nbytes=workload.nbytes,
                 prepare=partial(
-                    Shared(partial(_started, n_workers=1, threads_per_worker=n, processes=False), 1).prepare,
+                    Shared(partial(started_cluster, n_workers=1, threads_per_worker=n, processes=False), 1).prepare,
                     partial(_prepare_slow, path, workload.variable),
                 ),
             )

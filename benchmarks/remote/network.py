@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import zarr
 from zarr.storage import ObjectStore
 
 from benchmarks.arrays.workloads import ERA5, Workload
+from benchmarks.cluster.cases import started_cluster
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.cases import written
 from benchmarks.remote.readers import READERS, fetch_barely, kept_s3_store, require, wanted
@@ -151,6 +152,7 @@ def _case(name: str, summary: str, place: Callable[[], _Place], workload: Worklo
 
 _BARE, _LAZY = "bare obstore", "gpuzarr, lazy load"
 _THREADS = {"gpuzarr, mean, 2 threads": 2, "gpuzarr, mean, 16 threads": 16}
+_CLUSTER = "gpuzarr, mean, 2 workers"
 _STOCK = "zarr fused, mean, shards, 2 threads"
 
 
@@ -171,6 +173,8 @@ def _dask_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
             ("zarr", dict(zip(lazy.dims, workload.whole, strict=True))) if who == _STOCK else ("gpuzarr", {})
         )
         mean = _opened(server, place, engine, chunks).mean()
+        if who == _CLUSTER:
+            return _ready_on_cluster(server, mean, lazy.compute().mean().values)
 
         def run() -> Any:
             with dask.config.set(scheduler="threads", num_workers=_THREADS.get(who, 2)):
@@ -178,11 +182,36 @@ def _dask_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
 
         return _ready(server, place, run, lazy.compute().mean().values)
 
-    sides: dict[str, Side] = {_BARE: "bare", _LAZY: "ours", **dict.fromkeys(_THREADS, "ours"), _STOCK: "peer"}
+    sides: dict[str, Side] = {
+        _BARE: "bare",
+        _LAZY: "ours",
+        **dict.fromkeys(_THREADS, "ours"),
+        _CLUSTER: "ours",
+        _STOCK: "peer",
+    }
     summary = f"{workload.summary}; a lazy load, and the mean through dask"
     place = partial(_place, workload, folder)
     built: Case = _case("mean through dask", summary, place, workload, sides)(prepare, latency_ms)
     return built
+
+
+def _ready_on_cluster(server: RangeServer, mean: xr.DataArray, expected: Any) -> Ready:
+    """Run a mean on a cluster of two workers of one thread each, and compare it."""
+    with ExitStack() as stack:
+        client = stack.enter_context(started_cluster(n_workers=2, threads_per_worker=1))
+
+        def run() -> Any:
+            return client.compute(mean.data).result()
+
+        def timed() -> float:
+            client.run(_forget)
+            return seconds(run)
+
+        server.requests()
+        if not np.allclose(run(), expected, rtol=1e-4):
+            raise WrongValuesError("another mean than of what was stored")
+        n_requests = sum("/c/" in request["path"] for request in server.requests())
+        return Ready(measure=timed, facts={"requests": n_requests}, close=stack.pop_all().close)
 
 
 def _opened(server: RangeServer, place: _Place, engine: str, chunks: Any) -> xr.DataArray:
