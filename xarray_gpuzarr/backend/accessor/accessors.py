@@ -15,7 +15,7 @@ from xarray_gpuzarr.backend.accessor.encodings import Size
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
-from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
+from xarray_gpuzarr.backend.accessor.whole_shards import ShardingArguments
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device
@@ -174,7 +174,7 @@ class DataTreeAccessor(Accessor):
         return write_groups(
             datasets,
             MemoryStore() if store is None else store,
-            Sizes(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
+            ShardingArguments(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
             changes=changes,
             mode=mode,
             progress=progress,

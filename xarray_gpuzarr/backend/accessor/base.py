@@ -43,6 +43,7 @@ def explanation_of(rows: Iterable[Row], device: str | None) -> Explanation:
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
     if device is None:
+        # `explain` says "in memory" of loaded arrays, of persisted blocks, and of what is computed from these.
         is_loaded = any("in memory" in row.where + row.why for row in rows)
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
         return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
@@ -67,7 +68,7 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return the device of this engine's variables; None if there are none.
 
-    If any of them is on a GPU, or is read to one, this is the GPU, or "cuda" for several.
+    If any of them is on a GPU, or is read to one, this is the GPU; "cuda" for several, and for those of dask's workers.
     """
     devices = set[Device]()
     for variable in variables.values():
@@ -76,7 +77,7 @@ def device_of(variables: Mapping[Any, Variable]) -> Device | None:
             if isinstance(lazy, HostCopy):
                 devices.add("host")
             elif lazy.device == "workers":
-                devices.add("cuda")
+                devices.add("cuda")  # each worker's own GPU
             else:
                 devices.add(lazy.device)
         elif hasattr(array_in_memory(variable), "__cuda_array_interface__"):

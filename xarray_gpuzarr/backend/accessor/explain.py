@@ -142,11 +142,12 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
 def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
     """Return that a task has too few chunks to keep a GPU busy, and what would help; empty if it has enough."""
     blocks = variable.chunks
+    # If an operation has dropped or added an axis, the blocks cannot be compared with the stored chunks.
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
     block_shape = [max(lengths, default=0) for lengths in blocks]
     n = math.prod(-(-length // chunk) for length, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    # A task that reads the whole array cannot have more chunks.
+    # A task that reads the whole array cannot have more chunks. A task without any reads nothing.
     if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
     factor = -(-_MIN_CHUNKS // n)
@@ -176,7 +177,7 @@ def _describe_ahead(data: Any) -> str:
 def _blocks_of_others(data: Any) -> tuple[str, str]:
     """Return where the blocks of a dask array come from, and why this engine does not read them.
 
-    This is seen from the first task of the first layer of the graph.
+    Whether they are in memory is seen from the first task of the first layer of the graph.
     """
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
     first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]

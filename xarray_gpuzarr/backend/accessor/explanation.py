@@ -20,10 +20,9 @@ WIDE = 132
 _DESTINATIONS = {
     "cuda": "this engine's are read to the GPU, as CuPy arrays",
     "host": "this engine's are read to the host, as NumPy arrays",
-    "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
     None: 'nothing left to read with engine="gpuzarr"',
 }
-"""By device, the text for variables that are read to it."""
+"""Device, as `device_of` returns it -> text for variables that are read to it."""
 
 
 class TableText(ABC):
@@ -90,13 +89,16 @@ def _cast(row: Row) -> str:
 
 
 def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
-    """Return number, noun and shape of the cells of a grid as text; empty if there is no grid.
+    """Return a text such as "8 shards of" and the shape of one; empty if `shape` is None, since there is no grid.
 
     `noun` is in the plural, or empty where the title of a column says it.
     """
     if shape is None:
         return ""
-    return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
+    if n == 1:
+        noun = noun.removesuffix("s")
+    # There are two spaces if `noun` is empty.
+    return f"{n} {noun} of {format_shape(shape)}".replace("  ", " ")
 
 
 def _shards(row: Row) -> str:
@@ -106,7 +108,7 @@ def _shards(row: Row) -> str:
 
 
 def _layout(row: Row) -> Cell:
-    """Return all facts about storage as one cell, for narrow terminals."""
+    """Return shards, chunks, codecs and conversion as one cell, for narrow terminals."""
     shards = _grid(row.n_shards, "shards", row.shard_shape)
     return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
@@ -181,7 +183,7 @@ class Summary:
 
     headline: str
     places: tuple[tuple[str, str], ...]
-    """Places, each with the names of the variables that are decoded there."""
+    """Places, each with the names of the variables that are decoded there, as one text."""
 
     def __str__(self) -> str:
         width = max((len(place) for place, _ in self.places), default=0)

@@ -33,7 +33,7 @@ class StagedStore(WrapperStore[Store]):
     store : zarr.abc.store.Store
         A store that may be written to.
     is_own : bool
-        Whether `close` closes the store.
+        Whether `close` closes the inner store.
     """
 
     def __init__(self, store: Store, *, is_own: bool = False) -> None:
@@ -42,11 +42,11 @@ class StagedStore(WrapperStore[Store]):
         self._is_own = is_own
         self._staged = MemoryStore()
         self._unsent: dict[str, Buffer] = {}
-        """Staged objects that the store does not have."""
+        """Staged objects that were not sent to `inner` yet."""
         self._known: set[str] = set()
-        """Paths below which everything that is stored is also staged."""
+        """Paths below which `inner` has no objects but those that are also staged. They may be answered from memory."""
         self._stored: set[str] = set()
-        """Keys of the objects that this object has stored."""
+        """Keys of the objects that were sent to `inner`."""
 
     @classmethod
     def of(cls, store: Any, options: Mapping[str, Any]) -> Self | None:
@@ -119,7 +119,7 @@ class StagedStore(WrapperStore[Store]):
         return await self._staged.exists(key) or (not self._is_known(key) and await self.inner.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Keep an object. The first one is stored at once."""
+        """Keep an object until `send`. The first one is sent to the inner store at once."""
         if self._stored:
             self._unsent[key] = value
         else:
@@ -148,7 +148,7 @@ class StagedStore(WrapperStore[Store]):
             yield name
 
     def close(self) -> None:
-        """Close the store if this object has opened it."""
+        """Close the inner store if it is own, which means that `of` has opened it."""
         if self._is_own:
             self.inner.close()
 
@@ -184,7 +184,7 @@ class StagedStore(WrapperStore[Store]):
         await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost])
 
     def _is_known(self, key: str) -> bool:
-        """Whether everything that is stored under a key, or below a path, is also staged."""
+        """Whether a key or path is one of `_known`, or lies below one of them."""
         parts = key.strip("/").split("/")
         return any("/".join(parts[:n]) in self._known for n in range(len(parts) + 1))
 
