@@ -178,8 +178,8 @@ class DatasetAccessor(Accessor):
         Notes
         -----
         Each dask block, of one or more whole shards, is read, packed and written by one task. NumPy arrays of more than
-        16 MiB, except times, are written in tasks of one shard each. So each thread of dask needs memory for one decoded
-        block and its packed copy.
+        16 MiB, except times, are written in tasks of one shard each. So each thread of dask needs memory for one
+        decoded block and its packed copy.
 
         Examples
         --------

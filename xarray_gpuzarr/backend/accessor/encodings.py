@@ -56,8 +56,8 @@ class Layout:
         Returns
         -------
         dict
-            "chunks" and, if a shard has more than one chunk, "shards". Empty for text, objects and scalars. If both sizes
-            are lengths, the chunks of a dimension coordinate are as long as the shards.
+            "chunks" and, if a shard has more than one chunk, "shards". Empty for text, objects and scalars. If both
+            sizes are lengths, the chunks of a dimension coordinate are as long as the shards.
 
         Raises
         ------

@@ -140,8 +140,8 @@ class ValueCheck:
         """
         if self.dtype.kind == "f":
             return math.isfinite(number) or not math.isfinite(value)
-        # Rounding to the nearest number changes a value by half a step. A whole step is allowed, since numbers that wrap
-        # around are off by far more.
+        # Rounding to the nearest number changes a value by half a step. A whole step is allowed, since numbers that
+        # wrap around are off by far more.
         tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
         return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
 

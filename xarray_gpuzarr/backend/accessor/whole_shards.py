@@ -216,7 +216,8 @@ class DatasetInShards:
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
-        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. This asks xarray.
+        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. This asks
+        # xarray.
         zarr_encoding = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
         chunks = zarr_encoding["chunks"]
         shards = zarr_encoding.get("shards") or chunks
