@@ -127,7 +127,7 @@ def _prepare(
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, shards, strict=True))
         if name in dropped:
             continue
-        data: Any = variable._data  # noqa: SLF001
+        data: Any = variable._data  # noqa: SLF001  # `data` would read the values
         array = data.array.get_array()
         is_numeric = array.dtype.kind in NUMERIC_KINDS
         if is_numeric:
@@ -216,7 +216,7 @@ def _find_replacement(
     options, place
         As for `build_datasets`.
     """
-    lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001
+    lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001  # `data` would read the values
     is_index = stored.dims == (name,)
     if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or is_index:
         return None

@@ -154,7 +154,7 @@ def _open_through_cache(
 def _add_groups_below(first: ZarrStore, is_wanted: GroupFilter | None) -> dict[str, ZarrStore]:
     """Return an open group and the groups below it that are wanted, with their members, by their paths from it.
 
-    Without `is_wanted`, the group alone is returned. Each value is a copy of `first` with another group and its members.
+    Without `is_wanted`, the group alone is returned. Each value is a copy of `first` with a group and its members.
     """
     group = first.zarr_group
     opened = walk_on_loop(group, is_wanted)

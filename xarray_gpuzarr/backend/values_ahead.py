@@ -56,7 +56,10 @@ class ValuesAhead:
         return self
 
     def __exit__(self, error_type: object, *_: object) -> None:
-        """Detach all arrays from the cache, except indexes, which xarray reads afterwards."""
+        """Detach all arrays from the cache, except indexes, which xarray reads afterwards.
+
+        After an error, nothing is read, so requests that are not answered are cancelled.
+        """
         for array in self._times:
             array.detach()
         if error_type is not None:
@@ -121,7 +124,7 @@ class OpeningArray(BackendArray):
         """The array that reads through the cache, or all values. None before the first read."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copy, (self.array,)  # only `array` is pickled
+        return copy, (self.array,)  # what is unpickled is a copy of `array`, which has no cache
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         ahead = self._ahead

@@ -44,7 +44,7 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
 
 
 def _why_unreachable(store: Any) -> str | None:
-    """Return why other processes cannot write to a store; None if they can."""
+    """Return why other processes cannot write to a store; None if there is no known reason."""
     is_memory = isinstance(store, MemoryStore | Mapping)
     if is_memory or (isinstance(store, ObjectStore) and is_obstore_memory(store.store)):
         return "a store in the memory of this process; workers would write to copies of it"

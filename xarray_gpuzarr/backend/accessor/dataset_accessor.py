@@ -171,7 +171,10 @@ class DatasetAccessor(Accessor):
         Raises
         ------
         OptionError
-            If a size is unusable, dask chunks end inside shards, or values do not fit the stored dtype.
+            If a size or a name is unusable, dask chunks end inside shards, values do not fit the stored dtype, the
+            dataset is read from the store that it would erase, or workers of a cluster cannot write to the store.
+        TypeError
+            If an option is unknown.
         StoreWriteError
             If a shard could not be written. It is as it was before.
 

@@ -44,9 +44,9 @@ class Row:
     n_shards: int | None = None
     """Number of shards in the grid of the stored array; None if it is not sharded."""
     chunk_shape: tuple[int, ...] | None = None
-    """Shape of one inner chunk of the stored array, in elements."""
+    """Shape of one inner chunk of the stored array, in elements; None if another library reads the array."""
     n_chunks: int | None = None
-    """Number of inner chunks in the grid of the stored array."""
+    """Number of inner chunks in the grid of the stored array; None if another library reads the array."""
     codecs: str = ""
     """Codecs of an inner chunk, in the order of encoding."""
     cast: str = ""
@@ -60,7 +60,7 @@ class Row:
     load: str = ""
     """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
     ahead: str = ""
-    """How many bytes are requested before the dask tasks that need them run; empty for local files and memory."""
+    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of local files."""
     decompressed_nbytes: int | None = None
     """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int
@@ -125,6 +125,7 @@ def _derivation(variable: Variable, lazy: LazyArray) -> str:
 def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why: str) -> Row:
     """Return a row without facts about chunks and codecs."""
     n = math.prod(variable.shape)
+    # xarray gives `str` as the stored dtype of text of variable length, whose elements have no size.
     stored = None if stored_dtype is None or stored_dtype is str else np.dtype(stored_dtype)
     return Row(
         variable=name,

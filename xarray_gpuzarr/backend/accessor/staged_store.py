@@ -173,15 +173,15 @@ class StagedStore(WrapperStore[Store]):
         unsent = self._unsent
         self._unsent = {}
         self._stored |= unsent.keys()
-        outermost = min(key.count("/") for key in unsent) if unsent else 0
+        outermost_depth = min(key.count("/") for key in unsent) if unsent else 0
         limit = asyncio.Semaphore(max_concurrent_requests())
 
         async def send_object(key: str) -> None:
             async with limit:
                 await self.inner.set(key, unsent[key])
 
-        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost])
-        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost_depth])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost_depth])
 
     def _is_known(self, key: str) -> bool:
         """Whether a key or path is one of `_known`, or lies below one of them."""
