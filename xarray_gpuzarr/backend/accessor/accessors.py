@@ -9,12 +9,12 @@ from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.backends.api import DATAARRAY_NAME, DATAARRAY_VARIABLE
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
+from xarray_gpuzarr.backend.accessor.abstract_accessor import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.encodings import Size
-from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
+from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables
 from xarray_gpuzarr.backend.accessor.whole_shards import ShardingArguments
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together

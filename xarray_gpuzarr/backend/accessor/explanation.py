@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.variable_rows import Row
 from xarray_gpuzarr.errors import visible
 
 if TYPE_CHECKING:
@@ -80,11 +80,13 @@ Cell = list[str]
 
 
 def _dtype(row: Row) -> str:
+    """Return the dtype, after the stored dtype if that is another one."""
     is_unchanged = row.stored_dtype in (None, row.dtype)
     return row.dtype if is_unchanged else f"{row.stored_dtype} → {row.dtype}"
 
 
 def _cast(row: Row) -> str:
+    """Return the conversion of stored numbers; empty if there is none."""
     return "" if row.cast == "none" else row.cast
 
 
@@ -102,6 +104,7 @@ def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
 
 
 def _shards(row: Row) -> str:
+    """Return number and shape of shards; empty if nothing is known about chunks."""
     if row.shard_shape is None and row.chunk_shape is not None:
         return "not sharded"
     return _grid(row.n_shards, "", row.shard_shape)

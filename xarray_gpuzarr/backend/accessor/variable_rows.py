@@ -1,4 +1,4 @@
-"""`explain_variables`: how each variable is stored, where it is decoded, and why.
+"""`explain_variables`: a `Row` for each variable, which says how it is stored, where it is decoded, and why.
 
 Only metadata that is in memory is used. Accessors and the command line call this.
 """
@@ -60,7 +60,7 @@ class Row:
     load: str = ""
     """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
     ahead: str = ""
-    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of local files."""
+    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of files."""
     decompressed_nbytes: int | None = None
     """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int
@@ -83,6 +83,7 @@ def lazy_array_of(variable: Variable) -> LazyArray | None:
 
 
 def _row(name: str, variable: Variable) -> Row:
+    """Return the row of a variable, which has few facts unless this engine plans the reads of a stored array."""
     lazy = lazy_array_of(variable)
     if lazy is None:
         where, why = _elsewhere(variable)
