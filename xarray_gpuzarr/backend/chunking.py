@@ -151,15 +151,7 @@ class BlockReader(AheadReader):
         return read_ahead(self, box, lambda: limit_threads(_dask_threads(), selected.get_duck_array))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into an array in host memory.
-
-        Parameters
-        ----------
-        box : tuple of slice
-            The selection along each axis.
-        out : numpy.ndarray
-            Array of the shape of the box and the dtype of this array, with any strides.
-        """
+        """Read a box into `out`, a NumPy array of the box's shape and of this array's dtype, with any strides."""
         selection = self.array.oindex[indexing.OuterIndexer(box)].key.tuple
         stored = self.lazy.stored
 

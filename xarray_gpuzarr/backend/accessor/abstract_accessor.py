@@ -43,7 +43,7 @@ def explanation_of(rows: Iterable[Row], device: str | None) -> Explanation:
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
     if device is None:
-        # `explain_variables` says "in memory" of loaded arrays, of persisted blocks, and of what is computed from these.
+        # Rows say "in memory" of loaded arrays, of persisted blocks, and of what is computed from these.
         is_loaded = any("in memory" in row.where + row.why for row in rows)
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
         return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
