@@ -44,8 +44,8 @@ class StagedStore(WrapperStore[Store]):
         self._unsent: dict[str, Buffer] = {}
         """Staged objects that were not sent to `inner` yet."""
         self._known: set[str] = set()
-        """Paths below which `inner` has no objects but those that are also staged. They may be answered from memory."""
-        self._stored: set[str] = set()
+        """Paths below which `inner` has no objects but those that are also staged. What they have is answered from memory."""
+        self._sent: set[str] = set()
         """Keys of the objects that were sent to `inner`."""
 
     @classmethod
@@ -120,11 +120,11 @@ class StagedStore(WrapperStore[Store]):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Keep an object until `send`. The first one is sent to the inner store at once."""
-        if self._stored:
+        if self._sent:
             self._unsent[key] = value
         else:
             await self.inner.set(key, value)
-            self._stored.add(key)
+            self._sent.add(key)
         await self._staged.set(key, cpu.Buffer.from_bytes(value.to_bytes()))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
@@ -136,7 +136,7 @@ class StagedStore(WrapperStore[Store]):
         """Remove an object."""
         self._unsent.pop(key, None)
         await self._staged.delete(key)
-        if key in self._stored or not self._is_known(key):
+        if key in self._sent or not self._is_known(key):
             await self.inner.delete(key)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
@@ -172,7 +172,7 @@ class StagedStore(WrapperStore[Store]):
     async def _send(self) -> None:
         unsent = self._unsent
         self._unsent = {}
-        self._stored |= unsent.keys()
+        self._sent |= unsent.keys()
         outermost_depth = min(key.count("/") for key in unsent) if unsent else 0
         limit = asyncio.Semaphore(max_concurrent_requests())
 

@@ -66,10 +66,10 @@ class DatasetInShards:
     ----------
     dataset : xarray.Dataset
         The dataset, with all arrays on the host.
-    arguments : ShardingArguments
+    sharding : ShardingArguments
         Chunks, shards and codecs of new variables.
     dims : sequence of hashable
-        Dimensions that `arguments` may name: those of the dataset, and of other datasets that are written with it.
+        Dimensions that `sharding` may name: those of the dataset, and of other datasets that are written with it.
     changes : mapping of variable name to mapping
         Entries that replace those in the encoding of variables.
     cuts_numpy : bool
@@ -81,7 +81,7 @@ class DatasetInShards:
     def __init__(
         self,
         dataset: Dataset,
-        arguments: ShardingArguments,
+        sharding: ShardingArguments,
         *,
         dims: Sequence[Any],
         changes: Mapping[Any, Mapping[str, Any]],
@@ -89,7 +89,7 @@ class DatasetInShards:
         checks_values: bool,
     ) -> None:
         self.dataset = dataset
-        self._arguments = arguments
+        self._sharding = sharding
         self._dims = dims
         self._changes = changes
         self._cuts_numpy = cuts_numpy
@@ -123,7 +123,7 @@ class DatasetInShards:
         """
         existing = {*target.array_keys()}
         zarr_format = target.zarr_group.metadata.zarr_format
-        layout = layout_of(self._dims, self._arguments.chunks, self._arguments.shards, zarr_format)
+        layout = layout_of(self._dims, self._sharding.chunks, self._sharding.shards, zarr_format)
         originals: dict[str, Original] = {}
         variables: dict[Any, Variable] = {}
         lengths: dict[Any, int] = {}  # before the append
@@ -211,8 +211,8 @@ class DatasetInShards:
         # to one of them. xarray then makes chunks as long as dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
-        if self._arguments.compressors is not None:
-            encoding["compressors"] = named_codecs(self._arguments.compressors, zarr_format)
+        if self._sharding.compressors is not None:
+            encoding["compressors"] = named_codecs(self._sharding.compressors, zarr_format)
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
@@ -252,7 +252,7 @@ class DatasetInShards:
         """Warn if the user gives other lengths than the stored array has."""
         ignored = []
         stored_lengths = []
-        sizes = (("chunks", self._arguments.chunks, chunks), ("shards", self._arguments.shards, shards))
+        sizes = (("chunks", self._sharding.chunks, chunks), ("shards", self._sharding.shards, shards))
         for noun, size, stored in sizes:
             lengths = size if isinstance(size, Mapping) else {}
             # The chunks of a dimension coordinate are as long as shards, whatever lengths the user gives.
@@ -281,7 +281,7 @@ class DatasetInShards:
         if not variable.ndim or not all(variable.shape):
             return variable
         if grid is None:  # such as text, whose dask chunks must only have one length along each axis
-            if self._arguments.rechunk and variable.chunks is not None:
+            if self._sharding.rechunk and variable.chunks is not None:
                 return variable.chunk(dict(zip(variable.dims, map(max, variable.chunks), strict=True)))
             return variable
         whole_shards = list(map(cut_at_multiples, grid.starts, variable.shape, grid.shards))
@@ -292,6 +292,6 @@ class DatasetInShards:
         axis = first_unaligned_axis(variable.chunks, whole_shards)
         if axis is None:
             return variable
-        if not self._arguments.rechunk:
+        if not self._sharding.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
         return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))

@@ -42,7 +42,7 @@ _OPTIONS = signature(get_writable_zarr_store).parameters
 def write_groups(  # noqa: PLR0913  # as xarray's
     datasets: Mapping[str, Dataset],
     store: Any,
-    arguments: ShardingArguments,
+    sharding: ShardingArguments,
     *,
     changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     progress: bool,
@@ -59,7 +59,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         Datasets by the paths of their groups, relative to the first one, whose path is ".". All arrays are on the host.
     store
         The store, as for `xarray.Dataset.to_zarr`.
-    arguments : ShardingArguments
+    sharding : ShardingArguments
         Chunks, shards and codecs of new variables.
     changes : mapping of str to mapping
         By the paths of the groups, entries that replace those in the encoding of variables.
@@ -93,7 +93,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     groups = {
         path: DatasetInShards(
             dataset,
-            arguments,
+            sharding,
             dims=dims,
             changes=changes.get(path, {}),
             cuts_numpy=cuts_numpy,
