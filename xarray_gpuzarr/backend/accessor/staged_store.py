@@ -44,7 +44,7 @@ class StagedStore(WrapperStore[Store]):
         self._unsent: dict[str, Buffer] = {}
         """Staged objects that were not sent to `inner` yet."""
         self._known: set[str] = set()
-        """Paths below which `inner` has no objects but those that are also staged. What they have is answered from memory."""
+        """Paths below which `inner` has no objects but those that are also staged, so that memory answers for it."""
         self._sent: set[str] = set()
         """Keys of the objects that were sent to `inner`."""
 

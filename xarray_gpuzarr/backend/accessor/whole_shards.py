@@ -126,7 +126,7 @@ class DatasetInShards:
         layout = layout_of(self._dims, self._sharding.chunks, self._sharding.shards, zarr_format)
         originals: dict[str, Original] = {}
         variables: dict[Any, Variable] = {}
-        lengths: dict[Any, int] = {}  # before the append
+        lengths: dict[Any, int] = {}  # along `append_dim`, before the append
         for name, dataset_variable in self.dataset.variables.items():
             variable = dataset_variable.copy(deep=False)
             # The dtype of some indexes changes when they load. An empty variable needs no tasks.
@@ -216,8 +216,8 @@ class DatasetInShards:
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
-        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. This asks
-        # xarray.
+        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. xarray's own
+        # function tells which lengths it takes.
         zarr_encoding = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
         chunks = zarr_encoding["chunks"]
         shards = zarr_encoding.get("shards") or chunks
@@ -255,7 +255,7 @@ class DatasetInShards:
         sizes = (("chunks", self._sharding.chunks, chunks), ("shards", self._sharding.shards, shards))
         for noun, size, stored in sizes:
             lengths = size if isinstance(size, Mapping) else {}
-            # The chunks of a dimension coordinate are as long as shards, whatever lengths the user gives.
+            # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
             if noun == "chunks" and dims == (name,):
                 continue
             for dim, n in zip(dims, stored, strict=True):
