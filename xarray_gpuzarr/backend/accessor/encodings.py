@@ -25,14 +25,13 @@ LAYOUT_KEYS = ("chunks", "shards", "preferred_chunks")
 PACKING_KEYS = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Keys of an encoding that describe how values are packed."""
 TIME_KEYS = ("units", "calendar")
-"""Keys of an encoding that describe how times are packed."""
+"""Keys of an encoding that describe how times are packed, besides `PACKING_KEYS`."""
 _CODEC_KEYS = ("filters", "compressors", "serializer")
 """Keys of an encoding whose values are codecs."""
 _TEXT_AND_OBJECTS = "OSUTV"
 """Kinds of dtypes that get no shapes: objects, bytes, text of fixed and of variable length, structures."""
-_TIME_NBYTES = 8
-"""Itemsize of stored times, if the encoding does not say."""
 _SIZE_ADVICE = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
+"""What an error about an unusable size says to do."""
 
 
 @record
@@ -138,7 +137,7 @@ def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
             found="dask chunks whose lengths are not known",
             do="call compute_chunk_sizes() of its array, or load it",
         )
-    itemsize = _TIME_NBYTES if stored_dtype.kind in "mM" else stored_dtype.itemsize
+    itemsize = stored_dtype.itemsize  # times without a stored dtype are stored in 8 bytes, like datetime64
     shape = [max(1, n) for n in variable.shape]
     chunk = _chunk_shape(variable.dims, shape, itemsize, chunks, shards)
     if shards is None:
