@@ -87,10 +87,12 @@ class ValuesAhead:
         if self._keys and (self._times or not indexes_can_wait):
             keys = self._keys
             self._keys = []
+            # `_request` ends at once, so nothing has to be cancelled by its `RequestsUnderWay`.
             with suppress(Exception):  # xarray's read raises the same error
                 begin_on_loop(str(self.cache), RequestsUnderWay(), [lambda: self._request(keys)])
 
     async def _request(self, keys: list[str]) -> None:
+        """Make the cache request objects, without waiting for them."""
         for key in keys:
             self.cache.request_object(key)
 

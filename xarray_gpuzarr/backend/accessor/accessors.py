@@ -91,7 +91,7 @@ class DataTreeAccessor(Accessor):
     @property
     def device(self) -> Device | None:
         """See `DatasetAccessor.device`; for the variables of all groups."""
-        variables = {}
+        variables = {}  # by path and name, since groups may have variables of the same name
         for path, group in self._groups():
             for name, variable in group.variables.items():
                 variables[path, name] = variable

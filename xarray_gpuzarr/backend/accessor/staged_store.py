@@ -153,7 +153,7 @@ class StagedStore(WrapperStore[Store]):
             self.inner.close()
 
     def send(self) -> None:
-        """Store all objects that are kept, many at a time.
+        """Send all objects that are kept to the inner store, many at a time.
 
         Those of the outermost group come last, since its metadata may describe all others.
 
@@ -165,11 +165,12 @@ class StagedStore(WrapperStore[Store]):
         run_on_loop(str(self), self._send)
 
     def detach(self, node: Any) -> None:
-        """Let a group or an array of zarr-python use the inner store from now on."""
+        """Make a group or an array of zarr-python use the inner store from now on."""
         if node.store_path.store is self:
             node.store_path.store = self.inner
 
     async def _send(self) -> None:
+        """Send all objects that are kept, those of the outermost group last."""
         unsent = self._unsent
         self._unsent = {}
         self._sent |= unsent.keys()

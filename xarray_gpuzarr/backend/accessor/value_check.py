@@ -113,20 +113,20 @@ class ValueCheck:
         if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
             return None
         values, stored = values.reshape(-1), stored.reshape(-1)
-        lowest = values.argmin()
-        if np.isnan(values[lowest]):  # `argmin` finds NaN, if there is one
+        lowest_index = values.argmin()
+        if np.isnan(values[lowest_index]):  # `argmin` finds NaN, if there is one
             if self.dtype.kind != "f" and not self.has_fill_value:
                 return Misfit(value=math.nan, found="NaN, and no _FillValue to store it as")
             is_number = ~np.isnan(values)
             values, stored = values[is_number], stored[is_number]
             if not values.size:
                 return None
-            lowest = values.argmin()
+            lowest_index = values.argmin()
         precision = _PRECISION
         if values.dtype.kind == "f":
             # Eight roundings make a larger difference in half precision.
             precision = max(precision, 8 * float(np.finfo(values.dtype).eps))
-        for position in (lowest, values.argmax()):
+        for position in (lowest_index, values.argmax()):
             value = float(values[position])
             number = float(stored[position])
             if not self._fits(value, number, precision):
