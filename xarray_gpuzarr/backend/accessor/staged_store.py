@@ -67,8 +67,8 @@ class StagedStore(WrapperStore[Store]):
         """
         storage_options = options.get("storage_options")
         if isinstance(store, str) and "://" in store and "::" not in store:
-            path = run_on_loop(store, partial(store_path_of, store, storage_options))
-            store = path.store
+            store_path = run_on_loop(store, partial(store_path_of, store, storage_options))
+            store = store_path.store  # which begins at the URL, so the path in it is empty
             is_own = True
         elif isinstance(store, Store) and not storage_options:
             is_own = False
