@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr import GpuZarrError, GpuZarrWarning
-from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
+from xarray_gpuzarr.backend.accessor.variable_rows import Row
 from xarray_gpuzarr.cli import demo, main
 from xarray_gpuzarr.cluster import Stats
 from xarray_gpuzarr.cluster.worker_stats import ProcessStats

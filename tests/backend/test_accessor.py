@@ -18,8 +18,8 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend import lazy_array, open_options
-from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes
+from xarray_gpuzarr.backend.accessor.variable_rows import Row
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
 DIMS = ("time", "y", "x")

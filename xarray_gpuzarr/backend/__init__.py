@@ -35,7 +35,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """Return False, so that xarray opens ``.zarr`` with its own engine unless this one is named."""
         return False
 
-    def open_dataset(  # noqa: PLR0913
+    def open_dataset(  # noqa: PLR0913  # as xarray's zarr engine
         self,
         filename_or_obj: Any,
         *,
@@ -132,7 +132,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             float_dtype=float_dtype,
         )
         dataset = datasets.build_datasets({"/": store}, options, drop_variables, place)["/"]
-        frame = currentframe()
+        frame = currentframe()  # None if the interpreter has no frames
         caller = None if frame is None else frame.f_back
         advise_of_unknown_chunks(caller, dataset)
         advise_of_unknown_variables(float_dtype, dataset)
@@ -151,7 +151,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """
         return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
-    def open_groups_as_dict(  # noqa: PLR0913
+    def open_groups_as_dict(  # noqa: PLR0913  # as xarray's zarr engine
         self,
         filename_or_obj: Any,
         *,

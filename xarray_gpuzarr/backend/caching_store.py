@@ -97,7 +97,7 @@ class CachingStore(WrapperStore[Store]):
         return [self.request_object(f"{path}/{name}".strip("/")) for name in names]
 
     def has_room(self, n_requests: int) -> bool:
-        """Return whether this number of requests would be sent at once, without waiting for others."""
+        """Return whether this number of new requests could be sent now, without waiting for others to be answered."""
         return self._n_requests + n_requests <= self._max_requests
 
     def give_up(self) -> None:
@@ -208,7 +208,7 @@ def takes_long(location: object) -> bool:
     """Return whether a path, URL or store is slow to answer, so that requests should be concurrent.
 
     Local folders, zip files and memory are fast. All other stores count as slow, and so does every URL, also one with
-    ``file://``.
+    ``file://``. A text without "://" is a local path.
     """
     store = location.store if isinstance(location, StorePath) else location
     if isinstance(store, str):

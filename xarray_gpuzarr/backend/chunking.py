@@ -60,8 +60,8 @@ def chunks_of_whole_shards(
 
     Parameters
     ----------
-    chunks : int, str, tuple or dict
-        The argument `chunks` of `dask.array.from_array`.
+    chunks : int, str or tuple
+        The argument `chunks` of `dask.array.from_array`. xarray passes no mapping.
     shape, dtype
         Shape and dtype of the array.
     shard : tuple of int or None
@@ -78,7 +78,7 @@ def chunks_of_whole_shards(
         return normalized
     # Lengths that cut shards along a single axis may be a user's choice, and then few chunks are decoded twice.
     cut_axes = {axis for axis, length in enumerate(shard) if _cuts_shards(normalized[axis], length)}
-    if chunks == normalized and len(cut_axes) > 1:
+    if chunks == normalized and len(cut_axes) > 1:  # the lengths of all blocks are given, as dask makes them
         lengths_of_dask = normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
         if normalized == lengths_of_dask:
             auto_axes = set(range(len(shape)))
@@ -145,20 +145,13 @@ class BlockReader(AheadReader):
 
     def __getitem__(self, key: Any) -> Any:
         expanded_key = indexing.expanded_indexer(key, self.ndim)
+        # dask selects by lists if it has fused a task with a later selection.
         box = tuple(np.asarray(axis_key) if isinstance(axis_key, list) else axis_key for axis_key in expanded_key)
         selected = self.array.oindex[indexing.OuterIndexer(box)]
         return read_ahead(self, box, lambda: limit_threads(_dask_threads(), selected.get_duck_array))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into an array in host memory.
-
-        Parameters
-        ----------
-        box : tuple of slice
-            The selection along each axis.
-        out : numpy.ndarray
-            Array of the shape of the box and the dtype of this array, with any strides.
-        """
+        """Read a box into `out`, a NumPy array of the box's shape and of this array's dtype, with any strides."""
         selection = self.array.oindex[indexing.OuterIndexer(box)].key.tuple
         stored = self.lazy.stored
 
@@ -175,7 +168,7 @@ class BlockReader(AheadReader):
         """Return a new `RequestsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
         selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
-        # A local read waits for nothing. With "workers", neither the client nor the workers request anything ahead.
+        # Reads from a fast store wait for nothing. With "workers", neither client nor workers request anything ahead.
         if selects_points or self.lazy.device == "workers" or not self.lazy.takes_long:
             return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
@@ -239,6 +232,7 @@ class ShardManager(DaskManager):
         selects_points = not isinstance(reader.array, indexing.LazilyIndexedArray)
         # Blocks of the host are NumPy arrays, unless another decoder takes the place of the host's, as in a test.
         is_on_host = reader.lazy.device == "host" and type(meta) is np.ndarray
+        # `BlockReader.read_into` reads boxes only, and does not take a lock. A scalar or an empty array gains nothing.
         if selects_points or 0 in reader.shape or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
             return array
         return compute_into_one_output(array, reader)

@@ -38,7 +38,7 @@ from xarray_gpuzarr.stored.cf import parse_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
 _LARGE_NBYTES = 64 * 1024 * 1024
-"""Smallest size, in decoded bytes, of a variable for which the user is told that the GPU does not decode it."""
+"""Smallest size, in decoded bytes, of a variable for which the user is advised that the GPU does not decode it."""
 _TEXT_OR_TIME_KEYS = {"_Encoding", "units"}
 """Keys of the encoding of variables that xarray decodes to text or times.
 
@@ -89,7 +89,8 @@ def build_datasets(
                 with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
-                    ahead.request_added(is_tree=len(stores) > 1)
+                    # Of a tree, requests for one group are answered while the next ones are prepared.
+                    ahead.request_added(indexes_can_wait=len(stores) == 1)
             except Exception as err:  # noqa: BLE001
                 # As in xarray, an error in decoding an earlier group is raised before this one.
                 failure = err
@@ -126,7 +127,7 @@ def _prepare(
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, shards, strict=True))
         if name in dropped:
             continue
-        data: Any = variable._data  # noqa: SLF001
+        data: Any = variable._data  # noqa: SLF001  # `data` would read the values
         array = data.array.get_array()
         is_numeric = array.dtype.kind in NUMERIC_KINDS
         if is_numeric:
@@ -136,10 +137,10 @@ def _prepare(
         # A scalar that is no number is neither an index nor a time.
         if ahead is None or not variable.size or not (variable.dims or is_numeric):
             continue
-        is_index = variable.dims == (name,) and is_short(array)
+        is_short_index = variable.dims == (name,) and is_short(array)
         has_times = name in time_bounds or _has_time_units(variable)
-        if is_index or (has_times and applies_to(name, options.decode_times)):
-            data.array = ahead.add(data.array, array, is_index=is_index)
+        if is_short_index or (has_times and applies_to(name, options.decode_times)):
+            data.array = ahead.add(data.array, array, is_index=is_short_index)
     return dict(stored), attrs
 
 
@@ -212,10 +213,10 @@ def _find_replacement(
         Its stored attributes.
     decoded : Variable
         The variable that xarray has decoded.
-    options : DecodeOptions
-    place : Place
+    options, place
+        As for `build_datasets`.
     """
-    lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001
+    lazy = find_wrapped(stored._data, LazyArray)  # noqa: SLF001  # `data` would read the values
     is_index = stored.dims == (name,)
     if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or is_index:
         return None
@@ -230,6 +231,7 @@ def _find_replacement(
     device = "host" if place.device == "workers" and not lazy.ndim else place.device
     lazy = LazyArray(replace(lazy.stored, cast=cast), device, or_host=place.or_host)
     is_large = lazy.size * lazy.dtype.itemsize >= _LARGE_NBYTES
+    # What the GPUs of workers cannot decode is not known here.
     if lazy.device not in ("host", "workers") and is_large and lazy.route.where != "cuda":
         advise(
             lazy.route.why,
@@ -242,5 +244,5 @@ def _find_replacement(
 
 
 def _has_time_units(variable: Variable) -> bool:
-    """Return whether a variable has units such as "days since 2000-01-01"."""
+    """Return whether an undecoded variable has units such as "days since 2000-01-01"."""
     return "since" in str(variable.attrs.get("units", ""))

@@ -106,7 +106,7 @@ def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[
     location = _normalize_path(location)
     options |= {"mode": "r", "consolidate_on_close": False}
     with explaining_failures(location, **options):
-        if not options.get("cache_members", True):
+        if not options.get("cache_members", True):  # a keyword of `open_dataset` only; xarray asks for members later
             return {"/": ZarrStore.open_group(location, **options)}
         options["cache_members"] = False  # `_add_groups_below` opens the members, concurrently
         if takes_long(location):
@@ -121,8 +121,8 @@ def _open_through_cache(
 ) -> dict[str, ZarrStore] | None:
     """Open groups of a slow store with one request for each object and listing.
 
-    The error of a failed request is raised. Returns None if the store cannot be opened, or if another error names the
-    `CachingStore`: then the caller has to open the store without it, which raises the error that users know.
+    The error of a failed request is raised. Returns None if the store cannot be opened, or if an error with another
+    cause names the `CachingStore`. The caller then has to open the store without it, which raises xarray's own error.
     """
     try:
         cache, path = run_on_loop(str(location), partial(open_caching_store, location, options))
@@ -152,7 +152,10 @@ def _open_through_cache(
 
 
 def _add_groups_below(first: ZarrStore, is_wanted: GroupFilter | None) -> dict[str, ZarrStore]:
-    """Return an open group and the groups below it that are wanted, with their members, by their paths from it."""
+    """Return an open group and the groups below it that are wanted, with their members, by their paths from it.
+
+    Without `is_wanted`, the group alone is returned. Each value is a copy of `first` with a group and its members.
+    """
     group = first.zarr_group
     opened = walk_on_loop(group, is_wanted)
     if opened is None:
@@ -205,7 +208,7 @@ def _select_matches(stores: Mapping[str, ZarrStore], pattern: str) -> dict[str, 
     """
     matching = [path for path in map(NodePath, stores) if path.match(pattern)]
     if not matching:
-        paths = set(stores)
+        paths = set(stores)  # the groups that were opened; below them, names were looked at, too
         for path, store in stores.items():
             paths.update([join_path(path, name) for name, node in store.members.items() if isinstance(node, Group)])
         raise OptionError(

@@ -41,7 +41,7 @@ def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | 
     Returns
     -------
     list of (str, zarr.Group, dict), or None
-        The groups, with `group` first. None if they have to be opened by `open_as_xarray`.
+        Path from `group`, group and members of each, with `group` first. None if `open_as_xarray` has to open them.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | 
         A request has failed in a `CachingStore`, with this error.
     """
     store = group.store
-    # A `CachingStore` bounds the number of requests; for other slow stores nothing would. zarr-python itself lists a
-    # single group of a local store.
+    # A `CachingStore` bounds the number of requests; for other slow stores nothing would. For a single group of a fast
+    # store, `open_as_xarray` is enough.
     if not isinstance(store, CachingStore) and (is_wanted is None or takes_long(store)):
         return None
     try:
@@ -63,7 +63,7 @@ def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | 
 
 
 def open_as_xarray(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups:
-    """Return a group and, unless `is_wanted` is None, all groups below it, with their members.
+    """Return a group and, unless `is_wanted` is None, all groups below it, wanted or not, with their members.
 
     They are requested one after another, as in xarray.
     """

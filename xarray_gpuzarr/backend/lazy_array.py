@@ -68,6 +68,7 @@ class LazyArray(BackendArray):
         self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
+        # `or_host` does not change values.
         return (type(self).__qualname__, self.stored.__dask_tokenize__(), self.device)
 
     def __repr__(self) -> str:
@@ -118,15 +119,16 @@ class LazyArray(BackendArray):
         return read_with_usable(decoder_for(self.device), function, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        # This does without xarray's explicit_indexing_adapter, which fails on empty slices with a negative step.
+        # xarray's `explicit_indexing_adapter` is not used, since it fails on empty slices with a negative step.
         read_selection = read_points if isinstance(key, indexing.VectorizedIndexer) else read
         return read_selection(self.stored, key.tuple, decoder_for(self.device), or_host=self.or_host)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Return a selection that another thread reads, for the device that this thread would use."""
+        """Return a selection. Another thread reads it, for the GPU and stream that the calling thread would use."""
         store = self._slow_store
         as_caller = as_caller_of([self])
-        # Reads from slow stores mostly wait, and asyncio has only four threads more than there are cores.
+        # Reads from slow stores mostly wait. asyncio's own executor (None) has only four threads more than there are
+        # cores.
         threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
 
         def call() -> Any:

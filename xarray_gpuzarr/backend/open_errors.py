@@ -78,7 +78,8 @@ def explaining_failures(
         if damage is None:
             raise
         raise _damage_error(location, *damage) from err
-    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:  # raised where no group is found
+    # What xarray and zarr-python raise where no group is found. An array at its path causes an AttributeError.
+    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:
         try:
             cause = _why_absent(location, path, {"storage_options": storage_options, "zarr_format": zarr_format})
         except Exception:  # noqa: BLE001  # the store may list nothing, or be damaged
@@ -118,7 +119,7 @@ def _damage_error(location: Any, key: str, fault: str) -> MetadataError:
 def explaining_misfits(group: ZarrStore) -> Iterator[None]:
     """Replace errors of xarray inside a ``with`` block by a `NoGroupError` if the arrays of a group form no dataset.
 
-    Either the arrays have no names of dimensions, or a dimension does not have the same length in all arrays.
+    They form none if an array has no names of dimensions, or if the lengths of a dimension differ between arrays.
     """
     try:
         yield
@@ -138,9 +139,9 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
 
 
 def _misfits(group: ZarrStore) -> list[str]:
-    """Return the names of variables that do not fit those before them in alphabetical order.
+    """Return the names of variables with a dimension that is longer or shorter than in the variables before them.
 
-    In such a variable, a dimension has another length than before.
+    The variables are compared in alphabetical order. Those that do not fit are left out of the comparison.
     """
     misfits: list[str] = []
     lengths: dict[Hashable, int] = {}
@@ -178,7 +179,7 @@ def _why_absent(location: Any, path: str, options: dict[str, Any]) -> Cause | No
 def _why_no_root(location: Any, path: str, options: dict[str, Any], *, has_group: bool) -> Cause | None:
     """Return what there is at a location that is no group itself, and what to do. None if that is unknown.
 
-    `has_group` says whether there is a group below the location nevertheless, at `path`.
+    `has_group` says whether there is a group at `path` below the location nevertheless.
     """
     if has_group:
         return f"a group at '{path}' of what is no group itself", _how_to_open_below(location, path)
@@ -209,7 +210,7 @@ def _explain_address(address: str, options: dict[str, Any]) -> Cause | None:
     stores = _groups_in_zip(file) if is_zipfile(file) else []
     if stores:
         return "a zip file of folders", f"name a store in it: {listed([f'zip://{name}::{file}' for name in stores])}"
-    if is_zipfile(path):
+    if is_zipfile(path):  # it is a store itself, or has no groups in its top folders
         advice = f"open zarr.storage.ZipStore('{address}') in place of its path; on the command line, zip::{address}"
         return "a zip file", advice
     if path.is_file():

@@ -100,13 +100,13 @@ class Place:
             A keyword is unknown, or cannot be used on this machine.
         """
         resolved = resolve_device(device)
-        or_host = device == "auto" and resolved == "cuda"
+        or_host = device == "auto" and resolved == "cuda"  # with any other `device`, the user has chosen it
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a `KeywordError` if `keywords` has names that are not in `known`. It is about the first one, sorted."""
-    # xarray keeps chunks= to itself, so it is never among `keywords`, but users may choose it.
+    """Raise a `KeywordError` about the first name, in alphabetical order, that is in `keywords` but not in `known`."""
+    # xarray does not pass chunks= on, so it is never among `keywords`. The error names it as one that users can give.
     known = {*known, "chunks"}
     unknown = sorted({*keywords} - known)
     if not unknown:

@@ -56,16 +56,20 @@ class ValuesAhead:
         return self
 
     def __exit__(self, error_type: object, *_: object) -> None:
-        """Detach all arrays from the cache, except indexes, which xarray reads afterwards."""
+        """Detach all arrays from the cache, except indexes, which xarray reads afterwards.
+
+        After an error, nothing is read, so requests that are not answered are cancelled.
+        """
         for array in self._times:
             array.detach()
         if error_type is not None:
             self.cache.give_up()
 
     def add(self, array: AnyLazyArray, stored: Array[Any], *, is_index: bool) -> OpeningArray:
-        """Return an array that xarray can read in place of `array`, and note which of its chunks to request.
+        """Return an array that xarray can read in place of `array`, and record which chunks of `stored` to request.
 
-        All chunks of an index are requested, and of other times those of the first and the last value.
+        These are all chunks of an index, and those of the first and the last value of other times. There are none if
+        they would be too many or too large.
         """
         keys = _chunk_keys(stored, is_index=is_index)
         self._keys += keys
@@ -75,19 +79,20 @@ class ValuesAhead:
             self._times.append(opening)
         return opening
 
-    def request_added(self, *, is_tree: bool = True) -> None:
-        """Request the chunks of all arrays added so far.
+    def request_added(self, *, indexes_can_wait: bool = False) -> None:
+        """Request the chunks of all arrays added so far, unless there are only indexes and they can wait.
 
-        If there are only indexes, and `is_tree` is False because there is a single group, nothing is requested yet. The
-        first read of an index then calls this again. There is none with ``create_default_indexes=False``.
+        The first read of an index then calls this again. There is none with ``create_default_indexes=False``.
         """
-        if self._keys and (self._times or is_tree):
+        if self._keys and (self._times or not indexes_can_wait):
             keys = self._keys
             self._keys = []
+            # `_request` ends at once, so nothing has to be cancelled by its `RequestsUnderWay`.
             with suppress(Exception):  # xarray's read raises the same error
                 begin_on_loop(str(self.cache), RequestsUnderWay(), [lambda: self._request(keys)])
 
     async def _request(self, keys: list[str]) -> None:
+        """Make the cache request objects, without waiting for them."""
         for key in keys:
             self.cache.request_object(key)
 
@@ -121,7 +126,7 @@ class OpeningArray(BackendArray):
         """The array that reads through the cache, or all values. None before the first read."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copy, (self.array,)  # only `array` is pickled
+        return copy, (self.array,)  # what is unpickled is a copy of `array`, which has no cache
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         ahead = self._ahead
@@ -152,7 +157,7 @@ class OpeningArray(BackendArray):
         self._cached = None
 
     def _array_in_cache(self, cache: CachingStore) -> AnyLazyArray | indexing.NumpyIndexingAdapter:
-        """Return the array as read through the cache: a lazy array, or all of its values."""
+        """Return a lazy array that reads through the cache, or all of its values if the first read reads them."""
         array: AnyLazyArray
         if isinstance(self.array, LazyArray):
             array = LazyArray(self.array.stored.in_store(cache), "host")
@@ -187,7 +192,7 @@ def _chunk_keys(stored: Array[Any], *, is_index: bool) -> list[str]:
             return []
         coords = list(product(*map(range, n_objects)))
     else:
-        # The whole shard would be requested for one value.
+        # For one value, the whole shard would be requested.
         if stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES:
             return []
         first = (0,) * len(n_objects)

@@ -21,8 +21,8 @@ import xarray as xr
 import zarr
 from rich.console import Console
 
-from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.backend.accessor.variable_rows import lazy_array_of
 from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.contents import Contents, list_groups, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures

@@ -21,9 +21,9 @@ import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.backend.accessor import Explanation
-from xarray_gpuzarr.backend.accessor.base import device_of, explanation_of
-from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
+from xarray_gpuzarr.backend.accessor.abstract_accessor import device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
+from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli.contents import Contents, GroupBelow, list_groups, open_contents

@@ -2,7 +2,7 @@
 
 from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DataTreeAccessor
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
-from xarray_gpuzarr.backend.accessor.explain import Row
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
+from xarray_gpuzarr.backend.accessor.variable_rows import Row
 
 __all__ = ["DataArrayAccessor", "DataTreeAccessor", "DatasetAccessor", "Explanation", "Row"]

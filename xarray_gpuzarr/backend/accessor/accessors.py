@@ -9,13 +9,13 @@ from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.backends.api import DATAARRAY_NAME, DATAARRAY_VARIABLE
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
+from xarray_gpuzarr.backend.accessor.abstract_accessor import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.encodings import Size
-from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
-from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
+from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables
+from xarray_gpuzarr.backend.accessor.whole_shards import ShardingArguments
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device
@@ -91,7 +91,7 @@ class DataTreeAccessor(Accessor):
     @property
     def device(self) -> Device | None:
         """See `DatasetAccessor.device`; for the variables of all groups."""
-        variables = {}
+        variables = {}  # by path and name, since groups may have variables of the same name
         for path, group in self._groups():
             for name, variable in group.variables.items():
                 variables[path, name] = variable
@@ -174,7 +174,7 @@ class DataTreeAccessor(Accessor):
         return write_groups(
             datasets,
             MemoryStore() if store is None else store,
-            Sizes(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
+            ShardingArguments(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
             changes=changes,
             mode=mode,
             progress=progress,

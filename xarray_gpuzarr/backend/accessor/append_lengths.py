@@ -1,4 +1,4 @@
-"""`require_equal_lengths`: whether the arrays that an append makes longer are equally long."""
+"""`require_equal_lengths`: refuses an append that would leave arrays of different lengths."""
 
 from __future__ import annotations
 

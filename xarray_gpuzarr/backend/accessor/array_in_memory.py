@@ -10,7 +10,9 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.lazy_array import data_of
 
 _ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
+"""Classes of xarray that hold an array in memory."""
 _WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
+"""Classes of xarray below which there may be an array in memory, or one that has not been read."""
 
 
 def array_in_memory(variable: Variable) -> Any:

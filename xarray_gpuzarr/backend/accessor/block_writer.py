@@ -35,7 +35,7 @@ class Original:
 
 
 class BlockWriter(ArrayWriter):
-    """Collects the blocks of dask arrays, which are packed in slabs, and writes NumPy arrays at once.
+    """Collects the blocks of dask arrays, which are packed in slabs where possible, and writes NumPy arrays at once.
 
     Call `expect` before xarray passes the variables. Blocks of variables that were not dask arrays before are collected
     separately, for `write_from_memory` or `add_from_memory`.
@@ -113,7 +113,7 @@ class BlockWriter(ArrayWriter):
 
     @property
     def n_tasks(self) -> int:
-        """Number of dask blocks that are written."""
+        """Number of dask blocks that have been collected, without those in `from_memory`. `sync` sets it to zero."""
         return sum(prod(source.numblocks) for source in self.sources)
 
 

@@ -1,4 +1,4 @@
-"""`require_store_of_workers`: whether the tasks of a write on a cluster can write to its store."""
+"""`require_store_of_workers`: refuses a write on a cluster to a store that only this process can write to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
     store
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        The datasets that are written. Without dask arrays, workers get no tasks.
+        The datasets that are written. If none has a dask array, workers get no tasks, and nothing is checked.
     compute : bool
-        Whether the tasks are computed now. If not, the user may compute them later in this process.
+        Whether the tasks are computed now. If not, nothing is checked: the user may compute them in this process.
     """
     if not compute or client_of_dask() is None:
         return
@@ -44,7 +44,7 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
 
 
 def _why_unreachable(store: Any) -> str | None:
-    """Return why other processes cannot write to a store; None if they can."""
+    """Return why other processes cannot write to a store; None if there is no known reason."""
     is_memory = isinstance(store, MemoryStore | Mapping)
     if is_memory or (isinstance(store, ObjectStore) and is_obstore_memory(store.store)):
         return "a store in the memory of this process; workers would write to copies of it"

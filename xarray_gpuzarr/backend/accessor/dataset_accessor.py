@@ -1,6 +1,6 @@
 """`DatasetAccessor`: ``.gpuzarr`` on datasets, with `explain`, `device`, `to_host`, `load`, `encoding` and `to_zarr`.
 
-Only `load` and `to_zarr` read elements; the result of `to_host` does when it is computed or loaded.
+Only `load` and `to_zarr` read stored elements. What `to_host` returns reads them when it is computed or loaded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from xarray import Dataset
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.base import Accessor, dataset_rows, device_of, explanation_of
+from xarray_gpuzarr.backend.accessor.abstract_accessor import Accessor, dataset_rows, device_of, explanation_of
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
-from xarray_gpuzarr.backend.accessor.whole_shards import Sizes
+from xarray_gpuzarr.backend.accessor.whole_shards import ShardingArguments
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device
@@ -89,8 +89,9 @@ class DatasetAccessor(Accessor):
             missing dimension, stands for the whole dimension.
         shards : int, str, mapping of dimension to int, or None
             As `chunks`, rounded down to whole chunks. Lengths must be multiples of the chunk's lengths; chunks of a
-            size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards. None
-            for no shards, as in Zarr format 2.
+            size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards, and
+            neither does a dimension coordinate if both sizes are lengths: its chunks are then as long as the shards.
+            None for no shards, as in Zarr format 2.
         compressors : "zstd", "blosc", "gzip", "none", codec, sequence of codecs, or None
             Codecs of all variables. "blosc" is zstd in Blosc, with a byte shuffle. None keeps the codecs in each
             variable's encoding, if `zarr_format` has them; otherwise zarr-python chooses.
@@ -170,14 +171,18 @@ class DatasetAccessor(Accessor):
         Raises
         ------
         OptionError
-            If a size is unusable, dask chunks end inside shards, or values do not fit the stored dtype.
+            If a size or a name is unusable, dask chunks end inside shards, values do not fit the stored dtype, the
+            dataset is read from the store that it would erase, or workers of a cluster cannot write to the store.
+        TypeError
+            If an option is unknown.
         StoreWriteError
             If a shard could not be written. It is as it was before.
 
         Notes
         -----
-        Dask arrays, and other variables of more than 16 MiB, are read, packed and written in tasks of one shard each.
-        So each thread of dask needs memory for one decoded shard and its packed copy.
+        Each dask block, of one or more whole shards, is read, packed and written by one task. NumPy arrays of more than
+        16 MiB, except times, are written in tasks of one shard each. So each thread of dask needs memory for one
+        decoded block and its packed copy.
 
         Examples
         --------
@@ -192,7 +197,7 @@ class DatasetAccessor(Accessor):
         return write_groups(
             {".": self.to_host()},
             MemoryStore() if store is None else store,
-            Sizes(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
+            ShardingArguments(chunks=chunks, shards=shards, compressors=compressors, rechunk=rechunk),
             changes={".": encoding or {}},
             zarr_format=zarr_format,
             progress=progress,

@@ -25,11 +25,13 @@ LAYOUT_KEYS = ("chunks", "shards", "preferred_chunks")
 PACKING_KEYS = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Keys of an encoding that describe how values are packed."""
 TIME_KEYS = ("units", "calendar")
-"""Keys of an encoding that describe how times are packed."""
+"""Keys of an encoding that describe how times are packed, besides `PACKING_KEYS`."""
 _CODEC_KEYS = ("filters", "compressors", "serializer")
-_TIME_NBYTES = 8
-"""Itemsize of stored times, if the encoding does not say."""
+"""Keys of an encoding whose values are codecs."""
+_TEXT_AND_OBJECTS = "OSUTV"
+"""Kinds of dtypes that get no shapes: objects, bytes, text of fixed and of variable length, structures."""
 _SIZE_ADVICE = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
+"""What an error about an unusable size says to do."""
 
 
 @record
@@ -53,12 +55,13 @@ class Layout:
         Returns
         -------
         dict
-            "chunks" and, if a shard has more than one chunk, "shards". Empty for text, objects and scalars.
+            "chunks" and, if a shard has more than one chunk, "shards". Empty for text, objects and scalars. If both
+            sizes are lengths, the chunks of a dimension coordinate are as long as the shards.
 
         Raises
         ------
         OptionError
-            If a shard is not a whole number of chunks, or the shape of the variable is unknown.
+            If a shard does not have a whole number of chunks, or the shape of the variable is unknown.
         """
         return _shapes(name, variable, self.chunks, self.shards)
 
@@ -66,7 +69,7 @@ class Layout:
 def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_format: int) -> Layout:
     """Return the layout for a dataset with these dimensions. Zarr format 2 has no shards.
 
-    Raises `OptionError` if the format is unknown or a size is unusable.
+    Raises `OptionError` if the format is unknown, a size is unusable, or shards cannot have whole chunks.
     """
     if zarr_format not in (2, 3):
         raise OptionError(
@@ -98,7 +101,7 @@ def encodings(
         keys = [*PACKING_KEYS, *(TIME_KEYS if variable.dtype.kind in "mM" else ())]
         encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
         own_codecs = without_foreign_codecs(variable.encoding, zarr_format)
-        for key in ("filters", "compressors"):
+        for key in ("filters", "compressors"):  # zarr-python chooses the serializer
             if isinstance(own_codecs.get(key), tuple | list):
                 encoding[key] = own_codecs[key]
         if compressors is not None:
@@ -112,13 +115,12 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
 
     A variable has them if it was read from a store of that format.
     """
-    foreign: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec
+    foreign: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec  # the base class of such codecs
     kept = dict(encoding)
     for key in _CODEC_KEYS:
         codecs = encoding.get(key)
         as_list = codecs if isinstance(codecs, tuple | list) else [codecs]
-        foreign_codecs = [codec for codec in as_list if isinstance(codec, foreign)]
-        if foreign_codecs:
+        if any(isinstance(codec, foreign) for codec in as_list):
             del kept[key]
     return kept
 
@@ -126,7 +128,7 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
 def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a variable's chunks and shards; see `Layout.shapes`."""
     stored_dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
-    if not variable.ndim or variable.dtype.kind in "OSUTV" or stored_dtype.kind in "OSUTV":
+    if not variable.ndim or variable.dtype.kind in _TEXT_AND_OBJECTS or stored_dtype.kind in _TEXT_AND_OBJECTS:
         return {}
     if any(map(math.isnan, variable.shape)):
         raise OptionError(
@@ -135,7 +137,7 @@ def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
             found="dask chunks whose lengths are not known",
             do="call compute_chunk_sizes() of its array, or load it",
         )
-    itemsize = _TIME_NBYTES if stored_dtype.kind in "mM" else stored_dtype.itemsize
+    itemsize = stored_dtype.itemsize  # times without a stored dtype are stored in 8 bytes, like datetime64
     shape = [max(1, n) for n in variable.shape]
     chunk = _chunk_shape(variable.dims, shape, itemsize, chunks, shards)
     if shards is None:
@@ -161,7 +163,8 @@ def _chunk_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a chunk.
 
-    If `chunks` is a number of bytes and `shards` are lengths, the shape divides that of a shard where this is possible.
+    If `chunks` is a number of bytes and `shards` are lengths, the shape divides that of a shard, unless that would need
+    chunks that are much shorter; see `_divisor_or_maximum`.
     """
     if isinstance(chunks, Mapping):
         return _lengths(chunks, dims, shape)
@@ -171,7 +174,7 @@ def _chunk_shape(
     lengths = []
     for dim, shard_length, length in zip(dims, shard, _block_shape(shard, chunks // itemsize), strict=True):
         is_whole_axis = shard_lengths.get(dim, -1) == -1  # such a shard is extended to whole chunks
-        lengths.append(length if is_whole_axis else _divisor(shard_length, length))
+        lengths.append(length if is_whole_axis else _divisor_or_maximum(shard_length, length))
     return tuple(lengths)
 
 
@@ -190,8 +193,11 @@ def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _divisor(n: int, max_divisor: int) -> int:
-    """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` if it is over 4 times that divisor."""
+def _divisor_or_maximum(n: int, max_divisor: int) -> int:
+    """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` if it is over 4 times that divisor.
+
+    Rather than write chunks that are so much smaller than requested, `_check_multiples` then raises an error.
+    """
     divisor = next(i for i in range(max_divisor, 0, -1) if n % i == 0)
     return divisor if 4 * divisor >= max_divisor else max_divisor
 
@@ -202,7 +208,7 @@ def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int
     return tuple([n if length == -1 else length for n, length in zip(shape, lengths, strict=True)])
 
 
-def _parse_size(size: Size, name: str, dims: Iterable[Any]) -> Size:
+def _parse_size(size: Size, name: str, dims: Sequence[Any]) -> Size:
     """Return a valid size, with text converted to bytes. Raise `OptionError` if it is unusable."""
     headline = f"unusable size of {name}"
     tried = f"{name}={size!r}"

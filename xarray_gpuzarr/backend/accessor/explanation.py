@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.variable_rows import Row
 from xarray_gpuzarr.errors import visible
 
 if TYPE_CHECKING:
@@ -20,10 +20,9 @@ WIDE = 132
 _DESTINATIONS = {
     "cuda": "this engine's are read to the GPU, as CuPy arrays",
     "host": "this engine's are read to the host, as NumPy arrays",
-    "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
     None: 'nothing left to read with engine="gpuzarr"',
 }
-"""By device, the text for variables that are read to it."""
+"""Device, as `device_of` returns it -> text for variables that are read to it."""
 
 
 class TableText(ABC):
@@ -81,32 +80,38 @@ Cell = list[str]
 
 
 def _dtype(row: Row) -> str:
+    """Return the dtype, after the stored dtype if that is another one."""
     is_unchanged = row.stored_dtype in (None, row.dtype)
     return row.dtype if is_unchanged else f"{row.stored_dtype} → {row.dtype}"
 
 
 def _cast(row: Row) -> str:
+    """Return the conversion of stored numbers; empty if there is none."""
     return "" if row.cast == "none" else row.cast
 
 
 def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
-    """Return number, noun and shape of the cells of a grid as text; empty if there is no grid.
+    """Return a text such as "8 shards of" and the shape of one; empty if `shape` is None, since there is no grid.
 
     `noun` is in the plural, or empty where the title of a column says it.
     """
     if shape is None:
         return ""
-    return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
+    if n == 1:
+        noun = noun.removesuffix("s")
+    # There are two spaces if `noun` is empty.
+    return f"{n} {noun} of {format_shape(shape)}".replace("  ", " ")
 
 
 def _shards(row: Row) -> str:
+    """Return number and shape of shards; empty if nothing is known about chunks."""
     if row.shard_shape is None and row.chunk_shape is not None:
         return "not sharded"
     return _grid(row.n_shards, "", row.shard_shape)
 
 
 def _layout(row: Row) -> Cell:
-    """Return all facts about storage as one cell, for narrow terminals."""
+    """Return shards, chunks, codecs and conversion as one cell, for narrow terminals."""
     shards = _grid(row.n_shards, "shards", row.shard_shape)
     return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
@@ -181,7 +186,7 @@ class Summary:
 
     headline: str
     places: tuple[tuple[str, str], ...]
-    """Places, each with the names of the variables that are decoded there."""
+    """Places, each with the names of the variables that are decoded there, as one text."""
 
     def __str__(self) -> str:
         width = max((len(place) for place, _ in self.places), default=0)

@@ -40,8 +40,8 @@ def bring_to_host(variables: Iterable[Variable]) -> None:
 def _may_have_device_blocks(data: Any) -> bool:
     """Whether a dask array with a NumPy meta may have blocks on a GPU.
 
-    dask uses a NumPy meta for functions that fail on arrays of length zero, such as a maximum, and for blocks in the
-    memory of workers.
+    dask gives a NumPy meta to the results of functions that fail on arrays of length zero, such as a maximum, and to
+    blocks in the memory of workers.
     """
     reader = find_block_reader(data)
     if reader is not None:
@@ -64,12 +64,12 @@ class HostCopy(LazyArray):
 
     @property
     def route(self) -> Route:
-        """Where this array is decoded and why."""
+        """Where this array is decoded, and why. The place names the copy to the host."""
         route = super().route
         return Route(where=f"{route.where}, then copied to the host", why=route.why)
 
     def meta(self) -> Any:
-        """Return a zero-length NumPy array."""
+        """Return a NumPy array without elements."""
         return np.empty((0,) * self.ndim, self.dtype)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:

@@ -1,4 +1,4 @@
-"""`require_another_store`: whether a dataset is read from the store that a write would erase first."""
+"""`require_another_store`: refuses to erase a store that the dataset to be written is still to be read from."""
 
 from __future__ import annotations
 
@@ -60,16 +60,17 @@ def _unread_arrays(variable: Variable) -> Iterator[StoredArray]:
     if selection is not None:
         yield selection.array.stored
     elif variable.chunks is not None:
-        from xarray_gpuzarr.backend.chunking import find_block_readers  # noqa: PLC0415  # which imports dask
+        from xarray_gpuzarr.backend.chunking import find_block_readers  # noqa: PLC0415  # imports dask
 
         for reader in find_block_readers(data):
             yield reader.lazy.stored
 
 
 def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
-    """Return where the group lies that a write erases.
+    """Return where the group lies that a write with ``mode="w"`` erases.
 
-    None for chains of fsspec, such as "simplecache::s3://...", and for stores that zarr-python does not know.
+    None if it is unknown, such as for chains of fsspec ("simplecache::s3://...") and for what is neither a path, a
+    URL nor a store of zarr-python.
     """
     path = ""
     if isinstance(store, str) and "://" in store:
@@ -83,7 +84,7 @@ def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
 
 
 def _array_place(array: StoredArray) -> ArrayPlace | None:
-    """Return where a stored array lies."""
+    """Return where a stored array lies; None if it is unknown."""
     if isinstance(array.spec, ArraySpec):
         assert array.source is not None
         return place_of_source(array.source, array.spec.path)

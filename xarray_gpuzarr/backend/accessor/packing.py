@@ -47,7 +47,7 @@ class GraphPacker:
     """
 
     def __init__(self, encoded: da.Array, original: da.Array) -> None:
-        first_block = (0,) * encoded.ndim
+        first_block = (0,) * encoded.ndim  # the operations on all blocks are the same
         self._source = (original.name, *first_block)
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
@@ -165,7 +165,7 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 
 
 def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return an encoded element, whose value is zero. None if it has no code, such as 1970 in days since a noon."""
+    """Return the element zero, encoded. None if it cannot be, such as the midnight of 1970 in days since a noon."""
     try:
         return pack(np.zeros(1, dtype))
     except Exception:  # noqa: BLE001  # xarray may raise anything
@@ -175,14 +175,14 @@ def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
 def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
-    It is returned as it is if xarray has not changed it, or has cut it into other blocks.
+    If xarray has not changed the array, or has cut it into other blocks, it is returned as it is, and not checked.
 
     Parameters
     ----------
     encoded : dask.array.Array
         The array as xarray has encoded it.
     original : dask.array.Array
-        The array before, with the same shape.
+        The array before xarray encoded it.
     pack : callable or None
         Encodes elements. None for the operations of the graph of `encoded`.
     check : ValueCheck or None

@@ -21,7 +21,8 @@ def check_names_and_changes(
     `changes` are entries that replace those in the encoding of variables. Raises `OptionError` for an unknown variable,
     and otherwise what xarray raises.
     """
-    odd_names = [name for name in dataset.variables if not isinstance(name, str) or not name]  # xarray accepts others
+    # xarray accepts every name that is a text of at least one character.
+    odd_names = [name for name in dataset.variables if not isinstance(name, str) or not name]
     if not odd_names and not changes:
         return
     for name in changes:
@@ -35,7 +36,7 @@ def check_names_and_changes(
     samples = {name: _samples(dataset.variables[name]) for name in [*odd_names, *changes]}
     try:
         _write_to_memory({name: variables[0] for name, variables in samples.items()}, changes, zarr_format)
-    except Exception:  # noqa: BLE001  # xarray may raise anything; the loop finds out whether it should
+    except Exception:  # noqa: BLE001  # xarray may raise anything, also for a sample only, so all samples are tried
         for name, variables in samples.items():
             _check_samples(name, variables, changes, zarr_format)
 
@@ -62,7 +63,7 @@ def _write_to_memory(
 
 
 def _samples(variable: Variable) -> list[Variable]:
-    """Return variables of the same dtype, one with a single element and, unless it is a scalar, one without any."""
+    """Return samples of a variable: one with at most one element and, unless it is a scalar, one without any."""
     if variable.dtype.kind == "O":  # its first element tells whether it has dates, text or numbers
         first = variable.isel(dict.fromkeys(variable.dims, slice(1))).values
     else:

@@ -45,9 +45,9 @@ def _dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) 
 
 
 def cut_into_blocks(variable: Variable, lengths: Sequence[tuple[int, ...]]) -> Variable:
-    """Return a variable as a dask array with blocks of these lengths, without a copy if it is in memory."""
+    """Return a variable as a dask array with blocks of these lengths. A NumPy array is not copied."""
     array = array_in_memory(variable)
     if isinstance(array, np.ndarray):
         return Variable(variable.dims, _dask_view(array, lengths), variable.attrs, variable.encoding)
-    # name=False makes a random name, which saves dask from hashing the values.
+    # An array of another library. With name=False, dask makes a random name, rather than one from a hash of the values.
     return variable.chunk(dict(zip(variable.dims, lengths, strict=True)), name=False)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ class StagedStore(WrapperStore[Store]):
     store : zarr.abc.store.Store
         A store that may be written to.
     is_own : bool
-        Whether `close` closes the store.
+        Whether `close` closes the inner store.
     """
 
     def __init__(self, store: Store, *, is_own: bool = False) -> None:
@@ -42,11 +42,11 @@ class StagedStore(WrapperStore[Store]):
         self._is_own = is_own
         self._staged = MemoryStore()
         self._unsent: dict[str, Buffer] = {}
-        """Staged objects that the store does not have."""
+        """Staged objects that were not sent to `inner` yet."""
         self._known: set[str] = set()
-        """Paths below which everything that is stored is also staged."""
-        self._stored: set[str] = set()
-        """Keys of the objects that this object has stored."""
+        """Paths below which `inner` has no objects but those that are also staged, so that memory answers for it."""
+        self._sent: set[str] = set()
+        """Keys of the objects that were sent to `inner`."""
 
     @classmethod
     def of(cls, store: Any, options: Mapping[str, Any]) -> Self | None:
@@ -67,8 +67,8 @@ class StagedStore(WrapperStore[Store]):
         """
         storage_options = options.get("storage_options")
         if isinstance(store, str) and "://" in store and "::" not in store:
-            path = run_on_loop(store, partial(store_path_of, store, storage_options))
-            store = path.store
+            store_path = run_on_loop(store, partial(store_path_of, store, storage_options))
+            store = store_path.store  # which begins at the URL, so the path in it is empty
             is_own = True
         elif isinstance(store, Store) and not storage_options:
             is_own = False
@@ -119,12 +119,12 @@ class StagedStore(WrapperStore[Store]):
         return await self._staged.exists(key) or (not self._is_known(key) and await self.inner.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Keep an object. The first one is stored at once."""
-        if self._stored:
+        """Keep an object until `send`. The first one is sent to the inner store at once."""
+        if self._sent:
             self._unsent[key] = value
         else:
             await self.inner.set(key, value)
-            self._stored.add(key)
+            self._sent.add(key)
         await self._staged.set(key, cpu.Buffer.from_bytes(value.to_bytes()))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
@@ -136,7 +136,7 @@ class StagedStore(WrapperStore[Store]):
         """Remove an object."""
         self._unsent.pop(key, None)
         await self._staged.delete(key)
-        if key in self._stored or not self._is_known(key):
+        if key in self._sent or not self._is_known(key):
             await self.inner.delete(key)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
@@ -148,12 +148,12 @@ class StagedStore(WrapperStore[Store]):
             yield name
 
     def close(self) -> None:
-        """Close the store if this object has opened it."""
+        """Close the inner store if it is own, which means that `of` has opened it."""
         if self._is_own:
             self.inner.close()
 
     def send(self) -> None:
-        """Store all objects that are kept, many at a time.
+        """Send all objects that are kept to the inner store, many at a time.
 
         Those of the outermost group come last, since its metadata may describe all others.
 
@@ -165,26 +165,27 @@ class StagedStore(WrapperStore[Store]):
         run_on_loop(str(self), self._send)
 
     def detach(self, node: Any) -> None:
-        """Let a group or an array of zarr-python use the inner store from now on."""
+        """Make a group or an array of zarr-python use the inner store from now on."""
         if node.store_path.store is self:
             node.store_path.store = self.inner
 
     async def _send(self) -> None:
+        """Send all objects that are kept, those of the outermost group last."""
         unsent = self._unsent
         self._unsent = {}
-        self._stored |= unsent.keys()
-        outermost = min(key.count("/") for key in unsent) if unsent else 0
+        self._sent |= unsent.keys()
+        outermost_depth = min(key.count("/") for key in unsent) if unsent else 0
         limit = asyncio.Semaphore(max_concurrent_requests())
 
         async def send_object(key: str) -> None:
             async with limit:
                 await self.inner.set(key, unsent[key])
 
-        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost])
-        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost_depth])
+        await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost_depth])
 
     def _is_known(self, key: str) -> bool:
-        """Whether everything that is stored under a key, or below a path, is also staged."""
+        """Whether a key or path is one of `_known`, or lies below one of them."""
         parts = key.strip("/").split("/")
         return any("/".join(parts[:n]) in self._known for n in range(len(parts) + 1))
 

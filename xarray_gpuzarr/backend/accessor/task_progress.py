@@ -18,7 +18,7 @@ _INTERVAL_S = 30
 class ProgressLines(Callback):
     """Prints a line from time to time, for files and pipes, which a progress bar would fill.
 
-    dask calls the methods when it begins, after each task, and at the end.
+    dask calls `_start_state` when it begins, `_posttask` after each task, and `_finish` at the end.
     """
 
     def _start_state(self, dsk: Any, state: Any) -> None:  # noqa: ARG002
@@ -55,6 +55,6 @@ def compute_with_progress(tasks: Any) -> None:
     tasks = tasks.persist()
     if has_bar:
         show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
-    tasks.compute()
+    tasks.compute()  # waits, and raises the error of a task that has failed
     if not has_bar:
         print("all tasks done", flush=True)  # noqa: T201

@@ -113,20 +113,20 @@ class ValueCheck:
         if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
             return None
         values, stored = values.reshape(-1), stored.reshape(-1)
-        lowest = values.argmin()
-        if np.isnan(values[lowest]):  # `argmin` finds NaN, if there is one
+        lowest_index = values.argmin()
+        if np.isnan(values[lowest_index]):  # `argmin` finds NaN, if there is one
             if self.dtype.kind != "f" and not self.has_fill_value:
                 return Misfit(value=math.nan, found="NaN, and no _FillValue to store it as")
             is_number = ~np.isnan(values)
             values, stored = values[is_number], stored[is_number]
             if not values.size:
                 return None
-            lowest = values.argmin()
+            lowest_index = values.argmin()
         precision = _PRECISION
         if values.dtype.kind == "f":
-            # In half precision, as many roundings make a larger difference.
+            # Eight roundings make a larger difference in half precision.
             precision = max(precision, 8 * float(np.finfo(values.dtype).eps))
-        for position in (lowest, values.argmax()):
+        for position in (lowest_index, values.argmax()):
             value = float(values[position])
             number = float(stored[position])
             if not self._fits(value, number, precision):
@@ -140,12 +140,16 @@ class ValueCheck:
         """
         if self.dtype.kind == "f":
             return math.isfinite(number) or not math.isfinite(value)
-        # Rounding takes half a step. A whole one is allowed, since numbers that wrap around are off by far more.
+        # Rounding to the nearest number changes a value by half a step. A whole step is allowed, since numbers that
+        # wrap around are off by far more.
         tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
         return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
 
     def misfit_error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
-        """Return the error for a value of a block; `first` are the indices of the block's first element."""
+        """Return the error for a value of a block, with the index at which the value stands in what is written.
+
+        `first` are the indices of the block's first element.
+        """
         is_value = np.isnan(block) if math.isnan(misfit.value) else block == misfit.value
         inside = np.unravel_index(int(is_value.argmax()), block.shape)
         position = tuple([start + int(i) for start, i in zip(first, inside, strict=True)])
@@ -161,7 +165,7 @@ class ValueCheck:
 def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the smallest and the largest value of a NumPy array, and NaN if there is one, as a 1-D array.
 
-    `values` must not be empty. If the result fits a dtype, all values do. No memory is taken, however large the array.
+    `values` must not be empty. If the result fits a dtype, all values do. No array as large as `values` is allocated.
     """
     low = values.min()
     if np.isnan(low):  # one value is NaN

@@ -49,7 +49,7 @@ class ShardGrid:
 
 
 @record
-class Sizes:
+class ShardingArguments:
     """The arguments of `DatasetAccessor.to_zarr` that decide about chunks, shards and codecs."""
 
     chunks: Size
@@ -66,10 +66,10 @@ class DatasetInShards:
     ----------
     dataset : xarray.Dataset
         The dataset, with all arrays on the host.
-    sizes : Sizes
+    sharding : ShardingArguments
         Chunks, shards and codecs of new variables.
     dims : sequence of hashable
-        Dimensions that `sizes` may name: those of the dataset, and of other datasets that are written with it.
+        Dimensions that `sharding` may name: those of the dataset, and of other datasets that are written with it.
     changes : mapping of variable name to mapping
         Entries that replace those in the encoding of variables.
     cuts_numpy : bool
@@ -81,7 +81,7 @@ class DatasetInShards:
     def __init__(
         self,
         dataset: Dataset,
-        sizes: Sizes,
+        sharding: ShardingArguments,
         *,
         dims: Sequence[Any],
         changes: Mapping[Any, Mapping[str, Any]],
@@ -89,7 +89,7 @@ class DatasetInShards:
         checks_values: bool,
     ) -> None:
         self.dataset = dataset
-        self._sizes = sizes
+        self._sharding = sharding
         self._dims = dims
         self._changes = changes
         self._cuts_numpy = cuts_numpy
@@ -115,20 +115,21 @@ class DatasetInShards:
         Raises
         ------
         OptionError
-            If dask chunks end inside shards and `Sizes.rechunk` is off, a region lies outside a stored variable, two
+            If dask chunks end inside shards and `rechunk` is false, a region lies outside a stored variable, two
             variables have one path, NumPy values do not fit the dtype or the units in which they are stored, or an
             append would leave arrays of different lengths.
         Exception
             What xarray raises for a variable that it cannot encode.
         """
         existing = {*target.array_keys()}
-        layout = layout_of(self._dims, self._sizes.chunks, self._sizes.shards, target.zarr_group.metadata.zarr_format)
+        zarr_format = target.zarr_group.metadata.zarr_format
+        layout = layout_of(self._dims, self._sharding.chunks, self._sharding.shards, zarr_format)
         originals: dict[str, Original] = {}
         variables: dict[Any, Variable] = {}
-        lengths: dict[Any, int] = {}  # before the append
+        lengths: dict[Any, int] = {}  # along `append_dim`, before the append
         for name, dataset_variable in self.dataset.variables.items():
             variable = dataset_variable.copy(deep=False)
-            # The dtype of some indexes changes when they load. An empty variable has nothing to write in tasks.
+            # The dtype of some indexes changes when they load. An empty variable needs no tasks.
             if variable.size == 0 or name in self.dataset.xindexes:
                 variable.load()
             if name in existing:
@@ -152,7 +153,7 @@ class DatasetInShards:
         return Dataset(data, coords, self.dataset.attrs), originals
 
     def _prepare_new(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Original:
-        """Prepare a variable that is not in the store."""
+        """Set the encoding of a variable that is not in the store, and cut it at the borders of shards."""
         grid = self._set_encoding(target, name, variable, layout)
         original = self._original(target, name, variable, grid, dict(variable.encoding))
         # With `pack`, xarray has encoded an element already. Of times and text, one element would not be enough.
@@ -201,21 +202,22 @@ class DatasetInShards:
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> ShardGrid | None:
         """Set chunks, shards and codecs of a new variable.
 
-        Returns its shards; None if xarray or zarr-python choose them.
+        Returns its shards; None if xarray or zarr-python choose or refuse them.
         """
         shapes: dict[str, Any] = layout.shapes(name, variable)
         zarr_format = target.zarr_group.metadata.zarr_format
         encoding = without_foreign_codecs(variable.encoding, zarr_format)
-        # Text gets no new shapes. Several dask tasks might write to one of its old chunks. Without these, xarray makes
-        # chunks of the lengths of dask's.
+        # Text gets no new shapes. If it is a dask array, its old chunks are dropped, because several tasks might write
+        # to one of them. xarray then makes chunks as long as dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
-        if self._sizes.compressors is not None:
-            encoding["compressors"] = named_codecs(self._sizes.compressors, zarr_format)
+        if self._sharding.compressors is not None:
+            encoding["compressors"] = named_codecs(self._sharding.compressors, zarr_format)
         variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
-        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses.
+        # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. xarray's own
+        # function tells which lengths it takes.
         zarr_encoding = extract_zarr_variable_encoding(variable, name=name, zarr_format=zarr_format)
         chunks = zarr_encoding["chunks"]
         shards = zarr_encoding.get("shards") or chunks
@@ -250,9 +252,10 @@ class DatasetInShards:
         """Warn if the user gives other lengths than the stored array has."""
         ignored = []
         stored_lengths = []
-        for noun, size, stored in (("chunks", self._sizes.chunks, chunks), ("shards", self._sizes.shards, shards)):
+        sizes = (("chunks", self._sharding.chunks, chunks), ("shards", self._sharding.shards, shards))
+        for noun, size, stored in sizes:
             lengths = size if isinstance(size, Mapping) else {}
-            # The chunks of a dimension coordinate are as long as shards, whatever lengths the user gives.
+            # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
             if noun == "chunks" and dims == (name,):
                 continue
             for dim, n in zip(dims, stored, strict=True):
@@ -271,14 +274,14 @@ class DatasetInShards:
         """Return a variable in dask chunks that end where shards end, or unchanged if it is not written in such chunks.
 
         It is unchanged if it is a scalar or empty. A variable in memory is unchanged if it is small or no number, or if
-        `cuts_numpy` is false. Without a `grid`, a dask array only gets chunks of one length if `Sizes.rechunk` is set.
+        `cuts_numpy` is false. Without a `grid`, a dask array only gets chunks of one length, if `rechunk` is true.
 
-        Raises `OptionError` if its dask chunks end inside shards and `Sizes.rechunk` is off.
+        Raises `OptionError` if its dask chunks end inside shards and `rechunk` is false.
         """
         if not variable.ndim or not all(variable.shape):
             return variable
         if grid is None:  # such as text, whose dask chunks must only have one length along each axis
-            if self._sizes.rechunk and variable.chunks is not None:
+            if self._sharding.rechunk and variable.chunks is not None:
                 return variable.chunk(dict(zip(variable.dims, map(max, variable.chunks), strict=True)))
             return variable
         whole_shards = list(map(cut_at_multiples, grid.starts, variable.shape, grid.shards))
@@ -289,6 +292,6 @@ class DatasetInShards:
         axis = first_unaligned_axis(variable.chunks, whole_shards)
         if axis is None:
             return variable
-        if not self._sizes.rechunk:
+        if not self._sharding.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
         return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))

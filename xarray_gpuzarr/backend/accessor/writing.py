@@ -27,7 +27,7 @@ from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.sample_writes import check_names_and_changes
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
-from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, Sizes
+from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, ShardingArguments
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.process.dask_client import client_of_dask
@@ -42,7 +42,7 @@ _OPTIONS = signature(get_writable_zarr_store).parameters
 def write_groups(  # noqa: PLR0913  # as xarray's
     datasets: Mapping[str, Dataset],
     store: Any,
-    sizes: Sizes,
+    sharding: ShardingArguments,
     *,
     changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     progress: bool,
@@ -59,7 +59,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         Datasets by the paths of their groups, relative to the first one, whose path is ".". All arrays are on the host.
     store
         The store, as for `xarray.Dataset.to_zarr`.
-    sizes : Sizes
+    sharding : ShardingArguments
         Chunks, shards and codecs of new variables.
     changes : mapping of str to mapping
         By the paths of the groups, entries that replace those in the encoding of variables.
@@ -93,7 +93,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     groups = {
         path: DatasetInShards(
             dataset,
-            sizes,
+            sharding,
             dims=dims,
             changes=changes.get(path, {}),
             cuts_numpy=cuts_numpy,
@@ -106,10 +106,12 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     if makes_store:  # variables that cannot be written are refused before anything is erased
         prepared = _prepare_new(groups, encoding_store(options.get("zarr_format")))
 
+    # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
     staged = StagedStore.of(store, options) if compute and makes_store else None
     with _explaining_permissions(store):
         root = _open_store(store, staged, options)
     with WritesBehind() as behind:
+        # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
         sends_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
         targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
@@ -205,7 +207,7 @@ def _explaining_permissions(store: Any) -> Iterator[None]:
 
 
 def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
-    """Write NumPy arrays now, and return a dask task that writes the other arrays and closes the store."""
+    """Write the blocks of NumPy arrays. Return a dask task that writes the other blocks and then closes the store."""
     writer.write_from_memory()
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
     return delayed(_close)(writes, target)
@@ -217,11 +219,11 @@ def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | 
         writer.add_from_memory()
     else:  # arrays in memory are written by this process, not sent to workers
         writer.write_from_memory()
-    n_tasks = writer.n_tasks  # counted now, since `sync` empties the writer
-    writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
-    task = delayed(_do_nothing)(writes)
+    n_tasks = writer.n_tasks
     if not n_tasks:
         return
+    writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
+    task = delayed(_do_nothing)(writes)
     if progress:
         size = decimal(writer.block_nbytes)
         print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201

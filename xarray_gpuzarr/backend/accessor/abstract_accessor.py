@@ -1,4 +1,4 @@
-"""`Accessor`, the base of the accessors, and the explanations that they have in common."""
+"""`Accessor`, the base of the accessors, with the rows, the device and the explanation that they have in common."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from xarray import Dataset, Variable
 
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
-from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.host_copies import HostCopy
+from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.decoders.host.chunk_cache import describe_cache
 from xarray_gpuzarr.decoders.protocol import Device
@@ -43,6 +43,7 @@ def explanation_of(rows: Iterable[Row], device: str | None) -> Explanation:
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
     if device is None:
+        # Rows say "in memory" of loaded arrays, of persisted blocks, and of what is computed from these.
         is_loaded = any("in memory" in row.where + row.why for row in rows)
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
         return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
@@ -67,7 +68,7 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return the device of this engine's variables; None if there are none.
 
-    If any of them is on a GPU, or is read to one, this is the GPU, or "cuda" for several.
+    If any of them is on a GPU, or is read to one, this is the GPU; "cuda" for several, and for those of dask's workers.
     """
     devices = set[Device]()
     for variable in variables.values():
@@ -76,7 +77,7 @@ def device_of(variables: Mapping[Any, Variable]) -> Device | None:
             if isinstance(lazy, HostCopy):
                 devices.add("host")
             elif lazy.device == "workers":
-                devices.add("cuda")
+                devices.add("cuda")  # each worker's own GPU
             else:
                 devices.add(lazy.device)
         elif hasattr(array_in_memory(variable), "__cuda_array_interface__"):

@@ -1,4 +1,4 @@
-"""`explain_variables`: how each variable is stored, where it is decoded, and why.
+"""`explain_variables`: a `Row` for each variable, which says how it is stored, where it is decoded, and why.
 
 Only metadata that is in memory is used. Accessors and the command line call this.
 """
@@ -44,9 +44,9 @@ class Row:
     n_shards: int | None = None
     """Number of shards in the grid of the stored array; None if it is not sharded."""
     chunk_shape: tuple[int, ...] | None = None
-    """Shape of one inner chunk of the stored array, in elements."""
+    """Shape of one inner chunk of the stored array, in elements; None if another library reads the array."""
     n_chunks: int | None = None
-    """Number of inner chunks in the grid of the stored array."""
+    """Number of inner chunks in the grid of the stored array; None if another library reads the array."""
     codecs: str = ""
     """Codecs of an inner chunk, in the order of encoding."""
     cast: str = ""
@@ -60,7 +60,7 @@ class Row:
     load: str = ""
     """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
     ahead: str = ""
-    """How many bytes are requested before the dask tasks that need them run; empty for local files and memory."""
+    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of files."""
     decompressed_nbytes: int | None = None
     """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int
@@ -83,6 +83,7 @@ def lazy_array_of(variable: Variable) -> LazyArray | None:
 
 
 def _row(name: str, variable: Variable) -> Row:
+    """Return the row of a variable, which has few facts unless this engine plans the reads of a stored array."""
     lazy = lazy_array_of(variable)
     if lazy is None:
         where, why = _elsewhere(variable)
@@ -125,6 +126,7 @@ def _derivation(variable: Variable, lazy: LazyArray) -> str:
 def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why: str) -> Row:
     """Return a row without facts about chunks and codecs."""
     n = math.prod(variable.shape)
+    # xarray gives `str` as the stored dtype of text of variable length, whose elements have no size.
     stored = None if stored_dtype is None or stored_dtype is str else np.dtype(stored_dtype)
     return Row(
         variable=name,
@@ -142,11 +144,12 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
 def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
     """Return that a task has too few chunks to keep a GPU busy, and what would help; empty if it has enough."""
     blocks = variable.chunks
+    # If an operation has dropped or added an axis, the blocks cannot be compared with the stored chunks.
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
     block_shape = [max(lengths, default=0) for lengths in blocks]
     n = math.prod(-(-length // chunk) for length, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    # A task that reads the whole array cannot have more chunks.
+    # A task that reads the whole array cannot have more chunks. A task without any reads nothing.
     if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
     factor = -(-_MIN_CHUNKS // n)
@@ -176,7 +179,7 @@ def _describe_ahead(data: Any) -> str:
 def _blocks_of_others(data: Any) -> tuple[str, str]:
     """Return where the blocks of a dask array come from, and why this engine does not read them.
 
-    This is seen from the first task of the first layer of the graph.
+    Whether they are in memory is seen from the first task of the first layer of the graph.
     """
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
     first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]
