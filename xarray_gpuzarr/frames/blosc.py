@@ -36,6 +36,7 @@ from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
+"""Numbers of codecs in the header of a frame."""
 _CODES = {"blosclz": BLOSCLZ, "lz4": LZ4, "lz4hc": LZ4, "snappy": SNAPPY, "zlib": ZLIB, "zstd": ZSTD}
 """Name of a codec -> its number in the header of a frame. Streams of lz4hc are lz4 streams."""
 _SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
@@ -99,7 +100,7 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     Raises
     ------
     ValueError
-        A chunk lies outside `data`. The content of chunks never raises an error.
+        If a chunk lies outside `data`. The content of chunks never raises an error.
 
     Notes
     -----
@@ -161,7 +162,7 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
     chunk = frames.chunk[blocks.frame]
     codec = frames.flags[blocks.frame] >> 5
     target_nbytes = blocks.nbytes // blocks.n_splits
-    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy.
+    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy, whose longest output this is.
     longest = np.where(codec == SNAPPY, 32 + target_nbytes + target_nbytes // 6, target_nbytes)
     position = blocks.first.copy()
     for split in range(blocks.n_splits.max(initial=0)):
@@ -169,7 +170,8 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
         source = position[block] + 4
         end = blocks.end[block]
         decoded_nbytes = target_nbytes[block]
-        # A damaged length may have led outside the frame. Its last bytes are read then, which means nothing.
+        # A damaged length of an earlier split may have led to a `source` outside the frame. The last bytes of the frame
+        # are read in place of the length then. They do not matter, because no stream fits between `source` and `end`.
         source_nbytes = words[np.minimum(source, end) - 4].astype(np.int64)
         is_inside = source_nbytes <= np.minimum(longest[block], end - source)
         kind = np.where(source_nbytes == decoded_nbytes, RAW, codec[block])

@@ -42,6 +42,7 @@ class BloscHeaders(NamedTuple):
     nbytes: Column
     """Encoded length in bytes."""
     flags: Column
+    """Flags such as `STORED`, and in the three highest of eight bits, the number of the codec."""
     typesize: Column
     """Bytes of an element."""
     blocksize: Column
@@ -54,7 +55,7 @@ class BloscHeaders(NamedTuple):
         return np.where(is_split, self.typesize, 1)
 
     def n_blocks(self, expected: int) -> Column:
-        """Return the number of blocks in each frame, shape (n,); 0 for a stored one."""
+        """Return the number of blocks in each frame of `expected` decoded bytes, shape (n,); 0 for a stored frame."""
         return np.where(self.flags & STORED, 0, -(-expected // self.blocksize))
 
 
@@ -68,6 +69,7 @@ class BloscBlocks(NamedTuple):
     nbytes: Column
     """Decoded length in bytes."""
     n_splits: Column
+    """Number of splits, each of which is a stream."""
     first: Column
     """First byte of the block's streams in the data."""
     end: Column
@@ -80,9 +82,10 @@ def words_of(data: Bytes) -> npt.NDArray[np.uint32]:
 
 
 def read_headers(data: Bytes, start: Column, nbytes: Column, expected: int) -> BloscHeaders:
-    """Return the frames with valid headers that are long enough for their table of blocks and their streams.
+    """Return the valid headers of frames that are long enough for their table of blocks and their streams.
 
-    Bytes of a chunk after its frame are ignored. Parameters are those of `blosc.walk_blosc`.
+    Frames that declare another decoded length than `expected` are left out. Bytes of a chunk after its frame are
+    ignored. Parameters are those of `blosc.walk_blosc`.
     """
     chunk = np.flatnonzero(nbytes > HEADER_NBYTES)
     start, nbytes = start[chunk], nbytes[chunk]
@@ -90,6 +93,7 @@ def read_headers(data: Bytes, start: Column, nbytes: Column, expected: int) -> B
     headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
     head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
     flags, typesize = head >> 16 & 0xFF, head >> 24
+    # 0x0102: version 2 of the format of frames, and version 1 of the format of streams.
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= _LAST_CODEC) & (typesize > 0)
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
     sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
@@ -119,7 +123,8 @@ def cut_blocks(data: Bytes, frames: BloscHeaders, expected: int) -> BloscBlocks:
     table = frame_start + HEADER_NBYTES
     first = frame_start + words_of(data)[table + 4 * number]
     end = frame_start + frames.nbytes[frame]
-    # An offset into the header or the table is invalid. The end of the frame stands for it, where no stream fits.
+    # An offset into the header or the table is invalid. The end of the frame, where no stream fits, takes its place.
     first = np.where(first < table + 4 * n_blocks[frame], end, first)
+    # C-Blosc does not split the last block if it is shorter than the others.
     n_splits = np.where(nbytes == blocksize, frames.n_splits()[frame], 1)
     return BloscBlocks(frame, start, nbytes, n_splits, first, end)

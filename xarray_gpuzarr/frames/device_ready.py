@@ -50,7 +50,7 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     Raises
     ------
     ValueError
-        The codec is another one, or a chunk lies outside `data`. The content of chunks never raises an error.
+        If the codec is another one, or a chunk lies outside `data`. The content of chunks never raises an error.
 
     Notes
     -----
@@ -94,7 +94,7 @@ def _gzip(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
 
 def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
     first, second = data[start], data[start + 1]
-    is_deflate = first & 0x8F == 8  # with a window of at most 32 KiB
+    is_deflate = first & 0x8F == 8  # the method 8, and a window of at most 32 KiB
     has_no_dictionary = second & 0x20 == 0
     ready: Flags = is_deflate & has_no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
     return ready
@@ -116,7 +116,7 @@ def _descriptor_fields() -> Column:
         if flag or single_segment:
             width = 2**flag
             header = 6 - single_segment + width
-            # The eight bytes end with the header if they can. The shortest frame has eight bytes up to there or more.
+            # The eight bytes end with the header, or are the first eight of the frame if the header is shorter.
             offset = max(header - 8, 0)
             shift = 8 * (header - width - offset)
             mask = -1 if width == 8 else 2 ** (8 * width) - 1

@@ -48,8 +48,8 @@ class KnownFrame:
 def content(kind: Content, nbytes: int) -> bytes:
     """Return `nbytes` bytes by a formula.
 
-    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are int32 that rise as squares and begin again;
-    the first word of each wave is its number, so that waves differ.
+    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are little-endian int32 that rise as squares and begin
+    again after `_PERIOD` words. The first word of each wave is its number, so that waves differ.
     """
     if kind == "zeros":
         return bytes(nbytes)

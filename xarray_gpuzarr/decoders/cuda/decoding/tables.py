@@ -108,7 +108,7 @@ def fill_table(
     table = BatchTable()
     n_staged = len(staged.address)
     block_chunks = staged.shuffled_blocks.chunk
-    # Follow the chunks backwards, from where they are decoded to where they were staged.
+    # Follow the chunks backwards, from where they are decoded to `start`, where they were staged or moved to.
     start = replace_rows(staged.address, plan.realigned_chunks, scratch.realigned_chunks)
     decoded = np.where(plan.is_direct, plan.result_address, start)
     decoded = replace_rows(decoded, plan.scratch_chunks, scratch.scratch_chunks)
@@ -116,6 +116,7 @@ def fill_table(
     if len(plan.element_chunks):
         before_elements = start[plan.element_chunks] if chain.reads_staged else scratch.elements[0]
         unshuffled = replace_rows(decoded, plan.element_chunks, before_elements)
+    # Shuffled chunks are unshuffled from where they were staged, or if they are compressed, from scratch memory.
     decompressed = replace_rows(unshuffled, block_chunks, start[block_chunks])
     decompressed = replace_rows(decompressed, plan.shuffled_chunks, scratch.shuffled_chunks)
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)

@@ -36,7 +36,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 _PAGE_NBYTES = 4096
 """Alignment of the byte ranges of a file that cuFile reads without an extra copy."""
 _MEMORY_ALIGN = 256
-"""Alignment in device memory of the ranges that are read."""
+"""Alignment in device memory of the ranges that are read, the same as that of memory that CUDA allocates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class DirectStager(Stager):
         if chain.compressor is None:
             ready = present & (nbytes == chain.inner_nbytes)
             streams = Streams.empty()
-        else:
+        else:  # a missing chunk has no bytes, and is too short for a frame
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
         shuffled_blocks = ShuffledBlocks.empty()
         if chain.shuffle is not None:
@@ -161,7 +161,14 @@ def _check_read(part: _FileRange, n_read: int) -> None:
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
     """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
 
-    Positions count from the start of the memory. The position of a chunk whose file is missing is -1.
+    Positions count from the start of the memory. A chunk whose file is missing has the position -1 and the length 0.
+
+    Raises
+    ------
+    ObjectChangedError
+        If a shard no longer has the version from which its index was read.
+    CorruptChunkError
+        If a file is too long to be a chunk.
     """
     ranges: list[_FileRange] = []
     starts, lengths = [], []
@@ -173,7 +180,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
             version, size = (None, 0) if current is None else current
             if index_version is not None and version != index_version:
                 raise changed_error(path, index_version, version)
-            if current is None:
+            if current is None:  # an unsharded chunk is missing: a missing shard has raised the error above
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
