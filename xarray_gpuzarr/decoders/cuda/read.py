@@ -58,7 +58,7 @@ class _Submitted:
     pieces: Sequence[Piece]
     receipt: Receipt | None
     memories: Sequence[DeviceMemory]
-    """All device memory that the batch uses."""
+    """Device memory that was borrowed for the batch."""
     done: Event
     """Reached when the device has done the batch's work."""
 
@@ -129,8 +129,8 @@ class Read:
         """Pieces of a batch, and the numbers of its chunks that the device could not decode."""
         # The first batch takes the chunks that full batches leave over, so that decoding begins while the others are
         # fetched.
-        n_over = target.n_chunks % self._limits.n_chunks
-        first_sizes = [n_over] if n_over else []
+        n_leftover = target.n_chunks % self._limits.n_chunks
+        first_sizes = [n_leftover] if n_leftover else []
         self._cutter = self._new_cutter(first_sizes)
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
@@ -270,8 +270,8 @@ class Read:
     def _restart_shorter(self, pieces: Sequence[Piece]) -> bool:
         """Queue a batch for which memory was short, and all after it, to be cut into batches of half its length.
 
-        Returns False, and queues nothing, if the batch has a single chunk or is already a shortened one: the read then
-        needs the memory of others, see `CudaDecoder.alone`. Batches of later reads are limited whatever is returned.
+        Returns False, and queues nothing, if the batch has a single chunk or has just been shortened: the read is then
+        repeated by `CudaDecoder.alone`, with the memory of others. In any case, later reads have shorter batches.
         """
         n_half = -(-count_chunks(pieces) // 2)
         self._workspace.shortage.set_limit(n_half * self._chunk_device_nbytes)

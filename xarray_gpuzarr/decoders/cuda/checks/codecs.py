@@ -81,7 +81,7 @@ def _compare_decoded(workspace: Workspace, spec: CompressorSpec, frames: Sequenc
         example = f"{wrong[0].nbytes} bytes of {wrong[0].content} by {wrong[0].writer}"
         raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {example}")
     if n_by_host:
-        raise WrongAnswerError(f"{n_by_host} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
+        raise WrongAnswerError(f"{n_by_host} of {len(frames)} sound chunks of {nbytes} bytes were refused")
     return result.nbytes
 
 

@@ -158,6 +158,19 @@ def _check_read(part: _FileRange, n_read: int) -> None:
         )
 
 
+def _find_file(source: ByteSource, key: str) -> tuple[str, Version, int]:
+    """Return the path, version and length of the file that holds an object; if there is none, None and 0.
+
+    Raises `ObjectChangedError` if a shard no longer has the version from which its index was read.
+    """
+    path, index_version = source.local_file(key)
+    current = version_and_length(path)
+    version, nbytes = (None, 0) if current is None else current
+    if index_version is not None and version != index_version:
+        raise changed_error(path, index_version, version)
+    return path, version, nbytes
+
+
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
     """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
 
@@ -166,7 +179,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
     Raises
     ------
     ObjectChangedError
-        If a shard no longer has the version from which its index was read.
+        See `_find_file`.
     CorruptChunkError
         If a file is too long to be a chunk.
     """
@@ -175,12 +188,8 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
     used_nbytes = 0
     for piece in pieces:
         for number, (key, span) in enumerate(piece.requests()):
-            path, index_version = source.local_file(key)
-            current = version_and_length(path)
-            version, size = (None, 0) if current is None else current
-            if index_version is not None and version != index_version:
-                raise changed_error(path, index_version, version)
-            if current is None:  # an unsharded chunk is missing: a missing shard has raised the error above
+            path, version, size = _find_file(source, key)
+            if version is None:  # an unsharded chunk is missing: a missing shard has raised an error
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
@@ -191,6 +200,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
                     raise too_long_chunk(piece.plan, piece.lo + number, size)
             end = span.offset + nbytes
             first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
+            # To the end of the last page, or of the file. A read of more bytes than the file has fails in `_check_read`.
             page_end = -(-end // _PAGE_NBYTES) * _PAGE_NBYTES
             read_end = max(end, min(size, page_end))
             part = _FileRange(path=path, version=version, first=first, nbytes=read_end - first, position=used_nbytes)
