@@ -68,6 +68,7 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)
         raise ValueError(f"no frames of {spec} can be given to a device decoder; those of {known} can")
+    # `start | nbytes` is negative if either is.
     if (((start | nbytes) < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     shortest, check = _READY[type(spec)]

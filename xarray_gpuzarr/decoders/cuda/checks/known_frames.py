@@ -1,8 +1,8 @@
 """Frames of every compressor and the bytes that they decode to, with which self-checks compare.
 
 ``known.json``, a file of the package, holds the frames, which the usual libraries have written. The decoded bytes
-follow from a formula, `content`. The module `helpers.data.known_frames` of the tests writes the file, and other
-libraries decode its frames there.
+follow from a formula, `content`. The module `helpers.data.known_frames` of the tests writes the file, and the tests
+compare what other libraries decode the frames to.
 """
 
 from __future__ import annotations

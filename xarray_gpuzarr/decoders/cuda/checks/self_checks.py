@@ -101,6 +101,7 @@ _USUAL_CODECS: tuple[ElementSpec, ...] = (
     AsTypeSpec(decoded="<f4", encoded="<f8"),
     PackBitsSpec(decoded="|b1", encoded="|u1"),
 )
+"""Common codecs of elements."""
 
 
 PATIENCE_S = 120.0
@@ -209,7 +210,7 @@ def _next_result(results: SimpleQueue[CheckResult], seconds: float) -> CheckResu
 
 def _run(api: DeviceApi, checks: Sequence[Check], results: SimpleQueue[CheckResult], *, until_failure: bool) -> None:
     """Run checks one after another, with a workspace of their own, and put each result into a queue."""
-    # All results are in the queue when closing the workspace may fail, on a device that no longer works.
+    # Closing the workspace may fail on a device that no longer works. All results are in the queue by then.
     with suppress(Exception), ExitStack() as stack:
         workspace: Workspace | None = None
 

@@ -179,7 +179,7 @@ class KnownBytes:
         return False
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Return the bytes of one request; the decoder starts requests one at a time."""
+        """Return a function that copies the bytes of one request; decoders start requests of a shard one at a time."""
         ((_, span),) = requests
         data = self._data[span.offset : span.offset + span.nbytes]
 

@@ -33,6 +33,7 @@ class CheckedDevice:
         self._outcomes: dict[str, str] = {}
         """Finding of each check, by its name; empty if it has passed."""
         self._is_loaded = False
+        """Whether `_outcomes` includes those that were stored."""
 
     def why_unusable(self) -> str | None:
         """Return why nothing can be read to this device; None if it can be used.

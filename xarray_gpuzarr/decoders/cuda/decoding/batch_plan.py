@@ -42,7 +42,7 @@ class Staged:
     """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. Meaningless for
     chunks that the host has decoded."""
     streams: Streams
-    """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
+    """Streams of the chunks that were copied encoded. The number of a chunk is its row in the other columns."""
     shuffled_blocks: ShuffledBlocks
     """Blocks of the same chunks that are to be unshuffled."""
     encoded: Flags

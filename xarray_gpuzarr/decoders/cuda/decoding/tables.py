@@ -122,6 +122,7 @@ def fill_table(
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)
     moves, moved_nbytes = _add_moves(table, staged, plan, scratch, stream_targets)
     shadow_chunks = staged.shadows.chunk
+    # Unsharded chunks of which the store had no object, and chunks that the plan says are missing.
     missing_rows = np.concatenate([rows[:n_staged][staged.address == 0], rows[n_staged:]])
     shuffled_blocks = _add_shuffled_blocks(table, staged, decompressed, unshuffled)
     elements = _add_elements(table, chain, plan, scratch, unshuffled, decoded)
@@ -187,7 +188,10 @@ def _add_shuffled_blocks(table: BatchTable, staged: Staged, decompressed: Addres
 def _add_elements(
     table: BatchTable, chain: Chain, plan: BatchPlan, scratch: Scratch, unshuffled: Addresses, decoded: Addresses
 ) -> list[tuple[int, int]]:
-    """Add the columns and words of each codec of elements, which reads what the last one wrote; return the offsets."""
+    """Add the columns and words of each codec of elements; return their offsets.
+
+    Each codec reads what the one before has written.
+    """
     if not len(plan.element_chunks):
         return []
     places = [unshuffled[plan.element_chunks], *scratch.elements[1:], decoded[plan.element_chunks]]

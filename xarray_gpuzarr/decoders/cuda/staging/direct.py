@@ -200,7 +200,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
                     raise too_long_chunk(piece.plan, piece.lo + number, size)
             end = span.offset + nbytes
             first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
-            # To the end of the last page, or of the file. A read of more bytes than the file has fails in `_check_read`.
+            # To the end of the last page, or of the file. `_check_read` finds out if the file ends before `end`.
             page_end = -(-end // _PAGE_NBYTES) * _PAGE_NBYTES
             read_end = max(end, min(size, page_end))
             part = _FileRange(path=path, version=version, first=first, nbytes=read_end - first, position=used_nbytes)
