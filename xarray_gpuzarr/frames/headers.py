@@ -115,11 +115,11 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
     return nbytes + 256 if width == 2 else nbytes
 
 
-def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
-    """Whether bytes begin with a zstd frame that declares `expected` bytes and has no dictionary and no checksum."""
+def is_plain_zstd(frame: memoryview | bytes, decoded_nbytes: int) -> bool:
+    """Whether bytes begin with a zstd frame without dictionary or checksum that declares `decoded_nbytes` bytes."""
     try:
         # The five low bits of the descriptor stand for a dictionary and a checksum, or are reserved.
-        return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
+        return _zstd_nbytes(frame) == decoded_nbytes and not frame[4] & 0x1F
     except FrameError:
         return False
 
