@@ -165,7 +165,7 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
     chunk = frames.chunk[blocks.frame]
     codec = frames.flags[blocks.frame] >> 5
     target_nbytes = blocks.nbytes // blocks.n_splits
-    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy, whose longest output this is.
+    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy: up to snappy's longest output.
     longest = np.where(codec == SNAPPY, 32 + target_nbytes + target_nbytes // 6, target_nbytes)
     position = blocks.first.copy()
     for split in range(blocks.n_splits.max(initial=0)):

@@ -42,7 +42,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast, cast_array
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
-"""Seconds to wait between tries to read alone."""
+"""Seconds to wait after each failed try to read alone, before the next one; see `CudaDecoder.alone`."""
 
 
 class CudaDecoder:
@@ -151,9 +151,8 @@ class CudaDecoder:
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             counters.add(n_by_host=target.n_chunks)
             return self._upload(block, Cast(dtype=cast.dtype))  # the host decoder has cast already
-        # The result is then a new array.
         if out is not None and ((out.shape, out.dtype) != (target.shape, dtype) or not out.flags.c_contiguous):
-            out = None
+            out = None  # it does not fit, so the result is a new array
         resources = self._current_resources()
         has_identity = resources.api.identity is not None
         shadow_choice = new_shadow_choice(spec, resources.options.verify, has_identity=has_identity)

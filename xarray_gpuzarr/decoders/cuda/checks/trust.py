@@ -46,7 +46,8 @@ class CheckedDevice:
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
         """Return, in words, which check keeps the device from decoding an array; None if all pass.
 
-        Runs the checks that have no outcome yet. Parameters are those of `required_checks`.
+        Runs the checks that have no outcome yet. A check that lacks memory keeps it from this read only, with a warning.
+        Parameters are those of `required_checks`.
         """
         failure, unfinished = self._first_failure(required_checks(spec, cast, points=points))
         if failure is not None or unfinished is None:
@@ -143,7 +144,10 @@ def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], iden
 
 
 class Trust:
-    """Outcomes of the checks of all devices that this process has used. Safe to use from several threads."""
+    """Outcomes of the checks of all devices that this process has used, and arrays that devices have decoded wrongly.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

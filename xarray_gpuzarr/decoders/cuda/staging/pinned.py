@@ -134,7 +134,8 @@ class Stager:
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Rows) -> Staged:
         """Fetch some chunks of `pieces` again, decode them on the host, and copy them to the device.
 
-        `numbers`, shape (n,), are numbers of chunks, counted through all pieces. Errors are those of `stage`.
+        `numbers`, shape (n,), are numbers of chunks, counted through all pieces. Raises the errors of `stage`, and
+        `StoreReadError` also if an unsharded chunk has disappeared.
         """
         encoded = []
         for plan, row in [row_of(pieces, number) for number in numbers.tolist()]:
