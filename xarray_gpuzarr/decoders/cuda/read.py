@@ -246,9 +246,9 @@ class Read:
         `first_sizes` are the largest numbers of chunks of the first batches, if these are to be shorter.
         """
         # Encoded chunks alone hardly reach this length. It limits the gaps between them, which are fetched, too.
-        max_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
+        max_range_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
         sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
-        return Cutter(sizes, max_nbytes=max_nbytes, slot_nbytes=self.stager.slot_nbytes)
+        return Cutter(sizes, max_range_nbytes=max_range_nbytes, segment_nbytes=self.stager.segment_nbytes)
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on the next stream, after the copies of what was staged for it."""

@@ -134,21 +134,22 @@ class Cutter:
     ----------
     sizes : iterator of int
         Largest number of chunks of each batch, one batch after another.
-    max_nbytes : int
+    max_range_nbytes : int
         Bytes that the ranges in shards of a batch may have, with the gaps between chunks. A batch of a single chunk may
         have more. Unsharded chunks do not count, because there are no gaps between them.
-    slot_nbytes : int
+    segment_nbytes : int
         Bytes that a segment is expected to have at most. A segment of a single chunk may have more.
     """
 
-    def __init__(self, sizes: Iterator[int], *, max_nbytes: int, slot_nbytes: int) -> None:
+    def __init__(self, sizes: Iterator[int], *, max_range_nbytes: int, segment_nbytes: int) -> None:
         self._sizes = sizes
-        self._max_nbytes = max_nbytes
-        self._slot_nbytes = slot_nbytes
+        self._max_range_nbytes = max_range_nbytes
+        self._segment_nbytes = segment_nbytes
         self._batch_room = next(sizes)
         """Chunks that the current batch has room for."""
-        self._batch_room_nbytes = max_nbytes
-        self._segment_room_nbytes = slot_nbytes
+        self._batch_room_nbytes = max_range_nbytes
+        """Bytes of ranges that it has room for."""
+        self._segment_room_nbytes = segment_nbytes
         self._is_first = True
         """Whether no piece was cut yet, so that no segment can be full."""
 
@@ -162,8 +163,8 @@ class Cutter:
             if not piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
                 full = "batch"
                 self._batch_room = next(self._sizes)
-                self._batch_room_nbytes = self._max_nbytes
-            self._segment_room_nbytes = self._slot_nbytes
+                self._batch_room_nbytes = self._max_range_nbytes
+            self._segment_room_nbytes = self._segment_nbytes
             n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
         head, remaining = piece.split(max(1, n))
         self._batch_room -= head.hi - head.lo

@@ -141,7 +141,8 @@ def element_check(spec: ElementSpec) -> Check:
 def _encoded_chunks(spec: ElementSpec, n: int) -> Iterator[bytes]:
     """Yield encoded chunks of `n` elements for a codec.
 
-    They hold zeros, small numbers, scaled numbers, negative fractions, and if elements are integers, arbitrary bits.
+    They hold zeros, small numbers, scaled numbers, fractions of either sign, and arbitrary bits if elements are
+    integers.
     """
     nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
     assert nbytes is not None

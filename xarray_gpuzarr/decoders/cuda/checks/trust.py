@@ -46,8 +46,8 @@ class CheckedDevice:
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
         """Return, in words, which check keeps the device from decoding an array; None if all pass.
 
-        Runs the checks that have no outcome yet. A check that lacks memory keeps it from this read only, with a warning.
-        Parameters are those of `required_checks`.
+        Runs the checks that have no outcome yet. A check that lacks memory keeps the device from this read only, with a
+        warning. Parameters are those of `required_checks`.
         """
         failure, unfinished = self._first_failure(required_checks(spec, cast, points=points))
         if failure is not None or unfinished is None:

@@ -69,7 +69,7 @@ class DirectStager(Stager):
         super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
         self.requests = None
         self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a piece is one read
-        self.slot_nbytes = ENDLESS  # no slot is used
+        self.segment_nbytes = ENDLESS  # no slot is used
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory; let the host fetch and decode the chunks that are unusual."""

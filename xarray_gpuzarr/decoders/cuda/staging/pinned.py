@@ -83,8 +83,8 @@ class Stager:
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
         """Rule that decides which neighbouring chunks make a piece. Pieces may have any length if segments and requests
         may cut them."""
-        self.slot_nbytes = workspace.options.slot_nbytes
-        """Bytes that a segment should have at most, those that fit a slot."""
+        self.segment_nbytes = workspace.options.slot_nbytes
+        """Bytes that a segment should have at most: those that fit a slot."""
         self.n_by_host = 0
         """Number of chunks that the host has decoded because the device could not, or was not to be trusted with
         them."""
