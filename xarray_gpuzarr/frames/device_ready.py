@@ -139,7 +139,8 @@ def _zstd(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags
     else:
         offset, shift, mask, addend = _DESCRIPTOR_FIELDS[:, head >> 32 & 0xFF]
         has_magic = head & 0xFFFFFFFF == _ZSTD_MAGIC
-    # If a chunk ends within its header, its last bytes are read. Any value will do then, because no block follows.
+    # If a chunk ends within its header, its last bytes are read instead. They do not matter: the device refuses a frame
+    # without blocks.
     declared = (words[np.minimum(start + offset, end - 8)] >> shift & mask) + addend
     ready: Flags = has_magic & (declared == decoded_nbytes)
     return ready
