@@ -173,8 +173,8 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
         source = position[block] + 4
         end = blocks.end[block]
         decoded_nbytes = target_nbytes[block]
-        # A damaged offset of the block, or length of an earlier split, may have led to a `source` outside the frame. The
-        # last bytes of the frame are then read in place of the length. They do not matter: no stream fits before `end`.
+        # A damaged offset of the block, or a damaged length of an earlier split, may have led to a `source` outside the
+        # frame. The frame's last bytes are then read in place of the length. No stream fits there, whatever they say.
         source_nbytes = words[np.minimum(source, end) - 4].astype(np.int64)
         is_inside = source_nbytes <= np.minimum(longest[block], end - source)
         kind = np.where(source_nbytes == decoded_nbytes, RAW, codec[block])
