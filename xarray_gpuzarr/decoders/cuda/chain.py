@@ -215,7 +215,7 @@ def chunk_device_nbytes(spec: ArraySpec) -> int:
         # An estimate of nvCOMP's scratch memory: the library tells its length only on a machine with a GPU.
         nbytes += inner_nbytes
     if isinstance(compressor, GzipSpec | ZlibSpec | BloscSpec) or (compressor is None and chain.elements):
-        nbytes += inner_nbytes  # a copy at an aligned address, which some streams of these formats need
+        nbytes += inner_nbytes  # a copy at an aligned address, which streams of these formats and raw elements may need
     if isinstance(compressor, BloscSpec) or (compressor is not None and chain.shuffle is not None):
         nbytes += inner_nbytes  # the decompressed chunk, before it is unshuffled
     return nbytes

@@ -132,7 +132,7 @@ class Cutter:
 
     Parameters
     ----------
-    sizes : iterator of int
+    sizes : iterator of int, endless
         Largest number of chunks of each batch, one batch after another.
     max_range_nbytes : int
         Bytes that the ranges in shards of a batch may have, with the gaps between chunks. A batch of a single chunk may

@@ -47,7 +47,10 @@ class Check:
     name: str
     """Unique name, stored together with the outcome."""
     run: Callable[[Workspace], int]
-    """Computes on the workspace's device; returns the number of compared bytes, and raises if one is wrong."""
+    """Computes on the workspace's device; returns the number of compared bytes.
+
+    Raises `WrongAnswerError` if one is wrong, and any other error if the device fails.
+    """
 
 
 class Trial:
