@@ -36,6 +36,7 @@ from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
+"""Numbers of codecs in the header of a frame."""
 _CODES = {"blosclz": BLOSCLZ, "lz4": LZ4, "lz4hc": LZ4, "snappy": SNAPPY, "zlib": ZLIB, "zstd": ZSTD}
 """Name of a codec -> its number in the header of a frame. Streams of lz4hc are lz4 streams."""
 _SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
@@ -86,12 +87,14 @@ class BloscStreams:
     elements."""
 
 
-def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cname: str | None = None) -> BloscStreams:
+def walk_blosc(
+    data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int, *, cname: str | None = None
+) -> BloscStreams:
     """Return the streams and blocks of all frames that a device may decode.
 
     Parameters
     ----------
-    data, start, nbytes, expected
+    data, start, nbytes, decoded_nbytes
         As for `device_ready`.
     cname : str, optional
         Inner codec according to the metadata. Frames with another one are left to the host. None allows all.
@@ -99,13 +102,14 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     Raises
     ------
     ValueError
-        A chunk lies outside `data`. The content of chunks never raises an error.
+        If a chunk lies outside `data`. The content of chunks never raises an error.
 
     Notes
     -----
     Every stream lies inside its chunk, after the header and the table of blocks, and every target lies inside the
-    `expected` bytes. The number of rows, and so the memory that this function takes, is at most a fifth of the number
-    of bytes of all chunks. A chunk of more than two blocks has at most a row for each 32 bytes that it decodes to.
+    `decoded_nbytes` bytes. The number of rows, and so the memory that this function takes, is at most a fifth of the
+    number of bytes of all chunks. A chunk of more than two blocks has at most a row for each 32 bytes that it decodes
+    to.
 
     Streams of zstd, zlib and snappy have valid headers. Those of zstd and snappy declare the length of their target.
     What lz4 and blosclz streams decode to is unknown until they are decoded. In a frame made to do so, streams may
@@ -113,16 +117,16 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     """
     if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
-    frames = read_headers(data, start, nbytes, expected)
+    frames = read_headers(data, start, nbytes, decoded_nbytes)
     if cname is not None:
         is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & STORED != 0)
         if not is_of_codec.all():
             frames = BloscHeaders._make(column[is_of_codec] for column in frames)
-    blocks = cut_blocks(data, frames, expected)
+    blocks = cut_blocks(data, frames, decoded_nbytes)
     # A frame that is not compressed is one stream.
     stored = np.flatnonzero(frames.flags & STORED)
     source = frames.start[stored] + HEADER_NBYTES
-    stored_streams = np.stack(np.broadcast_arrays(frames.chunk[stored], source, expected, 0, expected, RAW))
+    stored_streams = np.stack(np.broadcast_arrays(frames.chunk[stored], source, decoded_nbytes, 0, decoded_nbytes, RAW))
     # The rows are the columns of BloscStreams from `chunk` to `codec`.
     streams = np.concatenate([stored_streams, *_walk_splits(data, frames, blocks)], axis=1)
     ready = np.zeros(len(start), np.bool_)
@@ -161,7 +165,7 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
     chunk = frames.chunk[blocks.frame]
     codec = frames.flags[blocks.frame] >> 5
     target_nbytes = blocks.nbytes // blocks.n_splits
-    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy.
+    # C-Blosc stores a stream that is longer than its decoded bytes only with snappy: up to snappy's longest output.
     longest = np.where(codec == SNAPPY, 32 + target_nbytes + target_nbytes // 6, target_nbytes)
     position = blocks.first.copy()
     for split in range(blocks.n_splits.max(initial=0)):
@@ -169,7 +173,8 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
         source = position[block] + 4
         end = blocks.end[block]
         decoded_nbytes = target_nbytes[block]
-        # A damaged length may have led outside the frame. Its last bytes are read then, which means nothing.
+        # A damaged offset of the block, or a damaged length of an earlier split, may have led to a `source` outside the
+        # frame. The frame's last bytes are then read in place of the length. No stream fits there, whatever they say.
         source_nbytes = words[np.minimum(source, end) - 4].astype(np.int64)
         is_inside = source_nbytes <= np.minimum(longest[block], end - source)
         kind = np.where(source_nbytes == decoded_nbytes, RAW, codec[block])

@@ -42,6 +42,7 @@ class BloscHeaders(NamedTuple):
     nbytes: Column
     """Encoded length in bytes."""
     flags: Column
+    """Flags such as `STORED`, and in the three highest of eight bits, the number of the codec."""
     typesize: Column
     """Bytes of an element."""
     blocksize: Column
@@ -53,9 +54,9 @@ class BloscHeaders(NamedTuple):
         is_split &= self.blocksize // self.typesize >= _MIN_SPLIT_NBYTES
         return np.where(is_split, self.typesize, 1)
 
-    def n_blocks(self, expected: int) -> Column:
-        """Return the number of blocks in each frame, shape (n,); 0 for a stored one."""
-        return np.where(self.flags & STORED, 0, -(-expected // self.blocksize))
+    def n_blocks(self, decoded_nbytes: int) -> Column:
+        """Return the number of blocks in each frame that decodes to `decoded_nbytes` bytes, shape (n,); 0 if stored."""
+        return np.where(self.flags & STORED, 0, -(-decoded_nbytes // self.blocksize))
 
 
 class BloscBlocks(NamedTuple):
@@ -68,6 +69,7 @@ class BloscBlocks(NamedTuple):
     nbytes: Column
     """Decoded length in bytes."""
     n_splits: Column
+    """Number of splits, each of which is a stream."""
     first: Column
     """First byte of the block's streams in the data."""
     end: Column
@@ -79,10 +81,11 @@ def words_of(data: Bytes) -> npt.NDArray[np.uint32]:
     return np.ndarray((max(data.size - 3, 0),), "<u4", data, strides=(1,))
 
 
-def read_headers(data: Bytes, start: Column, nbytes: Column, expected: int) -> BloscHeaders:
-    """Return the frames with valid headers that are long enough for their table of blocks and their streams.
+def read_headers(data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int) -> BloscHeaders:
+    """Return the valid headers of frames that are long enough for their table of blocks and their streams.
 
-    Bytes of a chunk after its frame are ignored. Parameters are those of `blosc.walk_blosc`.
+    Frames that declare another decoded length than `decoded_nbytes` are left out. Bytes of a chunk after its frame are
+    ignored. Parameters are those of `blosc.walk_blosc`.
     """
     chunk = np.flatnonzero(nbytes > HEADER_NBYTES)
     start, nbytes = start[chunk], nbytes[chunk]
@@ -90,36 +93,38 @@ def read_headers(data: Bytes, start: Column, nbytes: Column, expected: int) -> B
     headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
     head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
     flags, typesize = head >> 16 & 0xFF, head >> 24
+    # 0x0102: version 2 of the format of frames, and version 1 of the format of streams.
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= _LAST_CODEC) & (typesize > 0)
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
-    sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
-    sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
-    sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= expected) | (flags & STORED != 0)
+    sound &= (declared == decoded_nbytes) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
+    sound &= (blocksize > 0) & (blocksize <= min(decoded_nbytes, _MAX_BLOCK_NBYTES))
+    sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= decoded_nbytes) | (flags & STORED != 0)
     frames = BloscHeaders._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
     n_splits = frames.n_splits()
-    whole, leftover = np.divmod(expected, frames.blocksize)
+    whole, leftover = np.divmod(decoded_nbytes, frames.blocksize)
     # A frame has at least an entry of the table for each block, and for each stream its length and one byte.
-    least = 4 * frames.n_blocks(expected) + 5 * (whole * n_splits + (leftover > 0))
+    least = 4 * frames.n_blocks(decoded_nbytes) + 5 * (whole * n_splits + (leftover > 0))
     payload = frames.nbytes - HEADER_NBYTES
-    fits = np.where(frames.flags & STORED, payload == expected, payload >= least)
+    fits = np.where(frames.flags & STORED, payload == decoded_nbytes, payload >= least)
     # c-blosc leaves the end of a block undefined if it is not a whole number of splits.
     fits &= frames.blocksize % n_splits == 0
     return BloscHeaders._make(column[fits] for column in frames)
 
 
-def cut_blocks(data: Bytes, frames: BloscHeaders, expected: int) -> BloscBlocks:
+def cut_blocks(data: Bytes, frames: BloscHeaders, decoded_nbytes: int) -> BloscBlocks:
     """Return the blocks of all frames, in the order of the frames."""
-    n_blocks = frames.n_blocks(expected)
+    n_blocks = frames.n_blocks(decoded_nbytes)
     frame = np.repeat(np.arange(len(n_blocks)), n_blocks)
     number = np.arange(frame.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
     blocksize = frames.blocksize[frame]
     frame_start = frames.start[frame]
     start = number * blocksize
-    nbytes = np.minimum(blocksize, expected - start)
+    nbytes = np.minimum(blocksize, decoded_nbytes - start)
     table = frame_start + HEADER_NBYTES
     first = frame_start + words_of(data)[table + 4 * number]
     end = frame_start + frames.nbytes[frame]
-    # An offset into the header or the table is invalid. The end of the frame stands for it, where no stream fits.
+    # An offset into the header or the table is invalid. The end of the frame, where no stream fits, takes its place.
     first = np.where(first < table + 4 * n_blocks[frame], end, first)
+    # C-Blosc does not split the last block if it is shorter than the others.
     n_splits = np.where(nbytes == blocksize, frames.n_splits()[frame], 1)
     return BloscBlocks(frame, start, nbytes, n_splits, first, end)

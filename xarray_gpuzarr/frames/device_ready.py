@@ -29,7 +29,7 @@ LEAST_ZSTD_NBYTES = 10
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
 
 
-def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Column, expected: int) -> Flags:
+def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int) -> Flags:
     """Return which chunks are frames that a batched decoder on a GPU may decode.
 
     Parameters
@@ -39,7 +39,7 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
         Encoded chunks, not modified.
     start, nbytes : ndarray of int64, shape (n,), host memory
         The bytes of chunk ``i`` are ``data[start[i] : start[i] + nbytes[i]]``. Chunks may overlap.
-    expected : int
+    decoded_nbytes : int
         Decoded length of every chunk, in bytes.
 
     Returns
@@ -50,17 +50,17 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     Raises
     ------
     ValueError
-        The codec is another one, or a chunk lies outside `data`. The content of chunks never raises an error.
+        If the codec is another one, or a chunk lies outside `data`. The content of chunks never raises an error.
 
     Notes
     -----
     The result for a chunk depends on nothing but its own bytes.
 
-    zstd: the frame must declare `expected` bytes. It must have no dictionary and no content checksum, which no decoder
-    on a GPU verifies. The ends of its blocks are checked on the device (`cuda.launch.check_zstd`).
+    zstd: the frame must declare `decoded_nbytes` bytes. It must have no dictionary, and no content checksum, which no
+    decoder on a GPU verifies. The ends of its blocks are checked on the device (`cuda.launch.check_zstd`).
 
-    gzip: the length at the end must be `expected`, modulo 2**32. It is that of the last member, so a frame of several
-    members passes only if all others are empty, or by coincidence.
+    gzip: the length at the end must be `decoded_nbytes`, modulo 2**32. It is that of the last member, so a frame of
+    several members passes only if all others are empty, or by coincidence.
 
     zlib frames declare no decoded length, and zlib and lz4 frames no end. So a truncated one passes if it has the
     length of the shortest frame. The checksums of gzip and zlib frames are not verified.
@@ -68,15 +68,16 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)
         raise ValueError(f"no frames of {spec} can be given to a device decoder; those of {known} can")
+    # `start | nbytes` is negative if either is.
     if (((start | nbytes) < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     shortest, check = _READY[type(spec)]
-    ready: Flags = (nbytes >= shortest) & (expected > 0)
+    ready: Flags = (nbytes >= shortest) & (decoded_nbytes > 0)
     candidates = ready.nonzero()[0]
     if candidates.size < ready.size:
         start, nbytes = start[candidates], nbytes[candidates]
     if candidates.size:
-        ready[candidates] = check(data, start, start + nbytes, expected)
+        ready[candidates] = check(data, start, start + nbytes, decoded_nbytes)
     return ready
 
 
@@ -85,23 +86,23 @@ def _words[Word: np.integer](data: Bytes, dtype: np.dtype[Word]) -> npt.NDArray[
     return np.ndarray((data.size - dtype.itemsize + 1,), dtype, data, strides=(1,))
 
 
-def _gzip(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
+def _gzip(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:
     words = _words(data, _U4)
     # The magic number, the method deflate, and no flags, each of which would add a field to the header.
-    ready: Flags = (words[start] == 0x00088B1F) & (words[end - 4] == expected % 2**32)
+    ready: Flags = (words[start] == 0x00088B1F) & (words[end - 4] == decoded_nbytes % 2**32)
     return ready
 
 
-def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
+def _zlib(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:  # noqa: ARG001
     first, second = data[start], data[start + 1]
-    is_deflate = first & 0x8F == 8  # with a window of at most 32 KiB
+    is_deflate = first & 0x8F == 8  # the method 8, and a window of at most 32 KiB
     has_no_dictionary = second & 0x20 == 0
     ready: Flags = is_deflate & has_no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
     return ready
 
 
-def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
-    ready: Flags = _words(data, _U4)[start] == expected
+def _lz4(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:  # noqa: ARG001
+    ready: Flags = _words(data, _U4)[start] == decoded_nbytes
     return ready
 
 
@@ -116,7 +117,7 @@ def _descriptor_fields() -> Column:
         if flag or single_segment:
             width = 2**flag
             header = 6 - single_segment + width
-            # The eight bytes end with the header if they can. The shortest frame has eight bytes up to there or more.
+            # The eight bytes end with the header, or are the first eight of the frame if the header is shorter.
             offset = max(header - 8, 0)
             shift = 8 * (header - width - offset)
             mask = -1 if width == 8 else 2 ** (8 * width) - 1
@@ -128,7 +129,7 @@ def _descriptor_fields() -> Column:
 _DESCRIPTOR_FIELDS = _descriptor_fields()
 
 
-def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
+def _zstd(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:
     words = _words(data, _I8)
     head = words[start]
     first = head[0] & 0xFF_FFFF_FFFF
@@ -138,9 +139,10 @@ def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
     else:
         offset, shift, mask, addend = _DESCRIPTOR_FIELDS[:, head >> 32 & 0xFF]
         has_magic = head & 0xFFFFFFFF == _ZSTD_MAGIC
-    # If a chunk ends within its header, its last bytes are read. Any value will do then, because no block follows.
+    # If a chunk ends within its header, its last bytes are read instead. They do not matter: the device refuses a frame
+    # without blocks.
     declared = (words[np.minimum(start + offset, end - 8)] >> shift & mask) + addend
-    ready: Flags = has_magic & (declared == expected)
+    ready: Flags = has_magic & (declared == decoded_nbytes)
     return ready
 
 

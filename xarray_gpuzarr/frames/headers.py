@@ -49,7 +49,7 @@ def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
     Raises
     ------
     FrameError
-        The header is invalid, or the frame is truncated.
+        If the header is invalid, or the frame is truncated.
     """
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
@@ -115,11 +115,11 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
     return nbytes + 256 if width == 2 else nbytes
 
 
-def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
-    """Whether bytes begin with a zstd frame that declares `expected` bytes and has no dictionary and no checksum."""
+def is_plain_zstd(frame: memoryview | bytes, decoded_nbytes: int) -> bool:
+    """Whether bytes begin with a zstd frame without dictionary or checksum that declares `decoded_nbytes` bytes."""
     try:
         # The five low bits of the descriptor stand for a dictionary and a checksum, or are reserved.
-        return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
+        return _zstd_nbytes(frame) == decoded_nbytes and not frame[4] & 0x1F
     except FrameError:
         return False
 
@@ -137,12 +137,14 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = complete_table
 
 
 def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
-    """Return the decoded length in bytes that the header of a frame declares, or None if it declares none.
+    """Return the decoded length in bytes that the header of a frame declares.
+
+    None if it declares none, or if this module does not know the codec.
 
     Raises
     ------
     FrameError
-        The bytes do not begin with a valid header of this codec.
+        If the bytes do not begin with a valid header of this codec.
     """
     parse = _NBYTES.get(type(spec))
     return None if parse is None else parse(frame)

@@ -29,7 +29,8 @@ _CHECKS: dict[str, Callable[[memoryview], None]] = {"blosc": check_blosc}
 def checked_metadata(metadata: Metadata) -> Metadata:
     """Return metadata of the same array whose codecs raise a `FrameError` for frames with a wrong header.
 
-    If no codec needs a check, `metadata` itself is returned. The result must be neither stored nor pickled.
+    If no codec needs a check, `metadata` itself is returned. Other results must be neither stored nor pickled: the
+    codecs that this adds have no name that zarr-python knows, and it pickles the codecs of shards by their names.
     """
     if isinstance(metadata, ArrayV2Metadata):
         v2_codecs = (metadata.compressor, *(metadata.filters or ()))
@@ -54,7 +55,7 @@ class FrameCheck(BytesBytesCodec):
     """Id of the other codec in numcodecs."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of this codec. The metadata are never stored."""
+        """Return a description of this codec, for people: metadata with this codec are never stored."""
         return {"name": f"{self.codec_id}_frame_check", "configuration": {}}
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
@@ -109,7 +110,7 @@ def _checked_numcodec(codec: Any) -> Any:
 def _checked_codecs(codecs: Iterable[Codec]) -> Iterator[Codec]:
     """Yield codecs of format 3, including those inside of shards, with a check after each that needs one."""
     for codec in codecs:
-        if isinstance(codec, FrameCheck):  # the metadata are checked already, and the check is added again below
+        if isinstance(codec, FrameCheck):  # the metadata have checks already; they are added again below
             continue
         if isinstance(codec, ShardingCodec):
             inner = tuple(_checked_codecs(codec.codecs))

@@ -79,7 +79,7 @@ class Chain:
 
     @property
     def step_nbytes(self) -> tuple[int, ...]:
-        """Bytes of scratch memory that a chunk takes before each codec of elements; 0 if it is read as staged."""
+        """For each codec of elements, the bytes of scratch memory that its input takes; 0 if it is read as staged."""
         nbytes = [stage.nbytes for stage in self.elements]
         if nbytes and self.reads_staged:
             nbytes[0] = 0
@@ -105,7 +105,7 @@ def find_chain(spec: ArraySpec) -> Chain | str:
             return stage
         stages.insert(0, stage)
         nbytes = stage.nbytes
-    why_not = _why_no_bytes_stage(compressor, shuffle, nbytes)
+    why_not = _why_no_decompression(compressor, shuffle, nbytes)
     return why_not or Chain(
         checksums=checksums,
         compressor=compressor,
@@ -117,13 +117,13 @@ def find_chain(spec: ArraySpec) -> Chain | str:
 
 
 def _take_leading(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
-    """Remove the leading stages of a kind, one at a time, and yield each."""
+    """Yield the leading stages of a kind. Each is removed when it is drawn, so `next` removes one only."""
     while stages and isinstance(stages[0], kind):
         yield stages.popleft()
 
 
-def _why_no_bytes_stage(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
-    """Return why the device cannot undo a compressor and a shuffle that give `nbytes` bytes; None if it can."""
+def _why_no_decompression(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
+    """Return why the device cannot undo a compressor and a shuffle of chunks of `nbytes` bytes; None if it can."""
     if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES.get(type(compressor)) is None:
         return f"{compressor}: no decoder of the device knows it"
     if shuffle is not None and isinstance(compressor, BloscSpec):
@@ -203,8 +203,8 @@ The arguments are the codec, its encoded dtype and its decoded dtype.
 def chunk_device_nbytes(spec: ArraySpec) -> int:
     """Return the bytes of device memory that one chunk of a batch takes: encoded, decoded, and scratch memory.
 
-    The result is not counted. Each part is rounded up to a multiple of 16. An encoded chunk is taken to be as long as
-    it is after decompression.
+    The array that the read returns is not counted. Each part is rounded up to a multiple of 16. An encoded chunk is
+    taken to be as long as it is after decompression.
     """
     chain = require_chain(spec)
     compressor, inner_nbytes = chain.compressor, aligned(chain.inner_nbytes)
@@ -215,7 +215,7 @@ def chunk_device_nbytes(spec: ArraySpec) -> int:
         # An estimate of nvCOMP's scratch memory: the library tells its length only on a machine with a GPU.
         nbytes += inner_nbytes
     if isinstance(compressor, GzipSpec | ZlibSpec | BloscSpec) or (compressor is None and chain.elements):
-        nbytes += inner_nbytes  # the copy at an aligned address
+        nbytes += inner_nbytes  # a copy at an aligned address, which streams of these formats and raw elements may need
     if isinstance(compressor, BloscSpec) or (compressor is not None and chain.shuffle is not None):
         nbytes += inner_nbytes  # the decompressed chunk, before it is unshuffled
     return nbytes

@@ -42,7 +42,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast, cast_array
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
-"""Seconds to wait between tries to read alone."""
+"""Seconds to wait after each failed try to read alone, before the next one; see `CudaDecoder.alone`."""
 
 
 class CudaDecoder:
@@ -51,7 +51,7 @@ class CudaDecoder:
     Parameters
     ----------
     find_device : callable, optional
-        Returns the device of a number, or the calling thread's current device if it is called without one.
+        Returns the device with the number that it is given, or without a number, the calling thread's current device.
     """
 
     def __init__(self, find_device: Callable[..., DeviceApi] = native_device) -> None:
@@ -83,9 +83,7 @@ class CudaDecoder:
             return Route(where="host", why=self._start_failure)
         device = self._device() if self._devices.are_started else None
         options = resource_options()
-        why = None
-        if options.checks != "off":
-            why = self._trust.known_failure(device, spec, _native(cast))
+        why = self._trust.known_failure(device, spec, _native(cast), options.checks)
         if why is None and options.little == "auto":  # reads of a few chunks may go to the host
             # The usual read is a dask task, which reads a shard.
             why = why_host_is_faster(spec, math.prod(spec.grid.chunks_per_shard))
@@ -152,9 +150,9 @@ class CudaDecoder:
         if self._host_decodes(spec, target, cast):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             counters.add(n_by_host=target.n_chunks)
-            return self._upload(block, Cast(dtype=cast.dtype))
+            return self._upload(block, Cast(dtype=cast.dtype))  # the host decoder has cast already
         if out is not None and ((out.shape, out.dtype) != (target.shape, dtype) or not out.flags.c_contiguous):
-            out = None
+            out = None  # it does not fit, so the result is a new array
         resources = self._current_resources()
         has_identity = resources.api.identity is not None
         shadow_choice = new_shadow_choice(spec, resources.options.verify, has_identity=has_identity)
@@ -174,7 +172,7 @@ class CudaDecoder:
         options = resource_options()
         if options.little == "auto" and why_host_is_faster(spec, target.n_chunks) is not None:
             return True
-        return self._trust.fails(self._device(), spec, target, cast, options.checks)
+        return self._trust.refuses(self._device(), spec, target, cast, options.checks)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device; see `Decoder.upload`."""
@@ -186,7 +184,7 @@ class CudaDecoder:
         return self.alone(lambda: self._upload(block, cast))
 
     def _upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Do the work of `upload` once. Raises `DeviceMemoryError` if memory is short."""
+        """Do the work of `upload`, but do not repeat it. Raises `DeviceMemoryError` if memory is short."""
         # Not `ascontiguousarray`, which gives an array without axes an axis.
         values = np.asarray(cast_array(_native(cast), block), order="C")
 
@@ -234,8 +232,8 @@ class CudaDecoder:
     def alone[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
 
-        If several threads have read and memory is still short, this is repeated after a pause: the results of other
-        threads may be freed a little later, by their users.
+        If several threads have read and memory is still short, the last two steps are repeated after pauses: the users
+        of other threads' results may free them a little later.
         """
         resources = self._current_resources()
 
@@ -278,8 +276,16 @@ class CudaDecoder:
         self._devices.close()
 
     def why_unusable(self) -> str | None:
-        """Return why nothing can be read to the device; None if it can. Starts CUDA, and copies some bytes."""
-        self._devices.refuse_after_fork()  # a forked process is refused whatever else is wrong
+        """Return why nothing can be read to the device; None if it can. Starts CUDA, and copies some bytes.
+
+        Warns if CUDA cannot be started, since ``device="auto"``, for which this is called, then reads to the host.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If the device's state belongs to the process that this one was forked from.
+        """
+        self._devices.refuse_after_fork()  # here, because the `try` below would turn this error into a reason
         try:
             device = self._device()
             _ = device.identity  # raises an error if CUDA does not start, or nvCOMP is missing or unsuitable

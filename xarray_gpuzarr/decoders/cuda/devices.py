@@ -22,9 +22,9 @@ class Devices:
     Parameters
     ----------
     find_device : callable
-        Returns the device of a number, or the calling thread's current device if it is called without one.
+        Returns the device with the number that it is given, or without a number, the calling thread's current device.
     trust : Trust
-        Findings of self-checks. Resources are refused for a device that cannot even copy bytes.
+        Outcomes of self-checks. `current_resources` refuses a device that cannot even copy bytes.
     """
 
     def __init__(self, find_device: Callable[..., DeviceApi], trust: Trust) -> None:
@@ -75,7 +75,7 @@ class Devices:
         Raises
         ------
         DeviceUnavailableError
-            If the device cannot be used.
+            If the check of copies fails on the device, or for the reason that `device` gives.
         """
         api = self.device(*index)
         options = resource_options()
@@ -92,7 +92,7 @@ class Devices:
             return resources  # waiting for the outer read to end would never end
         with self._lock:
             resources = self.resources.get(api.index)
-            # `api` is another object if the option `memory` has changed.
+            # `configure` makes another object of options; `api` is another object if the option `memory` has changed.
             if resources is None or resources.options is not options or resources.api is not api:
                 self._close_device(api.index)
                 resources = self.resources[api.index] = DeviceResources(api, options)

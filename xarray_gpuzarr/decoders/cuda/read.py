@@ -58,7 +58,7 @@ class _Submitted:
     pieces: Sequence[Piece]
     receipt: Receipt | None
     memories: Sequence[DeviceMemory]
-    """All device memory that the batch uses."""
+    """Device memory that was borrowed for the batch."""
     done: Event
     """Reached when the device has done the batch's work."""
 
@@ -81,8 +81,8 @@ class Read:
     shadow_choice : ShadowChoice, optional
         Chooses the chunks that the host decodes as well.
     out : device array in C order, optional
-        Array of the target's shape and the cast's dtype that receives the result. Without it, or if it is not aligned
-        to its elements, which the kernels require, a new array does.
+        Array of the target's shape and the cast's dtype that receives the result. The result is a new array if this is
+        None, or if its address is not a multiple of its itemsize, which the kernels require.
     """
 
     def __init__(  # noqa: PLR0913  # everything that makes up one read
@@ -129,8 +129,8 @@ class Read:
         """Pieces of a batch, and the numbers of its chunks that the device could not decode."""
         # The first batch takes the chunks that full batches leave over, so that decoding begins while the others are
         # fetched.
-        n_over = target.n_chunks % self._limits.n_chunks
-        first_sizes = [n_over] if n_over else []
+        n_leftover = target.n_chunks % self._limits.n_chunks
+        first_sizes = [n_leftover] if n_leftover else []
         self._cutter = self._new_cutter(first_sizes)
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
@@ -138,6 +138,8 @@ class Read:
 
         Raises
         ------
+        CorruptChunkError, StoreReadError
+            See `Stager.stage`.
         DifferentValuesError
             If the host has decoded a chunk to other bytes than the device.
         DeviceMemoryError
@@ -152,7 +154,7 @@ class Read:
                 self._retire()
             pieces += segment.pieces
             try:
-                if segment.pieces:
+                if segment.pieces:  # there are none if all chunks of the read are missing
                     staged.append(self.stager.stage(segment.pieces))
                 if segment.ends_batch:
                     self._submit(pieces, staged)
@@ -171,9 +173,9 @@ class Read:
         return self.out
 
     def _decode_on_host(self, pieces: Sequence[Piece], numbers: Rows) -> None:
-        """Let the host decode chunks that the device could not, a slot full at a time, and place them.
+        """Let the host decode chunks that the device could not, as many at a time as fit a slot, and place them.
 
-        `numbers` count the chunks of `pieces`. A chunk that the host cannot decode either is an error.
+        `numbers` count the chunks of `pieces`. Raises `CorruptChunkError` for a chunk that the host cannot decode.
         """
         n_per_slot = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
         for first in range(0, len(numbers), n_per_slot):
@@ -187,7 +189,7 @@ class Read:
         """Cut plans into segments; yield each segment once as many requests are under way as the store takes.
 
         A piece is cut only when its turn comes, so that the pieces after a batch that had to be shortened are cut for
-        shorter batches, too.
+        shorter batches, too. At a ``yield``, `_restart_shorter` may empty the queues and fill `_uncut` again.
         """
         stager, requests = self.stager, self.stager.requests
         while True:
@@ -207,7 +209,7 @@ class Read:
             self._open_segment = []
             while self._unstaged:
                 yield self._unstaged.popleft()
-            # If memory was short for the last batch, `_restart_shorter` has added pieces again.
+            # There are pieces again if memory was short for the last batch.
             if not self._uncut:
                 return
 
@@ -239,16 +241,19 @@ class Read:
         return limits.shortened(max_nbytes // self._chunk_device_nbytes)
 
     def _new_cutter(self, first_sizes: Sequence[int] = ()) -> Cutter:
-        """Return a cutter for batches within the current limits; the first ones have `first_sizes` chunks at most."""
-        # An encoded chunk is hardly longer than a decoded one, so this limits the gaps between chunks.
-        max_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
+        """Return a cutter for batches within the current limits.
+
+        `first_sizes` are the largest numbers of chunks of the first batches, if these are to be shorter.
+        """
+        # Encoded chunks alone hardly reach this length. It limits the gaps between them, which are fetched, too.
+        max_range_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
         sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
-        return Cutter(sizes, max_nbytes=max_nbytes, slot_nbytes=self.stager.slot_nbytes)
+        return Cutter(sizes, max_range_nbytes=max_range_nbytes, segment_nbytes=self.stager.segment_nbytes)
 
     def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on the next stream, after the copies of what was staged for it."""
         rows = [piece.plan.piece_numbers[piece.lo : piece.hi] for piece in pieces] + self._missing
-        if not rows:
+        if not rows:  # no plan had a chunk
             return
         api = self._api
         streams = self._workspace.batch_streams
@@ -257,7 +262,7 @@ class Read:
         self._n_submitted += 1
         receipt, memories = self._decoder.decode(join_segments(staged), np.concatenate(rows), stream)
         api.record(done, stream)
-        self._missing = []
+        self._missing = []  # only now: if memory had been short, the next batch would have to fill them
         memories += [memory for segment in staged for memory in segment.memories]
         self._submitted.append(_Submitted(pieces=pieces, receipt=receipt, memories=memories, done=done))
         self._is_shortened = False
@@ -265,8 +270,8 @@ class Read:
     def _restart_shorter(self, pieces: Sequence[Piece]) -> bool:
         """Queue a batch for which memory was short, and all after it, to be cut into batches of half its length.
 
-        Returns False, and queues nothing, if the batch has a single chunk or was shortened just before. Limits the
-        batches of later reads in either case.
+        Returns False, and queues nothing, if the batch has a single chunk or has just been shortened: the read is then
+        repeated by `CudaDecoder.alone`, with the memory of others. In any case, later reads have shorter batches.
         """
         n_half = -(-count_chunks(pieces) // 2)
         self._workspace.shortage.set_limit(n_half * self._chunk_device_nbytes)
@@ -291,9 +296,9 @@ class Read:
         return True
 
     def _retire(self) -> None:
-        """Wait for the oldest batch, free its memory, and check what its receipt says about the chunks.
+        """Wait for the oldest batch, take back its memory, and check what its receipt says about the chunks.
 
-        Chunks that the device could not decode are noted for the host. Raises `DifferentValuesError` if the host has
+        Chunks that the device could not decode are added to `_failed`. Raises `DifferentValuesError` if the host has
         decoded a chunk to other bytes.
         """
         oldest = self._submitted.popleft()
@@ -305,7 +310,7 @@ class Read:
         if len(failed):
             self._failed.append((oldest.pieces, failed))
         if receipt is not None and len(receipt.shadows):
-            # The host decodes the failed chunks anyway.
+            # A failed chunk, which the host decodes later, is no difference.
             different = np.setdiff1d(receipt.different_chunks(), failed)
             counters.add(n_verified=len(receipt.shadows), n_different=len(different))
             if self._shadow_choice is not None:

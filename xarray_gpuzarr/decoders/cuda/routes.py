@@ -18,7 +18,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 ONE_COPY = "then one copy to the device"
-"""What follows, in a route, where the host decodes for the device."""
+"""End of `Route.where` if the host decodes for the device."""
 
 
 @lru_cache(maxsize=256)

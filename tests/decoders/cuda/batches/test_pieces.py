@@ -90,7 +90,7 @@ def room_for(segment, following):
 @many
 @given(plans(), st.lists(st.integers(1, 12), min_size=1), st.integers(1, 400), st.integers(1, 300))
 def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, sizes, nbytes, slot):
-    cutter = Cutter(cycle(sizes), max_nbytes=nbytes, slot_nbytes=slot)
+    cutter = Cutter(cycle(sizes), max_range_nbytes=nbytes, segment_nbytes=slot)
 
     batches = batches_of(cutter, shards)
 
@@ -111,7 +111,7 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
 @many
 @given(plans(), st.integers(1, 300))
 def test_segments_are_full(shards, slot_nbytes):
-    cutter = Cutter(repeat(ENDLESS), max_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
+    cutter = Cutter(repeat(ENDLESS), max_range_nbytes=ENDLESS, segment_nbytes=slot_nbytes)
 
     segments = [segment for batch in batches_of(cutter, shards) for segment in batch]
 
@@ -121,7 +121,7 @@ def test_segments_are_full(shards, slot_nbytes):
 @many
 @given(plans(), st.integers(1, 12), st.integers(1, 400))
 def test_batches_are_full(shards, size, nbytes):
-    cutter = Cutter(repeat(size), max_nbytes=nbytes, slot_nbytes=ENDLESS)
+    cutter = Cutter(repeat(size), max_range_nbytes=nbytes, segment_nbytes=ENDLESS)
 
     batches = [b[0] for b in batches_of(cutter, shards)]
 

@@ -165,6 +165,15 @@ def test_wrong_bytes_of_one_chunk_of_a_batch_are_noticed(chunk, seed, verify):
     np.testing.assert_array_equal(values(stored(compressors=zn.LZ4()), decoder), VALUES)
 
 
+def test_the_route_of_a_distrusted_array_is_the_host_although_checks_are_off(verify):
+    verify("all", checks="off")
+    array, (decoder, device) = stored(), engine()
+    device.plant(Fault("Zstd", "bytes", chunk=0))
+    with pytest.warns(GpuZarrWarning, match="other bytes than the host"):
+        values(array, decoder)
+    assert decoder.route(array.spec, array.cast).where == "host, then one copy to the device"
+
+
 @pytest.mark.parametrize("chunk", [0, 1, 3])
 def test_the_warning_names_the_chunk(chunk, verify):
     array, wrong = stored(), []

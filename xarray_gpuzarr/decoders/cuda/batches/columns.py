@@ -1,7 +1,6 @@
-"""Columns of int64 that belong to the chunks of a batch, kept as the rows of one table.
+"""Columns of int64 that belong to the chunks of a batch, all in one array.
 
-All columns are in one array so that selecting, sorting and joining rows is one NumPy call, whatever the number of
-columns.
+So it takes one NumPy call to select, sort or join rows, whatever the number of columns.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Columns:
     Parameters
     ----------
     table : int64, shape (n_columns, n)
-        The columns, in the order of their numbers. It is not copied.
+        One column after another, in the order of their numbers. It is not copied.
     is_one_per_chunk : bool
         Whether there is one row for each chunk, in the order of the chunks, and all rows have one format. This is the
         usual case, in which nothing has to be sorted or looked up.

@@ -29,6 +29,7 @@ class StreamFormat:
     """Format of a stream, and what decompresses it."""
 
     name: str
+    """Name, without which some formats would be equal."""
     nvcomp: Format | None
     """Format of nvCOMP; None if a kernel of this package decodes it."""
     checksum: Kind | None = None

@@ -62,20 +62,20 @@ class Piece(NamedTuple):
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
-    def n_fitting_rows(self, max_chunks: int, max_nbytes: int, slot_nbytes: int) -> int:
+    def n_fitting_rows(self, max_chunks: int, max_range_nbytes: int, segment_nbytes: int) -> int:
         """Return the number of leading rows that fit the batch and the segment being filled.
 
         Parameters
         ----------
-        max_chunks, max_nbytes : int
-            Chunks, and bytes of ranges, that the batch still has room for.
-        slot_nbytes : int
+        max_chunks, max_range_nbytes : int
+            Chunks, and bytes of ranges in shards, that the batch still has room for.
+        segment_nbytes : int
             Bytes that the segment still has room for.
         """
         plan, lo, hi = self.plan, self.lo, self.hi
         if plan.spec.index is None:
-            return max(0, min(hi - lo, max_chunks, slot_nbytes // aligned(plan.spec.expected_nbytes)))
-        room_nbytes = min(max_nbytes, slot_nbytes)
+            return max(0, min(hi - lo, max_chunks, segment_nbytes // aligned(plan.spec.expected_nbytes)))
+        room_nbytes = min(max_range_nbytes, segment_nbytes)
         if self.nbytes <= room_nbytes:
             return min(hi - lo, max_chunks)
         # Find the last row that ends within the room. There may be gaps between the chunks, which are read, too.
@@ -124,7 +124,7 @@ def count_chunks(pieces: Iterable[Piece]) -> int:
 
 
 FullUnit = Literal["segment", "batch"] | None
-"""Unit that is full before a piece is added. A full batch includes its last segment."""
+"""What is full before a piece is added, if anything. If the batch is full, its last segment is full as well."""
 
 
 class Cutter:
@@ -132,22 +132,24 @@ class Cutter:
 
     Parameters
     ----------
-    sizes : iterator of int
+    sizes : iterator of int, endless
         Largest number of chunks of each batch, one batch after another.
-    max_nbytes : int
-        Bytes that the ranges of a batch may have. A batch of a single chunk may have more.
-    slot_nbytes : int
+    max_range_nbytes : int
+        Bytes that the ranges in shards of a batch may have, with the gaps between chunks. A batch of a single chunk may
+        have more. Unsharded chunks do not count, because there are no gaps between them.
+    segment_nbytes : int
         Bytes that a segment is expected to have at most. A segment of a single chunk may have more.
     """
 
-    def __init__(self, sizes: Iterator[int], *, max_nbytes: int, slot_nbytes: int) -> None:
+    def __init__(self, sizes: Iterator[int], *, max_range_nbytes: int, segment_nbytes: int) -> None:
         self._sizes = sizes
-        self._max_nbytes = max_nbytes
-        self._slot_nbytes = slot_nbytes
+        self._max_range_nbytes = max_range_nbytes
+        self._segment_nbytes = segment_nbytes
         self._batch_room = next(sizes)
         """Chunks that the current batch has room for."""
-        self._batch_room_nbytes = max_nbytes
-        self._segment_room_nbytes = slot_nbytes
+        self._batch_room_nbytes = max_range_nbytes
+        """Bytes of ranges that it has room for."""
+        self._segment_room_nbytes = segment_nbytes
         self._is_first = True
         """Whether no piece was cut yet, so that no segment can be full."""
 
@@ -161,12 +163,12 @@ class Cutter:
             if not piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
                 full = "batch"
                 self._batch_room = next(self._sizes)
-                self._batch_room_nbytes = self._max_nbytes
-            self._segment_room_nbytes = self._slot_nbytes
+                self._batch_room_nbytes = self._max_range_nbytes
+            self._segment_room_nbytes = self._segment_nbytes
             n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
         head, remaining = piece.split(max(1, n))
         self._batch_room -= head.hi - head.lo
-        if head.plan.spec.index is not None:
+        if head.plan.spec.index is not None:  # a range in a shard
             self._batch_room_nbytes -= head.nbytes
         self._segment_room_nbytes -= aligned(head.nbytes)
         self._is_first = False

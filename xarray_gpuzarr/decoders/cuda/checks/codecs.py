@@ -43,7 +43,7 @@ def compressor_check(spec: CompressorSpec, nbytes: int) -> Check:
     name = _compressor_name(spec, nbytes)
 
     def run(workspace: Workspace) -> int:
-        codec_name = name.partition(",")[0]  # without a variant such as ", one byte"
+        codec_name = name.partition(",")[0]  # without variants such as ", one byte" and ", looking ahead"
         frames_of_codec = known_frames()[codec_name]
         frames = [frame for frame in frames_of_codec if _compressor_name(spec, frame.nbytes) == name]
         n_compared = 0
@@ -68,7 +68,8 @@ def _compressor_name(spec: CompressorSpec, nbytes: int) -> str:
 def _compare_decoded(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
     """Decode frames of equal decoded length on the device; return the number of bytes that were compared.
 
-    Raises `WrongAnswerError` if bytes differ, or if the device has left a frame to the host.
+    Raises `WrongAnswerError` if bytes differ, or if the device has left a frame to the host: all are frames that it
+    decodes.
     """
     nbytes = frames[0].nbytes
     codecs = PipelineSpec(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
@@ -80,7 +81,7 @@ def _compare_decoded(workspace: Workspace, spec: CompressorSpec, frames: Sequenc
         example = f"{wrong[0].nbytes} bytes of {wrong[0].content} by {wrong[0].writer}"
         raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {example}")
     if n_by_host:
-        raise WrongAnswerError(f"{n_by_host} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
+        raise WrongAnswerError(f"{n_by_host} of {len(frames)} sound chunks of {nbytes} bytes were refused")
     return result.nbytes
 
 
@@ -103,8 +104,8 @@ def shuffle_check(elementsize: int) -> Check:
 def element_check(spec: ElementSpec) -> Check:
     """Return the check of a codec of elements, whose oracle is the host codec.
 
-    Scale, offset and mapped values of `spec` are replaced by simple ones that every dtype has values for: the kernel
-    takes them as arguments.
+    One check serves all numbers that the kernel takes as arguments: a scale and an offset are replaced by small ones,
+    which elements of every dtype can have been encoded with, and a scalar map is left out.
     """
     if isinstance(spec, FixedScaleOffsetSpec | ScaleOffsetSpec):
         spec = replace(spec, scale=2, offset=3)
@@ -123,7 +124,7 @@ def element_check(spec: ElementSpec) -> Check:
             values = np.empty(n, decoded)
             try:
                 codec.decode_into(memoryview(encoded), memoryview(values.view(np.uint8)))
-            except FrameError:  # not an encoded chunk: the host has no value for some of these elements
+            except FrameError:  # the host has no value for some of these elements, so they are no encoded chunk
                 continue
             chunks.append(encoded)
             expected.append(values)
@@ -138,7 +139,11 @@ def element_check(spec: ElementSpec) -> Check:
 
 
 def _encoded_chunks(spec: ElementSpec, n: int) -> Iterator[bytes]:
-    """Yield encoded chunks of `n` elements for a codec: zeros, small numbers, scaled numbers, and arbitrary bits."""
+    """Yield encoded chunks of `n` elements for a codec.
+
+    They hold zeros, small numbers, scaled numbers, fractions of either sign, and arbitrary bits if elements are
+    integers.
+    """
     nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
     assert nbytes is not None
     if isinstance(spec, PackBitsSpec):

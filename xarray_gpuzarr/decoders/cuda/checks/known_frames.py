@@ -1,8 +1,8 @@
 """Frames of every compressor and the bytes that they decode to, with which self-checks compare.
 
 ``known.json``, a file of the package, holds the frames, which the usual libraries have written. The decoded bytes
-follow from a formula, `content`. The module `helpers.data.known_frames` of the tests writes the file, and other
-libraries decode its frames there.
+follow from a formula, `content`. The module `helpers.data.known_frames` of the tests writes the file, and the tests
+compare what other libraries decode the frames to.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class KnownFrame:
 def content(kind: Content, nbytes: int) -> bytes:
     """Return `nbytes` bytes by a formula.
 
-    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are int32 that rise as squares and begin again;
-    the first word of each wave is its number, so that waves differ.
+    ``zeros`` are zeros, ``noise`` has no pattern, and ``waves`` are little-endian int32 that rise as squares and begin
+    again after `_PERIOD` words. The first word of each wave is its number, so that waves differ.
     """
     if kind == "zeros":
         return bytes(nbytes)

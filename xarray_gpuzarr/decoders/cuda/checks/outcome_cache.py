@@ -46,13 +46,13 @@ Outcomes = Mapping[str, str]
 
 
 def load(identity: DeviceIdentity) -> Outcomes:
-    """Return the stored outcomes of a device."""
+    """Return the stored outcomes of a device; none if there is no valid file."""
     _, outcomes = _read(_path(identity))
     return outcomes
 
 
 def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
-    """Store outcomes of a device, beside those that other processes have stored."""
+    """Store outcomes of a device, beside those that are stored already. Does nothing if the file cannot be written."""
     path = _path(identity)
     _, stored_outcomes = _read(path)
     document = {
@@ -82,9 +82,8 @@ def forget(identity: DeviceIdentity) -> None:
 def newest_outcomes() -> Sequence[tuple[DeviceIdentity, Outcomes]]:
     """Return the newest stored outcomes of each GPU in the cache folder, and the identity that the GPU had then.
 
-    Machines that share a home folder share the cache folder, so some of these GPUs may be in other machines.
-
-    This is called for every variable, so files are read only once for each modification time of the folder.
+    Machines that share a home folder share the cache folder, so some of these GPUs may be in other machines. This is
+    called for every variable, so files are read only once for each modification time of the folder.
     """
     folder = cache_folder()
     try:
@@ -109,7 +108,7 @@ def _newest_in_folder(folder: Path, _modified_ns: int) -> Sequence[tuple[DeviceI
 
 
 def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:
-    """Return the identity and the outcomes in a file; nothing if it is damaged, or made by other code."""
+    """Return the identity and the outcomes in a file; None and no outcomes if it is damaged, or made by other code."""
     try:
         document = json.loads(path.read_text()) if path.is_file() else {}
         checks, fields = document["checks"], document["identity"]

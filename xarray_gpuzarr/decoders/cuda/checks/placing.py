@@ -83,7 +83,7 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     dtype : str
         Stored dtype.
     cast : Cast
-        Cast of the read. Its numbers are replaced by others: the kernel takes them as arguments.
+        Cast of the read. Its mask, scale and offset are replaced by others: the kernel takes them as arguments.
     points : bool
         Whether single elements are placed, rather than boxes.
     """
@@ -101,7 +101,7 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
             name += f" by {element.work.name}"
         # Without a conversion, the kernel of copies would be checked instead.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        if converts and element.wide is None:
+        if converts and element.wide is None:  # with a wide dtype, it belongs to the check without one
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":
             scaled = Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0, wide_dtype=cast.wide_dtype)
@@ -128,7 +128,8 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
     """Place elements on the device and on the host; return the number of bytes that were compared.
 
     Elements that are only copied may be copied in longer units, and each length of a unit has a kernel of its own. The
-    widths of the chunks are such that every unit is used.
+    widths of the chunks are such that every unit is used. The array has 3 by 3 chunks, and the last ones of each axis
+    reach beyond it.
     """
     stored = np.dtype(dtype)
     widths = [1]
@@ -154,7 +155,7 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
 
 
 def _targets(trial: Trial, width: int, *, points: bool) -> list[Target]:
-    """Return selections of a trial's array, whose chunks are `3 * width` elements wide."""
+    """Return selections of a trial's array, which has 7 rows and ``7 * width`` columns."""
     if points:
         return [trial.points([6, 0, 3, 3, 5, 0], [0, 6, 4, 1, 2, 6])]
     targets = [trial.box((slice(1, None, 2), slice(width, None)))]

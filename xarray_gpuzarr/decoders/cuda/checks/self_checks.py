@@ -101,6 +101,7 @@ _USUAL_CODECS: tuple[ElementSpec, ...] = (
     AsTypeSpec(decoded="<f4", encoded="<f8"),
     PackBitsSpec(decoded="|b1", encoded="|u1"),
 )
+"""Common codecs of elements."""
 
 
 PATIENCE_S = 120.0
@@ -111,6 +112,7 @@ _SHORTER_PATIENCE_S = 5.0
 _TICK_S = 0.25
 """Seconds of one wait. Waits are counted, so that a process that was stopped for hours loses only one of them."""
 _SMALL_OPTIONS = ResourceOptions(slot_nbytes=2**18, n_slots=2, scratch_nbytes=2**26)
+"""Options of the checks' workspace. A slot holds the longest bytes that `trial.upload` is given, 100 003."""
 
 FailureScope = Literal["device", "process", "moment"]
 """Where a failure holds: for the device, for good; for this process, whose CUDA context may be broken; or only at this
@@ -129,6 +131,7 @@ class CheckResult:
     nbytes: int
     """Number of bytes that were compared."""
     scope: FailureScope = "device"
+    """Where the result holds; always ``"device"`` if the check has passed."""
 
     @property
     def passed(self) -> bool:
@@ -144,7 +147,7 @@ class CheckResult:
 def check_all(api: DeviceApi) -> Iterator[CheckResult]:
     """Run all usual checks again, one after another; yield each result.
 
-    The results replace all stored outcomes of the device.
+    All stored outcomes of the device are deleted first, and those of the results that hold for the device are stored.
     """
     assert api.identity is not None
     outcome_cache.forget(api.identity)
@@ -158,8 +161,8 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
 def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
     """Run checks one after another, and yield each result as it comes.
 
-    A check that does not end within the time limit has failed. Its thread keeps what it holds for good. Later checks
-    run on another thread, with a shorter limit.
+    A check that does not end within the time limit has failed. Its thread and its workspace are left as they are, and
+    later checks run on another thread, with a shorter limit.
 
     Parameters
     ----------
@@ -207,7 +210,7 @@ def _next_result(results: SimpleQueue[CheckResult], seconds: float) -> CheckResu
 
 def _run(api: DeviceApi, checks: Sequence[Check], results: SimpleQueue[CheckResult], *, until_failure: bool) -> None:
     """Run checks one after another, with a workspace of their own, and put each result into a queue."""
-    # All results are in the queue when closing the workspace may fail, on a device that no longer works.
+    # Closing the workspace may fail on a device that no longer works. All results are in the queue by then.
     with suppress(Exception), ExitStack() as stack:
         workspace: Workspace | None = None
 

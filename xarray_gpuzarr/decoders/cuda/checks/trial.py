@@ -47,7 +47,10 @@ class Check:
     name: str
     """Unique name, stored together with the outcome."""
     run: Callable[[Workspace], int]
-    """Computes on the workspace's device; returns the number of compared bytes, and raises if one is wrong."""
+    """Computes on the workspace's device; returns the number of compared bytes.
+
+    Raises `WrongAnswerError` if one is wrong, and any other error if the device fails.
+    """
 
 
 class Trial:
@@ -179,7 +182,7 @@ class KnownBytes:
         return False
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Return the bytes of one request; the decoder starts requests one at a time."""
+        """Return a function that copies the bytes of one request; decoders start requests of a shard one at a time."""
         ((_, span),) = requests
         data = self._data[span.offset : span.offset + span.nbytes]
 

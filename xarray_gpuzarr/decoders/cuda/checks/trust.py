@@ -33,16 +33,21 @@ class CheckedDevice:
         self._outcomes: dict[str, str] = {}
         """Finding of each check, by its name; empty if it has passed."""
         self._is_loaded = False
+        """Whether `_outcomes` includes those that were stored."""
 
     def why_unusable(self) -> str | None:
-        """Return why nothing can be read to this device; None if it can be used. Runs the check of copies once."""
+        """Return why nothing can be read to this device; None if it can be used.
+
+        Runs the check of copies unless it has an outcome. A lack of memory for this check is no reason.
+        """
         failure, _ = self._first_failure((COPIES,))
         return failure
 
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
         """Return, in words, which check keeps the device from decoding an array; None if all pass.
 
-        Runs the checks that have no outcome yet. Parameters are those of `required_checks`.
+        Runs the checks that have no outcome yet. A check that lacks memory keeps the device from this read only, with a
+        warning. Parameters are those of `required_checks`.
         """
         failure, unfinished = self._first_failure(required_checks(spec, cast, points=points))
         if failure is not None or unfinished is None:
@@ -92,7 +97,8 @@ class CheckedDevice:
     def _run_missing(self, checks: Sequence[Check], identity: DeviceIdentity) -> CheckResult | None:
         """Run the checks without an outcome, up to the first failure, and store their outcomes.
 
-        Runs none if one of the checks is known to fail. Returns the result of a check that lacked memory, or None.
+        Runs none if one of `checks` is known to fail. Returns the result of a check that lacked memory; None if none
+        did.
         """
         outcomes = self._outcomes
         if not self._is_loaded:
@@ -102,16 +108,16 @@ class CheckedDevice:
         if not missing or any(outcomes.get(check.name) for check in checks):
             return None
         results = list(run_checks(self.api, missing, until_failure=True))
-        # Outcomes that hold for the device are stored. Passed checks and other lasting failures hold for this process.
-        lasting = {result.name: result.dated_finding for result in results if result.scope == "device"}
+        # Only outcomes that hold for the device are stored. This process also remembers failures of its own context.
+        device_outcomes = {result.name: result.dated_finding for result in results if result.scope == "device"}
         outcomes.update((result.name, "") for result in results if result.passed)
         last = results[-1]
         if not last.passed and last.scope != "moment":
             outcomes[last.name] = last.dated_finding
             if last.name != COPIES_NAME and not self._recheck_copies():
                 # The failure may come from the context, and says nothing about the device.
-                lasting.pop(last.name, None)
-        outcome_cache.save(identity, lasting)
+                device_outcomes.pop(last.name, None)
+        outcome_cache.save(identity, device_outcomes)
         return last if not last.passed and last.scope == "moment" else None
 
     def _recheck_copies(self) -> bool:
@@ -138,7 +144,10 @@ def _describe_failure(checks: Sequence[Check], outcomes: Mapping[str, str], iden
 
 
 class Trust:
-    """Outcomes of the checks of all devices that this process has used. Safe to use from several threads."""
+    """Outcomes of the checks of all devices that this process has used, and arrays that devices have decoded wrongly.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,7 +164,7 @@ class Trust:
                 checked = self._checked[device.index] = CheckedDevice(device)
             return checked
 
-    def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
+    def refuses(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
         """Whether a device is not trusted with a read. Runs the checks that the read depends on and that are due.
 
         Parameters
@@ -186,13 +195,15 @@ class Trust:
             )
         return why is not None
 
-    def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
-        """Return why the device is not trusted with reads of an array, as far as is known. Runs no check.
+    def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast, checks: Checks) -> str | None:
+        """Return why `refuses` is true for reads of boxes of an array, as far as is known. Runs no check.
 
         Without a device, the stored outcomes of all GPUs in the cache folder decide, so that CUDA is not started.
         """
         if spec in self._distrusted:
             return self._distrusted[spec]
+        if checks == "off":
+            return None
         if device is not None:
             return self.checked_device(device).known_failure(spec, cast)
         for identity, outcomes in outcome_cache.newest_outcomes():

@@ -42,11 +42,11 @@ class Staged:
     """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. Meaningless for
     chunks that the host has decoded."""
     streams: Streams
-    """Streams of the chunks that were copied encoded, with row numbers as chunk numbers."""
+    """Streams of the chunks that were copied encoded. The number of a chunk is its row in the other columns."""
     shuffled_blocks: ShuffledBlocks
     """Blocks of the same chunks that are to be unshuffled."""
     encoded: Flags
-    """shape (n,): whether the chunk was copied encoded, rather than decoded by the host."""
+    """shape (n,): whether the chunk was copied encoded, rather than decoded by the host. False for a missing chunk."""
     shadows: Shadows
     """Chunks that the host has decoded as well."""
 
@@ -115,7 +115,7 @@ class BatchPlan:
     stream_address: Addresses
     """shape (n_streams,): device address of each staged stream."""
     realigned_streams: Rows
-    """Streams that are first copied to an aligned address."""
+    """Streams that are first copied to an aligned address, as `Group.alignment` requires."""
     raw_streams: Rows
     """Streams that are stored raw, and only copied to where they belong."""
     is_direct: Flags
@@ -171,6 +171,8 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
     unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
     unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_MAX_ELEMENT_NBYTES))
     is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.shuffled_blocks.chunk, np.True_)
+    # Chunks that the host has decoded were put at multiples of 16 bytes, and the address of missing ones is 0.
+    is_misaligned = staged.address % unit_nbytes != 0
     return BatchPlan(
         streams=streams,
         groups=groups,
@@ -180,7 +182,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
         raw_streams=np.arange(n_compressed, len(streams)),
         is_direct=is_direct,
         result_address=result_address,
-        realigned_chunks=(~is_rewritten & (staged.address % unit_nbytes != 0)).nonzero()[0],
+        realigned_chunks=(~is_rewritten & is_misaligned).nonzero()[0],
         scratch_chunks=(is_decoded & ~is_direct).nonzero()[0],
         shuffled_chunks=(is_shuffled & is_compressed).nonzero()[0],
         element_chunks=element_chunks,

@@ -42,15 +42,15 @@ class BatchDecoder:
         rows : int64, shape (n_staged + n_missing, k)
             Rows, as in `ReadPlan.piece_numbers`, of the staged chunks and then of missing ones.
         stream : Stream
-            Runs the batch. It waits for the workspace's `copy` stream, which uploads the table: on another stream, the
-            upload would queue behind those of the next chunks.
+            Runs the batch. It waits for the workspace's `copy` stream, which uploads the table. If this stream uploaded
+            it instead, the upload might have to wait for those of the next segments.
 
         Returns
         -------
         receipt : Receipt or None
-            Can be read once `stream` has reached this point. None if there is nothing to report.
+            Can be read once `stream` has done what this call has enqueued. None if there is nothing to report.
         memories : list of DeviceMemory
-            Memory that is in use until then.
+            Memory that is in use until then, besides that of `staged`.
         """
         chain = self._chain
         api = self._api
@@ -91,7 +91,7 @@ class BatchDecoder:
             n = group.n
             fmt = group.nvcomp_format
             sources, source_nbytes, outputs, capacity = [Address(table + columns + 8 * n * i) for i in range(4)]
-            # The three columns of streams in a receipt.
+            # The group's rows in the three columns of streams of the receipt: decoded length, sum, status.
             actual = Address(receipt + 8 * group.first)
             sums = Address(actual + 8 * plan.n_compressed)
             statuses = Address(receipt + 16 * plan.n_compressed + 4 * group.first)
@@ -126,7 +126,7 @@ class BatchDecoder:
             longest = int(staged.shuffled_blocks.nbytes.max())
             blocks = Address(table + offsets.shuffled_blocks)
             unshuffle(api, stream, table=blocks, n=len(staged.shuffled_blocks), max_nbytes=longest)
-        # There are no offsets if no chunk of the batch was copied encoded.
+        # `offsets.elements` is empty if no chunk of the batch was copied encoded.
         for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
             chunks = FilterChunks(
                 table=Address(table + columns),

@@ -48,7 +48,8 @@ def fits_kernels(target: Target) -> bool:
         n_boxes = len(target.groups.piece_numbers)
         largest = largest_box(target.pieces)
     elif all(pieces.index is None for pieces in target.pieces):
-        return True  # without an index array nothing is repeated, and a box is no larger than a chunk
+        # Nothing is repeated: a box is no larger than a chunk, and all boxes together are as large as the result.
+        return True
     else:
         largest = largest_box(target.pieces)
     return largest < MAX_BOX and n_boxes * -(-largest // LEAST_TILE) <= MAX_BLOCKS
@@ -108,7 +109,7 @@ class Placing:
     cast : Cast
         Its dtype is the dtype of the result, in the machine's byte order.
     out : Address
-        First element of the result, which is in C order.
+        Address of the result, which is in C order.
     """
 
     def __init__(self, workspace: Workspace, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
@@ -172,6 +173,7 @@ _PreparedKernel = tuple[Scatter | Points, OutputBoxes | None]
 _prepared_kernels: dict[tuple[Any, ...], _PreparedKernel] = {}
 """Kernels of recent reads of boxes. The tasks of one array mostly differ only in their shard, and share a kernel."""
 _MAX_PREPARED = 64
+"""Number of kernels that are kept. When there are as many, all are dropped before the next one is kept."""
 _MAX_PIECES = 4096
 """Number of pieces on an axis above which a kernel is not kept: making the key would take too long."""
 
@@ -181,7 +183,7 @@ def _cached_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) ->
 
     Selections by index, such as random crops, hardly ever have the same layout again, and are not kept.
     """
-    # The kernel depends only on the alignment of the output, of which `_Placer.pack` is given the full address.
+    # The choice of a kernel depends only on the alignment of the output. `pack` is given its full address.
     alignment = Address(out % MAX_UNIT_NBYTES)
     if not isinstance(target, BoxTarget) or [
         pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
@@ -270,7 +272,9 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
     """
     samples, *others = pieces
     axes = _axes(spec, others, [p.length for p in others])
-    n_added = sum(axis.out_stride * p.length for axis, p in zip(axes, others, strict=True) if p.index_start is not None)
+    strides_of_rows = [
+        axis.out_stride * p.length for axis, p in zip(axes, others, strict=True) if p.index_start is not None
+    ]
     sample_axis = AxisColumns(
         in_start=samples.in_start,
         count=samples.count,
@@ -278,6 +282,6 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
         index=None,
         step=1,
         in_stride=math.prod(spec.grid.chunk_shape),
-        out_stride=math.prod(p.length for p in others) - n_added,
+        out_stride=math.prod(p.length for p in others) - sum(strides_of_rows),
     )
     return [sample_axis, *axes]

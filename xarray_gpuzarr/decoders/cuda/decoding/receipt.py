@@ -3,10 +3,10 @@
 A receipt is laid out as follows, and every part has a multiple of 8 bytes:
 
 - for each decompressed stream, in columns: uint64 decoded length, uint64 sum, int32 status. The sum is the checksum of
-  the decoded bytes if the format stores one. For other formats it is 0 unless the stream was refused before it was
-  decoded.
-- for each chunk with codecs of elements: a uint64 flag, not 0 where one of these codecs leaves the chunk to the host;
-- for each chunk that the host has decoded as well: uint64 CRC-32 of what the device has decoded.
+  the decoded bytes if the format stores one. For other formats it is 0, unless a kernel has refused the stream, which
+  is then not decoded;
+- for each chunk with codecs of elements: uint64 flag, not 0 if one of these codecs leaves the chunk to the host;
+- for each chunk that the host has decoded as well: uint64 CRC-32 of the bytes that the device has decoded it to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Receipt:
         return cls(slot=slot, plan=plan, shadows=shadows)
 
     def failed_chunks(self) -> Rows:
-        """Return the numbers of the chunks that the device has not decoded correctly. The download must have ended."""
+        """Return the numbers of the chunks that the device says it has not decoded. The download must have ended."""
         plan = self.plan
         data = self.slot.array
         n = plan.n_compressed
@@ -73,7 +73,10 @@ class Receipt:
         return np.unique(np.concatenate([plan.streams.chunk[:n][is_wrong], plan.element_chunks[flags != 0]]))
 
     def different_chunks(self) -> Rows:
-        """Return the numbers of the chunks that the host has decoded to other bytes. The download must have ended."""
+        """Return the numbers of the chunks that the host has decoded to other bytes than the device.
+
+        The download must have ended. Chunks that the device has not decoded may be among them.
+        """
         first = streams_nbytes(self.plan.n_compressed) + 8 * len(self.plan.element_chunks)
         sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
         different: Rows = self.shadows.chunk[final_checksums("crc32", sums) != self.shadows.crc]

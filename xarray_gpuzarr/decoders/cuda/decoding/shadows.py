@@ -23,7 +23,7 @@ class Shadows(Columns):
 
 
 _compared: set[int] = set()
-"""Hashes of the arrays of which this process has compared a chunk."""
+"""Hashes of the `ArraySpec` of each array of which this process has compared a chunk. They take less memory."""
 
 
 class ShadowChoice:
@@ -64,7 +64,7 @@ def new_shadow_choice(spec: ArraySpec, verify: Verify | None, *, has_identity: b
     """Return the choice of the chunks that the host decodes as well for one read; None if there are none.
 
     Chunks that are too long for the checksum kernel are not compared. If `verify` is None, one chunk of each array is
-    compared, but none on a device without an identity, which is one that need not be checked.
+    compared, but none on a device without an identity, because such a device need not be checked.
     """
     if verify is None:
         verify = "first" if has_identity else "off"
@@ -77,10 +77,11 @@ class DifferentValuesError(CudaError):
     """Device and host have decoded a chunk to different bytes. Nothing of the read has been returned to anybody."""
 
     spec: ArraySpec
+    """Array of the chunk."""
 
 
 def different_values(plan: ReadPlan, row: int) -> DifferentValuesError:
-    """Return the error for the chunk in one row of a plan."""
+    """Return the `DifferentValuesError` for the chunk in one row of a plan."""
     chunk = f"chunk {tuple(plan.chunk[row].tolist())} of array '{plan.spec.path}', object '{plan.key_of(row)}',"
     error = DifferentValuesError(
         f"the GPU decoded {chunk} to other bytes than the host",

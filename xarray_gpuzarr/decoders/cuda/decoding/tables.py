@@ -108,7 +108,7 @@ def fill_table(
     table = BatchTable()
     n_staged = len(staged.address)
     block_chunks = staged.shuffled_blocks.chunk
-    # Follow the chunks backwards, from where they are decoded to where they were staged.
+    # Follow the chunks backwards, from where they are decoded to `start`, where they were staged or moved to.
     start = replace_rows(staged.address, plan.realigned_chunks, scratch.realigned_chunks)
     decoded = np.where(plan.is_direct, plan.result_address, start)
     decoded = replace_rows(decoded, plan.scratch_chunks, scratch.scratch_chunks)
@@ -116,11 +116,13 @@ def fill_table(
     if len(plan.element_chunks):
         before_elements = start[plan.element_chunks] if chain.reads_staged else scratch.elements[0]
         unshuffled = replace_rows(decoded, plan.element_chunks, before_elements)
+    # Shuffled chunks are unshuffled from where they were staged, or if they are compressed, from scratch memory.
     decompressed = replace_rows(unshuffled, block_chunks, start[block_chunks])
     decompressed = replace_rows(decompressed, plan.shuffled_chunks, scratch.shuffled_chunks)
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)
     moves, moved_nbytes = _add_moves(table, staged, plan, scratch, stream_targets)
     shadow_chunks = staged.shadows.chunk
+    # Unsharded chunks of which the store had no object, and chunks that the plan says are missing.
     missing_rows = np.concatenate([rows[:n_staged][staged.address == 0], rows[n_staged:]])
     shuffled_blocks = _add_shuffled_blocks(table, staged, decompressed, unshuffled)
     elements = _add_elements(table, chain, plan, scratch, unshuffled, decoded)
@@ -186,7 +188,10 @@ def _add_shuffled_blocks(table: BatchTable, staged: Staged, decompressed: Addres
 def _add_elements(
     table: BatchTable, chain: Chain, plan: BatchPlan, scratch: Scratch, unshuffled: Addresses, decoded: Addresses
 ) -> list[tuple[int, int]]:
-    """Add the columns and words of each codec of elements, which reads what the last one wrote; return the offsets."""
+    """Add the columns and words of each codec of elements; return their offsets.
+
+    Each codec reads what the one before has written.
+    """
     if not len(plan.element_chunks):
         return []
     places = [unshuffled[plan.element_chunks], *scratch.elements[1:], decoded[plan.element_chunks]]

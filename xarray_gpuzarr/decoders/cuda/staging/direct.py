@@ -36,7 +36,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 _PAGE_NBYTES = 4096
 """Alignment of the byte ranges of a file that cuFile reads without an extra copy."""
 _MEMORY_ALIGN = 256
-"""Alignment in device memory of the ranges that are read."""
+"""Alignment in device memory of the ranges that are read, the same as that of memory that CUDA allocates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class DirectStager(Stager):
         super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
         self.requests = None
         self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a piece is one read
-        self.slot_nbytes = ENDLESS  # no slot is used
+        self.segment_nbytes = ENDLESS  # no slot is used
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory; let the host fetch and decode the chunks that are unusual."""
@@ -91,7 +91,7 @@ class DirectStager(Stager):
         if chain.compressor is None:
             ready = present & (nbytes == chain.inner_nbytes)
             streams = Streams.empty()
-        else:
+        else:  # a missing chunk has no bytes, and is too short for a frame
             ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
         shuffled_blocks = ShuffledBlocks.empty()
         if chain.shuffle is not None:
@@ -158,22 +158,38 @@ def _check_read(part: _FileRange, n_read: int) -> None:
         )
 
 
+def _find_file(source: ByteSource, key: str) -> tuple[str, Version, int]:
+    """Return the path, version and length of the file that holds an object; if there is none, None and 0.
+
+    Raises `ObjectChangedError` if a shard no longer has the version from which its index was read.
+    """
+    path, index_version = source.local_file(key)
+    current = version_and_length(path)
+    version, nbytes = (None, 0) if current is None else current
+    if index_version is not None and version != index_version:
+        raise changed_error(path, index_version, version)
+    return path, version, nbytes
+
+
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
     """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
 
-    Positions count from the start of the memory. The position of a chunk whose file is missing is -1.
+    Positions count from the start of the memory. A chunk whose file is missing has the position -1 and the length 0.
+
+    Raises
+    ------
+    ObjectChangedError
+        See `_find_file`.
+    CorruptChunkError
+        If a file is too long to be a chunk.
     """
     ranges: list[_FileRange] = []
     starts, lengths = [], []
     used_nbytes = 0
     for piece in pieces:
         for number, (key, span) in enumerate(piece.requests()):
-            path, index_version = source.local_file(key)
-            current = version_and_length(path)
-            version, size = (None, 0) if current is None else current
-            if index_version is not None and version != index_version:
-                raise changed_error(path, index_version, version)
-            if current is None:
+            path, version, size = _find_file(source, key)
+            if version is None:  # an unsharded chunk is missing: a missing shard has raised an error
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
@@ -184,6 +200,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
                     raise too_long_chunk(piece.plan, piece.lo + number, size)
             end = span.offset + nbytes
             first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
+            # To the end of the last page, or of the file. `_check_read` finds out if the file ends before `end`.
             page_end = -(-end // _PAGE_NBYTES) * _PAGE_NBYTES
             read_end = max(end, min(size, page_end))
             part = _FileRange(path=path, version=version, first=first, nbytes=read_end - first, position=used_nbytes)

@@ -1,8 +1,8 @@
 """Bring encoded chunks from a store into device memory, through pinned slots.
 
 Pieces (rows of a plan that are fetched together) are read side by side into one pinned slot, their headers are checked
-there, and the slot crosses to the device in one copy. Chunks that the device cannot be trusted with, because their
-frames are unusual or damaged, are decoded by the host codec, which also words the error, and cross decoded.
+there, and the slot crosses to the device in one copy. Chunks whose frames are unusual or damaged are not given to the
+device. The host codec decodes them, and they cross decoded; if it cannot, it words the error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Stager:
         # cores, and these threads copy without holding the GIL.
         self._n_threads = threads.thread_setting() or threads.n_cores()
         share_nbytes = workspace.options.slot_nbytes // self._n_threads // _REQUESTS_PER_THREAD
-        # Two answers without a version may be of two versions of the object. A chunk must then be one request.
+        # Two answers of a remote store that tells no versions may be of two versions of the object, so a chunk must be
+        # one request there. A local file is compared with the version of its shard's index at each request.
         cuts_chunks = source.cuts_objects or not source.is_remote
         max_request_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
         self.max_request_nbytes = max_request_nbytes if cuts_chunks else ENDLESS
@@ -82,8 +83,8 @@ class Stager:
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
         """Rule that decides which neighbouring chunks make a piece. Pieces may have any length if segments and requests
         may cut them."""
-        self.slot_nbytes = workspace.options.slot_nbytes
-        """Bytes that a segment should have at most."""
+        self.segment_nbytes = workspace.options.slot_nbytes
+        """Bytes that a segment should have at most: those that fit a slot."""
         self.n_by_host = 0
         """Number of chunks that the host has decoded because the device could not, or was not to be trusted with
         them."""
@@ -94,7 +95,8 @@ class Stager:
         Raises
         ------
         CorruptChunkError, StoreReadError
-            If the host codec cannot decode a chunk that the device is not given, or an object has disappeared.
+            If the host codec cannot decode a chunk that the device is not given, the store fails, or a shard has
+            disappeared.
         """
         api = self._workspace.api
         upload = Upload(self._workspace, sum([aligned(piece.nbytes) for piece in pieces]))
@@ -107,7 +109,7 @@ class Stager:
         if self._chain.checksums:
             ready, start, nbytes = self._check_checksums(upload, present, stored_start, stored_nbytes)
         ready, streams, shuffled_blocks = self._find_streams(upload, ready, start, nbytes)
-        # If `is_one_per_chunk`, all chunks are ready, so none is missing and none is left to the host.
+        # If `is_one_per_chunk`, all chunks are ready: none is missing, and none is left to the host.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
             encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
@@ -132,7 +134,8 @@ class Stager:
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Rows) -> Staged:
         """Fetch some chunks of `pieces` again, decode them on the host, and copy them to the device.
 
-        `numbers`, shape (n,), count the chunks of all pieces. Errors are those of `stage`.
+        `numbers`, shape (n,), are numbers of chunks, counted through all pieces. Raises the errors of `stage`, and
+        `StoreReadError` also if an unsharded chunk has disappeared.
         """
         encoded = []
         for plan, row in [row_of(pieces, number) for number in numbers.tolist()]:
@@ -151,7 +154,8 @@ class Stager:
     def _decode(self, pieces: Sequence[Piece], numbers: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
         """Decode chunks on the host, and count them in `n_by_host`.
 
-        `numbers` count the chunks of all pieces. A chunk that the host cannot decode either is a `CorruptChunkError`.
+        `numbers` are numbers of chunks, counted through all pieces; `encoded` are the bytes of these chunks. Raises
+        `CorruptChunkError` if the host cannot decode a chunk either.
         """
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
@@ -162,7 +166,8 @@ class Stager:
     def _shadows(self, pieces: Sequence[Piece], ready: Flags, encoded_chunk: Callable[[int], memoryview]) -> Shadows:
         """Let the host also decode some of the chunks that the device may decode; return the checksums of the results.
 
-        `encoded_chunk` returns the encoded bytes of the chunk with a number. Errors are those of `_decode`.
+        `ready` says for each chunk whether the device may decode it, and `encoded_chunk` returns the encoded bytes of a
+        chunk, given its number. Errors are those of `_decode`.
         """
         if self._shadow_choice is None:
             return Shadows.empty()
@@ -182,9 +187,9 @@ class Stager:
         return shadows
 
     def _fetch(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
-        """Carry out the requests of pieces on idle threads.
+        """Fetch pieces into the memory of an upload; idle threads help.
 
-        Returns, for each chunk, its position in the upload, -1 if it is missing, and its length in bytes.
+        Returns two columns: the position of each chunk in the upload, or -1 if it is missing, and its length in bytes.
         """
         if pieces[0].plan.spec.index is None:
             return self._fetch_objects(pieces, upload)
@@ -210,7 +215,7 @@ class Stager:
         return start, nbytes
 
     def _fill(self, destinations: Sequence[tuple[Destination, Piece]]) -> None:
-        """Fill destinations with the answers of the requests, which are in the same order, on idle threads."""
+        """Fill destinations with the answers to the queued requests, which have the same order; idle threads help."""
         requests = self.requests
         assert requests is not None
         remaining = iter(destinations)
@@ -230,7 +235,10 @@ class Stager:
         crew.run(fill, len(destinations), self._n_threads)
 
     def _check_checksums(self, upload: Upload, present: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Rows, Rows]:
-        """Return which chunks have the right checksums, and their positions and lengths in the upload without these."""
+        """Check the checksums that are stored with chunks.
+
+        Returns which chunks have the right ones, and the positions and lengths of chunks without their checksums.
+        """
         ready, start, nbytes = present.copy(), start.copy(), nbytes.copy()
         for row in ready.nonzero()[0].tolist():
             payload = upload.view(int(start[row]), int(nbytes[row]))
@@ -251,7 +259,7 @@ class Stager:
     def _find_streams(
         self, upload: Upload, ready: Flags, start: Rows, nbytes: Rows
     ) -> tuple[Flags, Streams, ShuffledBlocks]:
-        """Return which of the chunks `ready` the device may decode, and their streams and shuffled blocks."""
+        """Return which of the `ready` chunks the device may decode, and the streams and shuffled blocks of those."""
         chain = self._chain
         inner_nbytes = chain.inner_nbytes
         arrays = list(upload.arrays())
@@ -262,6 +270,7 @@ class Stager:
         elif len(arrays) == 1 and ready.all():
             ready, streams, shuffled_blocks = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
         else:
+            # Chunks are in several arrays, or some are missing or damaged.
             is_sound = np.zeros(len(start), np.bool_)
             stream_parts: list[Streams] = []
             block_parts: list[ShuffledBlocks] = []
@@ -282,9 +291,10 @@ class Stager:
 
 
 def _decode_all(pieces: Sequence[Piece], numbers: Rows, decode: Callable[[int], None]) -> None:
-    """Call `decode` with every position in `numbers`, on idle threads; an error names the chunk.
+    """Call `decode` with every position in `numbers`; idle threads help.
 
-    `numbers` count the chunks of `pieces`.
+    `numbers` are numbers of chunks, counted through all pieces. If `decode` raises a `FrameError`, this raises a
+    `CorruptChunkError` that names the chunk.
     """
     remaining = deque(range(len(numbers)))
 

@@ -26,7 +26,10 @@ class Requests:
 
     @property
     def is_full(self) -> bool:
-        """Whether more requests would have to wait in the queue, or a started one has its answer in memory already."""
+        """Whether nothing is gained by adding requests before answers are taken.
+
+        That is so if new requests would only wait in the queue, or if the source has answers in memory at once.
+        """
         return bool(self._queued) or self._n_under_way < len(self._started)
 
     def add(self, requests: Iterable[Request]) -> None:
@@ -59,7 +62,10 @@ class Requests:
         return place, pending
 
     def _start(self) -> list[Request]:
-        """Start queued requests while more may be under way; return those that were started. Call it with the lock."""
+        """Start queued requests while more may be under way; return those that were started.
+
+        The caller holds the lock.
+        """
         started = []
         while self._queued and self._n_under_way < self._max_under_way:
             request = self._queued.popleft()

@@ -80,7 +80,8 @@ class Upload:
     def send(self, start: Rows) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device on the workspace's `copy` stream.
 
-        Returns the device memory, and the address there of each position in `start`, shape (n,).
+        Returns the device memory, and the address there of each position in `start`, shape (n,). The address for the
+        position -1 is meaningless.
         """
         copy = self._workspace.copy
         memories: list[DeviceMemory] = []
@@ -125,8 +126,8 @@ class Destination:
         return self._view
 
     def keep(self, data: memoryview) -> None:
-        """Store an answer, which may be in this memory already."""
-        if self._view is None and not self._upload.fits(len(data)):
+        """Store an answer: bytes in this memory, in which case nothing is left to do, or in memory of the source."""
+        if self._view is None and not self._upload.fits(len(data)):  # the source's memory becomes part of the upload
             self.first = self._upload.append(data)
             self.nbytes = len(data)
             return
