@@ -101,9 +101,11 @@ def encodings(
         keys = [*PACKING_KEYS, *(TIME_KEYS if variable.dtype.kind in "mM" else ())]
         encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
         own_codecs = without_foreign_codecs(variable.encoding, zarr_format)
-        for key in ("filters", "compressors"):  # zarr-python chooses the serializer
+        for key in ("filters", "compressors"):
             if isinstance(own_codecs.get(key), tuple | list):
                 encoding[key] = own_codecs[key]
+        if own_codecs.get("serializer") is not None:
+            encoding["serializer"] = own_codecs["serializer"]
         if compressors is not None:
             encoding["compressors"] = named_codecs(compressors, zarr_format)
         by_name[name] = encoding | layout.shapes(name, variable)
