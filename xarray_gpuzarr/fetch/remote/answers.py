@@ -65,9 +65,9 @@ OTHER_VERSION_ANSWER = Answer(data=memoryview(b""), version=OTHER_VERSION)
 
 
 def open_range_start(request: ByteRequest | None) -> int | None:
-    """Return the offset from which a request is for all bytes of an object: 0 for the whole object.
+    """Return the first byte of a request for all bytes from there on; 0 for the whole object.
 
-    None for a request whose length is limited, which is a range or the last bytes.
+    None for a request of limited length: a range, or the last bytes.
     """
     if request is None:
         return 0

@@ -62,8 +62,8 @@ class Client(Protocol):
         if_match : str, optional
             An ETag. If the object has another one, the answer may be `OTHER_VERSION_ANSWER`.
         most_nbytes : int
-            Limit for requests whose length is not limited. If the object is longer, the answer may have its length and
-            no bytes.
+            Length in bytes above which an object is too long to be read to its end. The answer to a request for all
+            bytes from some byte on may then have the object's length, and no bytes.
 
         Returns
         -------

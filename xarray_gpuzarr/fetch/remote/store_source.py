@@ -249,7 +249,7 @@ class StoreSource(SourceWithoutFiles):
                     if tag is not None and not is_unanswered(err):
                         tag = None
                         continue
-                    if request is None or isinstance(err, WrongBytesError):  # not for want of bytes
+                    if request is None or isinstance(err, WrongBytesError):  # the object is not too short
                         raise
                     if not await self._client.is_too_short(err, key, request):
                         raise
@@ -291,8 +291,8 @@ def _store_request(byte_range: ByteRange) -> ByteRequest | None:
 
 _ServerLimits = WeakValueDictionary[tuple[Hashable, int], asyncio.Semaphore]
 _server_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, _ServerLimits] = WeakKeyDictionary()
-"""For each event loop, semaphores by server and limit, which exist while requests use them. Each server has its own, so a
-silent one does not delay others."""
+"""For each event loop, the semaphores that requests use, by server and limit. Each server has its own, so a silent one
+does not delay others."""
 
 
 def max_concurrent_requests() -> int:

@@ -226,7 +226,7 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
 
 def _start_loop() -> asyncio.AbstractEventLoop:
     """Start zarr's event loop and return it."""
-    # If an earlier attempt could not start the thread, zarr wrongly takes its loop for running. So it has to forget it.
+    # zarr takes a loop whose thread could not be started for a running one, so such a loop is dropped first.
     with sync._get_lock():  # noqa: SLF001  # zarr has no public access to its loop
         thread = sync.iothread[0]
         if thread is not None and thread.ident is None:
