@@ -31,7 +31,7 @@ _RECHECK_S = 0.05
 
 
 class Bell:
-    """Wakes threads that wait until a condition holds, as `threading.Condition` does, but works also after signals."""
+    """Wakes threads that wait until a condition holds, as `threading.Condition` does. A signal leaves no lock held."""
 
     def __init__(self) -> None:
         self.waiting: deque[Lock] = deque()
@@ -95,7 +95,7 @@ def run_uninterrupted[Result](call: Callable[[], Result]) -> Result:
         with done:
             pass
     except BaseException:
-        with done:  # the caller may release what `call` works on, so wait for it also after a signal
+        with done:  # the caller may then release what `call` works on, so wait for it also after a signal
             pass
         raise
     if errors:
