@@ -48,7 +48,7 @@ _RULE = CoalesceRule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbyt
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Without `O_NONBLOCK`, opening a pipe that has no writer never returns."""
-_AHEAD_NBYTES = 8 * _MIB
+_MAX_AHEAD_NBYTES = 8 * _MIB
 """Largest part of a range that is read ahead. More might displace other data from the page cache."""
 
 
@@ -126,7 +126,9 @@ class LocalSource:
         try:
             if is_cached(fd, byte_range.offset):
                 return False
-            nbytes = _AHEAD_NBYTES if byte_range.nbytes == WHOLE_OBJECT else min(byte_range.nbytes, _AHEAD_NBYTES)
+            nbytes = _MAX_AHEAD_NBYTES
+            if byte_range.nbytes != WHOLE_OBJECT:
+                nbytes = min(nbytes, byte_range.nbytes)
             with suppress(OSError):  # reading the file will raise the error
                 os.posix_fadvise(fd, byte_range.offset, nbytes, os.POSIX_FADV_WILLNEED)
             return True

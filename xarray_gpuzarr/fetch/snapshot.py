@@ -123,7 +123,8 @@ class Snapshot:
         self.is_remote = source.is_remote
         # More care means that answers have several versions, so pieces would differ.
         self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
-        self.is_local = source.is_local and not self._one_answer  # a decoder would read a file in several parts
+        # A decoder that reads files itself, or with GPUDirect Storage, reads a shard in several parts.
+        self.is_local = source.is_local and not self._one_answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
@@ -209,7 +210,7 @@ class Snapshot:
         assert self._spec.index is not None
         index_spec = self._spec.index
         request_ahead = None if self._ahead is None else self._ahead.take(key)
-        if request_ahead is not None:
+        if request_ahead is not None:  # whether there is room or not, since the bytes are under way
             whole = None
             if request_ahead.is_whole:
                 self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
@@ -252,7 +253,7 @@ class Snapshot:
         requests = []
         for key, offset in places:
             version = self._versions[key]
-            if self._source.settled_version(key) == version:  # None for all but local files
+            if self._source.settled_version(key) == version:  # only local files tell it without a request
                 continue
             requests.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
         return partial(self._end_check, requests)
@@ -320,8 +321,8 @@ class Snapshot:
 
     def _has_room(self, index_spec: ShardIndexSpec) -> bool:
         """Whether another shard may be requested as a whole."""
-        taken_nbytes = sum(whole.nbytes for whole in self._whole.values())
-        return taken_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
+        held_nbytes = sum(whole.nbytes for whole in self._whole.values())
+        return held_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
 
     def _finish_index(
         self, key: str, index_spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None

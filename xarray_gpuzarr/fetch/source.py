@@ -1,6 +1,6 @@
 """Protocols of the sources that fetch encoded bytes, the values that they take and return, and code that they share.
 
-`SourceWithoutFiles` is the base of sources that are not local files. `ReadAhead` prefetches for sources that are.
+`SourceWithoutFiles` is the base of sources whose objects are not local files. `ReadAhead` prefetches local files.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ByteSource(Protocol):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long raw chunks may be requested in pieces. The source then checks that all have one version."""
+        """Whether long raw chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read bytes ahead that will soon be needed.

@@ -153,7 +153,7 @@ class Counters:
 
 
 class _LocalAccount(threading.local):
-    """The account of the calling thread."""
+    """The account of the calling thread, which is opened when the thread first counts."""
 
     def __init__(self, counters: Counters) -> None:
         self.account = counters.open_account()

@@ -8,6 +8,7 @@ must be released nevertheless. So all code that counts threads (`crew`, `cuda.re
 - It acquires inside the ``try`` whose ``finally`` begins with the one C call, or assignment, that releases.
 - It takes the work to do as a function and is no context manager. A context manager written in Python may be
   interrupted before the first line of its ``__exit__``, and `threading.Condition` before it has released its own lock.
+  `Crew.reserve_threads` is a generator, whose ``finally`` runs even so.
 - It wakes other threads by a hint that may get lost. A thread that waits checks its condition again after a while.
 
 Other threads may change a set or a dict while it is read. `list` of a set, of a dict, or of the ``values()`` of a dict

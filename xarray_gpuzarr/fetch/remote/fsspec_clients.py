@@ -38,6 +38,7 @@ class _FsspecClient:
         self._fs: Any = store.fs
         self._path = store.path
         self._absent = store.allowed_exceptions
+        """Classes of errors that mean a missing object, which the user may choose."""
         self.server = server_of(store)
         self.identity: Hashable = (self.kind, digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
@@ -117,7 +118,7 @@ class HttpClient(_FsspecClient):
                 if if_match is not None and response.status == _PRECONDITION_FAILED:
                     return OTHER_VERSION_ANSWER
                 if response.status == _NOT_FOUND:
-                    raise FileNotFoundError(url)
+                    raise FileNotFoundError(url)  # which need not be among `_absent`
                 response.raise_for_status()
         except self._absent:
             return None
