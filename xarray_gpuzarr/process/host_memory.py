@@ -114,7 +114,8 @@ class ResultMemory:
         with self._lock:
             self._free[id(memory)] = memory
             while self.kept_nbytes > MAX_KEPT_NBYTES:
-                self._free.pop(next(iter(self._free)), None)
+                longest_unused = next(iter(self._free), -1)  # no `id` is -1; another thread may have called `clear`
+                self._free.pop(longest_unused, None)
 
 
 class _ResultOwner:

@@ -139,8 +139,8 @@ class Bars:
         """Held while the thread that draws should go on; released to end it."""
         self._ended = Lock()
         """Held by that thread; released when it ends."""
-        self._is_drawing = False
-        """Whether that thread was started."""
+        self._has_thread = False
+        """Whether the thread that draws was started."""
 
     def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
         """Add to the number of bytes read, and to the number of bytes that all reads so far have to read."""
@@ -156,13 +156,13 @@ class Bars:
         self._ended.acquire()
         with suppress(RuntimeError):
             _thread.start_new_thread(copy_context().run, (self._draw_on,))  # in a notebook, the context names the cell
-            self._is_drawing = True
+            self._has_thread = True
 
     def close(self) -> None:
         """End the thread that draws and wait for it. The bars stay visible, and reads no longer change them."""
         if self._end.locked():  # not if a signal has interrupted `begin`, nor in a forked process
             self._end.release()
-        if self._is_drawing:
+        if self._has_thread:
             with self._ended:
                 pass
 
@@ -182,7 +182,7 @@ class Bars:
         """
         self._lock = Lock()
         self._end = Lock()
-        self._is_drawing = False
+        self._has_thread = False
         live, console = self._progress.live, self._progress.console
         vars(live).update(_lock=RLock())
         vars(console).update(_lock=RLock(), _record_buffer_lock=RLock())

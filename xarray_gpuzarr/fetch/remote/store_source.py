@@ -53,12 +53,12 @@ _RULE = CoalesceRule(
     min_skipped_gap_nbytes=32 * 1024,
     max_nbytes=_MIB,
     max_raw_nbytes=4 * _MIB,
-    n_cheap_requests=_MAX_OUTSTANDING,
 )
+"""Rule without `n_cheap_requests`, which depends on what else is under way; see `StoreSource.rule`."""
 _ROUNDS = 2
 """If a read needs more requests than this many times the number that may be outstanding at once, it reads long gaps
-between chunks, to need fewer. Planes of a volume took 169 ms with 1 round and 124 ms with any number at a latency of 5
-ms, and 183 and 174 ms at 30 ms (November 2026, two busy cores)."""
+between chunks, to need fewer. At a latency of 5 ms, planes of a volume took 169 ms with 1 round and 124 ms without a
+limit; at 30 ms, 183 and 174 ms (November 2026, two busy cores)."""
 _MAX_OTHER_VERSIONS = 64
 """Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
@@ -108,7 +108,7 @@ class StoreSource(SourceWithoutFiles):
     ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
-        self._max_outstanding = max_outstanding or _MAX_OUTSTANDING
+        self._max_outstanding = max_outstanding or _MAX_OUTSTANDING  # `rule` and `lookahead` need a number
         self._read_limit = None if max_outstanding is None else asyncio.Semaphore(max_outstanding)
         self._ask_again = ask_again
         self._most_nbytes = most_nbytes
@@ -142,6 +142,7 @@ class StoreSource(SourceWithoutFiles):
         """Rule with requests of 1 MiB, whose chunks are decoded while others arrive.
 
         Long gaps are read if a read would need more than `_ROUNDS` times as many requests as it may have outstanding.
+        What other reads of the process have under way counts, as if it went to the same server.
         """
         n_free = max(1, fetch_options().max_requests - RequestsUnderWay.n_in_process)
         n_cheap_requests = _ROUNDS * min(n_free, self._max_outstanding)
