@@ -61,7 +61,7 @@ class ObjectRequest(NamedTuple):
 
 
 class RequestAhead:
-    """A request that was made ahead."""
+    """A request that was made ahead, and its answer once there is one."""
 
     def __init__(self, request: ObjectRequest, pending: PendingEdge, nbytes: int) -> None:
         self.is_whole = request.is_whole
@@ -143,8 +143,8 @@ class RequestsAhead:
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
         """Start requests, except for those that wait to be taken already.
 
-        An object counts with the length of the longest that has arrived; before the first one, with its length without
-        compression.
+        An object counts with the length of the longest that has arrived; before the first one, with about its length
+        without compression.
 
         Returns
         -------

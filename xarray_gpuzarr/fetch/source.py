@@ -191,8 +191,8 @@ class ObjectSource(ByteSource, Protocol):
         ask_again : bool
             Whether a request is repeated, many times, while answers are not of the requested version.
         expected_nbytes : int, optional
-            Usual length in bytes of one of the read's requests, if it is known. More short requests may be outstanding
-            at once than long ones.
+            Length in bytes that the read's requests usually do not exceed, if it is known. More short requests may be
+            outstanding at once than long ones.
         most_nbytes : int
             Length in bytes above which an object cannot be a chunk. As far as the store tells the lengths of objects,
             no memory is allocated for longer ones.

@@ -144,7 +144,8 @@ class ActiveSettings[Options]:
         Parameters
         ----------
         options : mapping of str to object
-            Names and values of the options that are changed. Sizes may be texts with a unit.
+            Names, which the record must have, and values of the options that are changed. Sizes may be texts with a
+            unit.
 
         Raises
         ------
