@@ -4,7 +4,7 @@ If a read meets another ETag than the one that its index came with, the shard wa
 again. If an ETag comes back after another one, the store is probably several servers that disagree, and each range is
 requested until its ETag is that of the index. The last attempts request each shard as a whole, so that index and chunks
 come in one answer. A wrong guess costs requests, never values: all bytes that are used of a shard have one ETag, or
-come in one answer. `read.reading` asks `VersionConflicts` before each attempt.
+come in one answer. `read.attempts` asks `VersionConflicts` after each attempt that has met a changed object.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class VersionConflicts:
     def should_retry(self, err: ObjectChangedError) -> bool:
         """Return whether the read should begin again after an attempt that ended in `err`; `care` says how.
 
-        Raises `StoreReadError` if the store has stopped answering.
+        Asks the store for the versions that it has, if need be, and raises `StoreReadError` if it has stopped answering.
         """
         self._attempts_left -= 1
         if self.care is Care.USUAL and err.key:  # local files, whose errors have no key, come from no server

@@ -180,10 +180,12 @@ class Crew:
     def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Return a context manager that counts threads which the caller starts by other means, such as in C.
 
+        The calling thread must be counted already, by `run` or by a token in `lone_threads`.
+
         Parameters
         ----------
         n_wanted : int
-            Number of threads that have something to do, including the calling one, which `run` counts.
+            Number of threads that have something to do, including the calling one.
         budget : int, optional
             As for `run`.
 

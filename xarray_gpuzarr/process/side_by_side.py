@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
     """Return the pool of `n_threads` threads that read from a server.
 
-    All callers get the same pool. Its threads end once nothing refers to it any more.
+    Calls with the same arguments return the same pool. Its threads end once nothing refers to it any more.
 
     Parameters
     ----------

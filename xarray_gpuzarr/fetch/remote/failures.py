@@ -65,4 +65,5 @@ def is_final(err: BaseException) -> bool:
     The client has then made all its retries, so the request must not be repeated.
     """
     status = http_status(err)
+    # With RANGE_NOT_SATISFIABLE, the server has answered: the object ends before the requested range.
     return is_unanswered(err) or (status is not None and status != RANGE_NOT_SATISFIABLE)
