@@ -64,7 +64,7 @@ class VersionConflicts:
     def should_retry(self, err: ObjectChangedError) -> bool:
         """Return whether the read should begin again after an attempt that ended in `err`; `care` says how.
 
-        Asks the store for the versions that it has, if need be, and raises `StoreReadError` if it has stopped answering.
+        May ask the store for the versions that it has. Raises `StoreReadError` if the store has stopped answering.
         """
         self._attempts_left -= 1
         if self.care is Care.USUAL and err.key:  # local files, whose errors have no key, come from no server

@@ -155,8 +155,8 @@ class Crew:
     def run_without_turn[Result](self, wait: Callable[[], Result]) -> Result:
         """Return the result of `wait`. If the calling thread has its turn, another thread may have it meanwhile.
 
-        The calling thread then waits for its turn again. If a signal interrupts that, the thread is left without a
-        turn, which the ``finally`` that `begin_turn` describes allows for.
+        The calling thread then waits for its turn again. If a signal interrupts that, it is left without one, which
+        the ``finally`` that `begin_turn` describes allows for.
         """
         thread = get_ident()
         max_turns = self.turns.get(thread)
@@ -198,8 +198,7 @@ class Crew:
 
     @contextmanager
     def _reserve(self, n_wanted: int, budget: int) -> Iterator[int]:
-        # `n_active` counts the calling thread. The difference may be negative, which `range` treats as 0.
-        n_free = min(n_wanted - 1, budget - self.n_active)
+        n_free = min(n_wanted - 1, budget - self.n_active)  # may be negative, which `range` treats as 0
         tokens = [object() for _ in range(n_free)]
         try:
             self.lone_threads.update(tokens)
@@ -221,9 +220,8 @@ class Crew:
         budget : int, optional
             A recent result of `thread_budget`, which is called if this is left out.
         n_own_threads : ctypes.c_int64, optional
-            Number of threads that `work` itself starts, such as a write in C. `run` sets it to the number for which
-            cores are free, and `work` decreases it as these threads end. Such work gets helpers only when other runs
-            end.
+            Number of threads that `work` itself starts, such as in C. `run` sets it to the number for which cores are
+            free, and `work` decreases it as they end. Such work gets helpers only when other runs end.
 
         Raises
         ------
