@@ -115,6 +115,7 @@ def test_an_unusable_value_is_refused_by_name_and_changes_nothing(name, value, f
         (ResourceOptions, "BATCH_NBYTES", "", NO_SIZE),
         (ResourceOptions, "N_SLOTS", "3.0", "not a whole number"),
         (ResourceOptions, "N_SLOTS", "4 kB", "not a whole number"),
+        pytest.param(ResourceOptions, "N_SLOTS", "9" * 5000, "not a whole number", id="thousands of digits"),
     ],
 )
 def test_an_unusable_variable_is_refused_by_name(options, variable, text, found):

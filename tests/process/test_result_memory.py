@@ -45,6 +45,22 @@ def test_memory_of_a_dead_block_is_used_again(memory):
     assert memory.kept_nbytes == 0
 
 
+class ClearedBySomeoneElse(ResultMemory):
+    """Says once that too much is kept, after another thread has released all of it."""
+
+    says_too_much = True
+
+    @property
+    def kept_nbytes(self):
+        too_much, self.says_too_much = self.says_too_much, False
+        self.clear()
+        return 10**9 if too_much else 0
+
+
+def test_memory_that_another_thread_releases_meanwhile_is_no_error():
+    ClearedBySomeoneElse().take_back(np.empty(1, np.uint8))
+
+
 @pytest.mark.parametrize("view", [lambda b: b[1:], lambda b: b.T, lambda b: b.reshape(-1), memoryview])
 def test_memory_of_a_block_that_has_views_is_not(memory, view):
     block = memory.empty((4, 5), DTYPE)

@@ -27,7 +27,7 @@ class Budget:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all requests; for a forked process."""
+        """Forget all requests. Called in a forked process, where the lock may be held forever."""
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -61,7 +61,7 @@ class ObjectRequest(NamedTuple):
 
 
 class RequestAhead:
-    """A request that was made ahead."""
+    """A request that was made ahead, and its answer once there is one."""
 
     def __init__(self, request: ObjectRequest, pending: PendingEdge, nbytes: int) -> None:
         self.is_whole = request.is_whole
@@ -73,8 +73,8 @@ class RequestAhead:
         """Bytes of the budget that it takes."""
 
     @property
-    def is_answered(self) -> bool:
-        """Whether the answer has been waited for."""
+    def was_awaited(self) -> bool:
+        """Whether `wait` has returned."""
         return self._pending is None
 
     def wait(self) -> None:
@@ -132,7 +132,7 @@ class RequestsAhead:
         """By key, the requests that no read has taken."""
         self._taken: weakref.WeakSet[RequestAhead] = weakref.WeakSet()
         """Requests that reads have taken and still refer to. A read may be waiting for one of them."""
-        self._longest_seen = 0
+        self._longest_nbytes = 0
         """Length in bytes of the longest object that has arrived; 0 before the first one."""
         self._has_ended = False
 
@@ -143,27 +143,39 @@ class RequestsAhead:
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
         """Start requests, except for those that wait to be taken already.
 
-        An object counts with the length of the longest that has arrived; before the first one, with its length without
-        compression.
+        An object counts with the length of the longest that has arrived; before the first one, with about its length
+        without compression.
 
         Returns
         -------
         bool
             Whether the requests were started. False if the budget has no room for all of them, or after `end`; then
             none is started.
+
+        Raises
+        ------
+        StoreReadError
+            If no requests can be sent from here, such as in a forked process.
         """
         with self._lock:
-            new = {request: self._expected_nbytes(request) for request in requests if request.key not in self._waiting}
-            if self._has_ended or not budget.take(sum(new.values())):
+            new_requests = [request for request in requests if request.key not in self._waiting]
+            lengths = {request: self._expected_nbytes(request) for request in new_requests}
+            unstarted_nbytes = sum(lengths.values())
+            if self._has_ended or not budget.take(unstarted_nbytes):
                 return False
-            for request, nbytes in new.items():
-                self._waiting[request.key] = RequestAhead(request, self._start_one(request), nbytes)
+            try:
+                for request, nbytes in lengths.items():
+                    self._waiting[request.key] = RequestAhead(request, self._start_one(request), nbytes)
+                    unstarted_nbytes -= nbytes
+            except BaseException:
+                budget.give_back(unstarted_nbytes)
+                raise
         return True
 
     def _expected_nbytes(self, request: ObjectRequest) -> int:
         """Return the number of bytes with which a request counts in the budget."""
         if request.is_whole:
-            return self._longest_seen or self._initial_nbytes
+            return self._longest_nbytes or self._initial_nbytes
         assert self._index_spec is not None
         return self._index_spec.nbytes
 
@@ -174,7 +186,7 @@ class RequestsAhead:
         return self._source.start_edge(request.key, self._index_spec.location, self._index_spec.nbytes)
 
     def take(self, key: str) -> RequestAhead | None:
-        """Return the request for an object, and forget it, so that no other read gets it. None if there is none."""
+        """Return the request for an object, and forget it, so that no other read gets it; None if there is none."""
         with self._lock:
             taken = self._waiting.pop(key, None)
             if taken is not None:
@@ -185,10 +197,10 @@ class RequestsAhead:
 
     def record_length(self, nbytes: int) -> None:
         """Record the length of an object that has arrived."""
-        self._longest_seen = max(self._longest_seen, nbytes)
+        self._longest_nbytes = max(self._longest_nbytes, nbytes)
 
     def wait(self) -> None:
-        """Wait for all answers."""
+        """Wait for the answers to all requests that no read has taken. No read may take one meanwhile."""
         with self._lock:
             waiting = list(self._waiting.values())
         for request in waiting:
@@ -197,15 +209,15 @@ class RequestsAhead:
     def end(self) -> None:
         """Start no more requests, and drop those that no read has taken.
 
-        Unanswered requests are cancelled, unless a read waits for one of them. Then all go on, and are answered in vain
-        or cancelled by another call of `end`.
+        Unanswered requests are cancelled, unless a read has taken one of them and may be waiting for it. Then all go on
+        until they are answered, or until another call of `end` cancels them.
         """
         with self._lock:
             self._has_ended = True
             untaken = list(self._waiting.values())
             self._waiting.clear()
-            is_waited_for = not all(request.is_answered for request in self._taken)
-        if not is_waited_for:
+            may_be_awaited = not all(request.was_awaited for request in self._taken)
+        if not may_be_awaited:
             self._source.give_up()
         budget.give_back(sum(request.nbytes for request in untaken))
 
@@ -218,13 +230,13 @@ _thread_state = _ThreadState()
 
 
 def read_with[Result](ahead: RequestsAhead | None, read: Callable[[], Result]) -> Result:
-    """Return the result of `read`, whose snapshots on this thread take requests that were made ahead."""
-    before = _thread_state.ahead
+    """Return the result of `read`, whose snapshots on this thread take the requests of `ahead`, if there are any."""
+    previous = _thread_state.ahead
     try:
         _thread_state.ahead = ahead
         return read()
     finally:
-        _thread_state.ahead = before
+        _thread_state.ahead = previous
 
 
 def requests_for(source: ObjectSource) -> RequestsAhead | None:

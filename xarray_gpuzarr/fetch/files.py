@@ -30,16 +30,16 @@ def file_version(status: os.stat_result) -> tuple[int, ...]:
 def read_cached(fd: int, into: memoryview, offset: int = 0) -> int:
     """Read what the page cache holds from `offset` on, in whole blocks except at the end of the file.
 
-    Returns the number of bytes read: 0 also if the system cannot tell what the page cache holds.
+    Return the number of bytes read. It is 0 also if the system cannot tell what the page cache holds.
     """
     try:
         return os.preadv(fd, [into], offset, os.RWF_NOWAIT)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # nothing is there, or the system has no RWF_NOWAIT
         return 0
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether the page cache holds a byte of an open file. True if the system cannot tell."""
+    """Whether the page cache holds the byte at `offset` of an open file. True if the system cannot tell."""
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:

@@ -1,8 +1,7 @@
 """`MemorySource`: reads zarr's own `MemoryStore` on the calling thread.
 
-Through the coroutines of zarr's interface, looking an object up in the store's dictionary would take two thread
-switches. A read keeps each object that it has looked up. So all bytes of the object are of one version, although others
-may write meanwhile.
+The coroutines of zarr's interface would take two thread switches to look up an object in the store's dictionary. A read
+keeps each object that it has looked up, so all bytes of the object are of one version even if others write meanwhile.
 """
 
 from __future__ import annotations
@@ -58,21 +57,21 @@ class MemorySource(SourceWithoutFiles):
 
     @property
     def rule(self) -> CoalesceRule:
-        """Parts of 2 MiB, as for local files. Gaps between requested bytes are not read."""
+        """Rule with parts of 2 MiB, as for local files. Gaps are skipped, since another part costs no request."""
         return coalesce_rule(fetch_options(), _RULE)
 
     def for_one_read(
         self,
         *,
-        ask_again: bool = False,  # noqa: ARG002  # a key has one object
-        expected_nbytes: int | None = None,  # noqa: ARG002
+        ask_again: bool = False,  # noqa: ARG002  # the object would be the same
+        expected_nbytes: int | None = None,  # noqa: ARG002  # there are no requests
         most_nbytes: int = NO_LIMIT,
     ) -> MemorySource:
-        """Return a source that looks up each object once."""
+        """Return a source that looks up each object once; see `ObjectSource.for_one_read`."""
         return MemorySource(store=self.store, objects={}, most_nbytes=most_nbytes)
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002
-        """Return a function that returns the byte ranges. Objects in memory have no `version`."""
+        """Return a function that returns the byte ranges. `version` has no effect, since the objects have none."""
         return lambda _allocate: [self._range(*request) for request in requests]
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:

@@ -1,7 +1,7 @@
 """Cache of shard indexes, so that the next read of a shard needs no request for its index.
 
-There is one cache of bounded size in a process. An index belongs to one version of its shard: `snapshot` uses it only
-for requests that fail if the shard has another version by then.
+A process has one cache, of bounded size. An index belongs to one version of its shard: `snapshot` uses it only for
+requests that fail if the shard has another version by then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 Key = tuple[Hashable, str, ShardIndexSpec | None]
-"""Identity of the source, store key of the shard, and format of its index."""
+"""Identity of the source, store key of the shard, and format of its index. For unsharded arrays, whose format is None,
+nothing is in the cache."""
 
 _ENTRY_OVERHEAD_NBYTES = 512
 """Memory that an entry takes besides the columns of its index."""
@@ -27,6 +28,7 @@ class CachedIndex:
 
     index: ShardIndex
     version: Any
+    """Version of the shard; see `source.Version`."""
 
     @property
     def nbytes(self) -> int:

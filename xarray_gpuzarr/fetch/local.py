@@ -1,7 +1,8 @@
-"""`LocalSource`: files below a directory, read at given offsets on the calling thread. A directory is no object.
+"""`LocalSource`: files below a directory, read at given offsets on the calling thread.
 
-Bytes in the page cache are copied from there. For other bytes the system is told ahead of time, because a file system
-serves several large requests at once better than one. O_DIRECT is not used; see decision 13.
+Where a directory has the name of an object, the object is missing. Bytes in the page cache are copied from there. The
+system is asked for other bytes ahead of time, because a file system reads several large requests at once faster than
+one after another. O_DIRECT is not used; see decision 13.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RULE = CoalesceRule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbyt
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Without `O_NONBLOCK`, opening a pipe that has no writer never returns."""
-_AHEAD_NBYTES = 8 * _MIB
+_MAX_AHEAD_NBYTES = 8 * _MIB
 """Largest part of a range that is read ahead. More might displace other data from the page cache."""
 
 
@@ -72,7 +73,7 @@ class LocalSource:
 
     @property
     def rule(self) -> CoalesceRule:
-        """Parts of 2 MiB. They fit a core's cache, and take much longer to decode than to hand to a thread (10 us)."""
+        """Rule with requests of 2 MiB: these fit a core's cache, and handing one to a thread takes only 10 us."""
         return coalesce_rule(fetch_options(), _RULE)
 
     @property
@@ -86,8 +87,8 @@ class LocalSource:
     def for_one_read(
         self,
         *,
-        ask_again: bool = False,  # noqa: ARG002  # a path has one file
-        expected_nbytes: int | None = None,  # noqa: ARG002
+        ask_again: bool = False,  # noqa: ARG002  # the file would be the same
+        expected_nbytes: int | None = None,  # noqa: ARG002  # no requests are outstanding
         most_nbytes: int = NO_LIMIT,
     ) -> LocalSource:
         """Return this source with a limit on the length of chunks; see `ObjectSource.for_one_read`."""
@@ -96,7 +97,7 @@ class LocalSource:
         return LocalSource(root=self.root, storage=self.storage, most_nbytes=most_nbytes)
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
-        """Return the path of a file, and the version that it must have."""
+        """Return the path of a file, and `version`, which it must have."""
         return LocalFile(self.local_path(key), version)
 
     def local_path(self, key: str) -> str:
@@ -104,8 +105,8 @@ class LocalSource:
         return f"{self.root}/{key}"
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of a file; None if there is no file, or if a later change might not show in its times."""
-        now = time.time()
+        """Return the version of a file; None if a later change might not show in its times, or for no regular file."""
+        now = time.time()  # before the times are read, so that no file counts as older than it is
         try:
             status = os.stat(self.local_path(key))  # noqa: PTH116  # a Path takes 30 us to make
         except (OSError, ValueError):  # reading the file will raise the error
@@ -114,14 +115,20 @@ class LocalSource:
         return file_version(status) if S_ISREG(status.st_mode) and is_settled(age_s) else None
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
-        """Read a range into the page cache, in the background; return False if its first byte is there already."""
+        """Read a range into the page cache, in the background.
+
+        Return False, without doing so, if its first byte is there already or if there is no file. Raises
+        `StoreReadError` if the file cannot be opened.
+        """
         fd = self._open(key)
         if fd is None:
             return False
         try:
             if is_cached(fd, byte_range.offset):
                 return False
-            nbytes = _AHEAD_NBYTES if byte_range.nbytes == WHOLE_OBJECT else min(byte_range.nbytes, _AHEAD_NBYTES)
+            nbytes = _MAX_AHEAD_NBYTES
+            if byte_range.nbytes != WHOLE_OBJECT:
+                nbytes = min(nbytes, byte_range.nbytes)
             with suppress(OSError):  # reading the file will raise the error
                 os.posix_fadvise(fd, byte_range.offset, nbytes, os.POSIX_FADV_WILLNEED)
             return True
@@ -131,7 +138,8 @@ class LocalSource:
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Return a function that reads on its calling thread; see `ObjectSource.start`."""
         if len(requests) > 1 and requests[0][1].nbytes == WHOLE_OBJECT:
-            # Several whole files: each gets memory of its own, since `allocate` may be called only once.
+            # Several whole files: each gets memory of its own, since `allocate` may be called only once. They are
+            # unsharded chunks, of which no version is requested.
             return lambda _allocate: [self._read_ranges(key, [part], _new_memory)[0] for key, part in requests]
         key = requests[0][0]
         ranges = [byte_range for _, byte_range in requests]
@@ -140,7 +148,10 @@ class LocalSource:
     def _read_ranges(
         self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
-        """Read ranges of one file side by side into allocated memory, or one range that goes to the end of the file."""
+        """Read ranges of one file side by side into allocated memory, or one range that goes to the end of the file.
+
+        Return None for each range if there is no file.
+        """
         fd = self._open(key, version)
         if fd is None:
             return [None] * len(ranges)
@@ -161,18 +172,21 @@ class LocalSource:
             os.close(fd)
 
     def _read_to_end(self, fd: int, key: str, offset: int, allocate: Allocate, version: Version) -> memoryview | None:
-        """Read an open file from `offset` on; None if it is a directory."""
+        """Read an open file from `offset` on; None if it is a directory.
+
+        Raises `ObjectTooLongError` if the file has more than `most_nbytes` bytes.
+        """
         status = self._stat(fd, key)
         if S_ISDIR(status.st_mode):
             return None
-        # A file that reports no length is read now; see `_read_all`.
+        # Only reading shows the length of a file that reports none; see `_read_all`.
         whole = None if status.st_size else self._read_all(fd, key, status)
         length = status.st_size if whole is None else len(whole)
         if length > self.most_nbytes:
             raise ObjectTooLongError(key, length)
         if whole is not None:
             return whole[offset:]
-        return self.pread(fd, key, offset, allocate(max(0, length - offset)), version)
+        return self._pread(fd, key, offset, allocate(max(0, length - offset)), version)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Return a function that reads on its calling thread; see `ObjectSource.start_edge`."""
@@ -190,7 +204,7 @@ class LocalSource:
 
     def _edge(self, fd: int, key: str, location: Literal["start", "end"], nbytes: int) -> Edge | None:
         """Read the first or last bytes of an open file, or all of it; None if it is a directory."""
-        now = time.time()
+        now = time.time()  # before the times are read, as in `settled_version`
         status = self._stat(fd, key)
         if S_ISDIR(status.st_mode):
             return None
@@ -204,19 +218,23 @@ class LocalSource:
         elif length < nbytes and nbytes != NO_LIMIT:
             data = memoryview(b"")  # the file is shorter than the index of a shard, so its bytes are of no use
         else:
-            data = self.pread(fd, key, offset, memoryview(bytearray(edge_nbytes)), version)
+            data = self._pread(fd, key, offset, memoryview(bytearray(edge_nbytes)), version)
         age_s = now - max(status.st_mtime, status.st_ctime)
         return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
-        """Return a function that reads the whole file on its calling thread."""
+        """Return a function that reads the whole file, of any length, on its calling thread."""
         return self.start_edge(key, "start", NO_LIMIT)
 
     def give_up(self) -> None:
         """Do nothing, since no requests are outstanding."""
 
     def _open(self, key: str, version: Version = None) -> int | None:
-        """Open a file, and return its descriptor. If there is no file, return None, or raise if it had a version."""
+        """Open a file, and return its descriptor; None if there is no file.
+
+        Raises `StoreReadError` if it cannot be opened, and `ObjectChangedError` if there is no file although it must
+        have `version`.
+        """
         path = self.local_path(key)
         try:
             # Ctrl-C may arrive between a call and the assignment of its result, and the descriptor would be lost. It
@@ -227,7 +245,7 @@ class LocalSource:
                 raise changed_error(path, version, None) from None
             return None
         except OSError as err:
-            raise self._failed(key, "open", err) from err
+            raise self._read_error(key, "open", err) from err
         except ValueError as err:  # the name has a zero byte
             raise failed_error(path, "open", err) from err
         return fd
@@ -237,10 +255,13 @@ class LocalSource:
         try:
             return os.fstat(fd)
         except OSError as err:
-            raise self._failed(key, "ask for its length", err) from err
+            raise self._read_error(key, "ask for its length", err) from err
 
-    def _failed(self, key: str, action: str, err: OSError) -> StoreReadError:
-        """Return the error for a file that cannot be read, or that was replaced on a network file system."""
+    def _read_error(self, key: str, action: str, err: OSError) -> StoreReadError:
+        """Return the error for a file that cannot be read, or that was replaced on a network file system.
+
+        `action` says what was tried; see `failed_error`.
+        """
         path = self.local_path(key)
         if err.errno != errno.ESTALE:
             return failed_error(path, action, err)
@@ -254,10 +275,11 @@ class LocalSource:
     def _read_all(self, fd: int, key: str, status: os.stat_result) -> memoryview:
         """Read all of a file that reports a length of 0, but not much more than `most_nbytes`.
 
-        Files in /proc report no length and still have bytes. Devices and pipes are refused: they may have no end.
+        Empty files report that length, and so do files in /proc that have bytes. Devices and pipes are refused: they
+        may have no end.
         """
         if not S_ISREG(status.st_mode):
-            raise self._failed(key, "read the whole file", OSError("a device or a pipe"))
+            raise self._read_error(key, "read the whole file", OSError("a device or a pipe"))
         content = bytearray()
         try:
             while len(content) <= self.most_nbytes:
@@ -266,10 +288,10 @@ class LocalSource:
                     break
                 content += piece
         except OSError as err:
-            raise self._failed(key, "read the whole file", err) from err
+            raise self._read_error(key, "read the whole file", err) from err
         return memoryview(content)
 
-    def pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
+    def _pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
         """Fill `into` from an open file, from `offset` on, and return it.
 
         Raises `ObjectChangedError` if the file has another version, and `StoreReadError` if it ends too soon or cannot
@@ -284,7 +306,8 @@ class LocalSource:
     def _read(self, fd: int, key: str, offset: int, into: memoryview, version: Version) -> int:
         """Fill `into` as far as the file reaches; return the number of bytes read.
 
-        Raises `ObjectChangedError` if the file cannot be read because it was replaced, such as by a directory.
+        Raises `StoreReadError` if the file cannot be read: `ObjectChangedError` if the reason is that it was replaced,
+        such as by a directory.
         """
         n_read = 0
         try:
@@ -298,7 +321,7 @@ class LocalSource:
                 n_read += n
         except OSError as err:
             self._check_version(fd, key, version)
-            raise self._failed(key, f"read {len(into)} bytes at {offset}", err) from err
+            raise self._read_error(key, f"read {len(into)} bytes at {offset}", err) from err
         return n_read
 
     def _check_version(self, fd: int, key: str, version: Version) -> None:

@@ -42,12 +42,12 @@ class ArrayPlace:
         return not group.address or f"{self.address}/".startswith(f"{group.address}/")
 
     def names(self, keys: Sequence[str]) -> list[Hashable]:
-        """Return the names of objects, given their keys in the store."""
+        """Return the names of objects of this node, given their keys in the store, which begin with `path`."""
         return [(self.server, f"{self.address}/{key[len(self.path) :].strip('/')}") for key in keys]
 
 
 def place_of(store: Store | str, path: str) -> ArrayPlace:
-    """Return where the objects of a node lie, given its path in a store or a directory. Links are followed."""
+    """Return where the objects of a node lie, given its path in a store or a directory. Local paths are resolved."""
     path = path.strip("/")
     if isinstance(store, str):
         server: Hashable = "file"
@@ -92,7 +92,7 @@ class WrittenObjects:
         self._names: dict[Hashable, None] = {}
 
     def add(self, names: Iterable[Hashable]) -> None:
-        """Remember objects. If there are too many, forget those that were added first, even if added again since."""
+        """Remember objects. If there are too many, forget those that were first added longest ago."""
         self._names.update(dict.fromkeys(names))
         while len(self._names) > _MAX_WRITTEN:
             self._names.pop(next(iter(self._names)), None)  # another thread may have popped it
@@ -102,7 +102,7 @@ class WrittenObjects:
 
 
 written = WrittenObjects()
-"""The objects that this process has written."""
+"""The objects that this process has written or removed."""
 
 
 def is_written(source: ObjectSource, path: str, key: str) -> bool:

@@ -33,9 +33,9 @@ class ObjectPieces:
     def start(self, key: str, byte_range: ByteRange) -> Pending:
         """Request a piece of an object. The source must be remote.
 
-        The returned function returns None for an object that does not exist, and fewer bytes than requested if the
-        object ends inside the piece. It raises `PiecesDifferError` if the piece may be of another version than earlier
-        ones, and `StoreReadError` if the store fails.
+        The returned function returns a list of one item: the bytes, fewer than requested if the object ends inside the
+        piece, or None if the object does not exist. It raises `PiecesDifferError` if the piece may be of another
+        version than earlier ones, and `StoreReadError` if the store fails.
         """
         finish_edge = cast("RemoteSource", self._source).start_range(key, byte_range)
 
@@ -59,6 +59,7 @@ class ObjectPieces:
         """Raise `PiecesDifferError` unless a piece is of the version of the first one that arrived."""
         version = _NO_OBJECT if edge is None else edge.version
         if version is None:
+            # An answer without bytes is made up for a range behind the end, and says nothing about the store.
             ends_before = edge is not None and not edge.data
             found = "an object that ends before the piece" if ends_before else "answers without a version"
             raise self._error(key, found, lacks_versions=not ends_before)

@@ -71,7 +71,7 @@ _WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
 class Snapshot:
     """The objects of one array during one attempt to read it. A `ByteSource`.
 
-    The first attempt of a read takes the requests that were made ahead of it (`ahead`).
+    It takes requests that were made ahead of the read (`ahead`), unless an earlier attempt has met a changed object.
 
     Parameters
     ----------
@@ -104,33 +104,37 @@ class Snapshot:
         seen_shards: dict[str, bool] | None = None,
         short_requests: bool = False,
     ) -> None:
-        lengths: dict[str, int] = {}
+        request_lengths: dict[str, int] = {}
         if spec.index is None:
-            lengths = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
+            request_lengths = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
         elif short_requests and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
-            lengths = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
-        self._source = source.for_one_read(ask_again=care is not Care.USUAL, **lengths)
+            # If shards were so short that this read may request some as a whole, these requests would be longer.
+            request_lengths = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
+        self._source = source.for_one_read(ask_again=care is not Care.USUAL, **request_lengths)
         self.identity = source.identity
         """What the source reads from; None if it is unknown."""
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
+        # With one answer for index and chunks, neither is taken from elsewhere.
         self._use_cache = use_cache and not self._one_answer
         self._ahead = ahead.requests_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead = self._source.lookahead
         self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote
+        # More care means that answers have several versions, so pieces would differ.
         self.cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
-        self.is_local = source.is_local and not self._one_answer  # a decoder would read a file in several parts
+        # A decoder that reads files itself, or with GPUDirect Storage, reads a shard in several parts.
+        self.is_local = source.is_local and not self._one_answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}
         """By key, the version of each shard from which its index was read."""
         self._settled: set[str] = set()
-        """Keys of shards whose version is settled: their index is in the cache, or was put there."""
+        """Keys of shards whose index may be cached, since any later change gives them another version."""
         self._whole: dict[str, WholeShard] = {}
-        """By key, shards that were requested as a whole and have chunks that were not taken."""
-        self._longest_seen = 0
+        """By key, shards that were requested as a whole, until all their requested chunks have been taken."""
+        self._longest_nbytes = 0
         """Length in bytes of the longest whole shard that has arrived; 0 before the first one."""
 
     @property
@@ -148,7 +152,7 @@ class Snapshot:
         return self._source.local_file(key, self._versions.get(key))
 
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Start reading byte ranges of a shard, whole unsharded chunks, or a piece of one; see `ByteSource.start`.
+        """Start reading byte ranges of a shard, whole unsharded chunks, or one piece of one; see `ByteSource.start`.
 
         The bytes of a shard are of the version from which its index was read. The pieces of an unsharded chunk are of
         the version of the first that arrives.
@@ -161,13 +165,16 @@ class Snapshot:
         whole = self._whole.get(key)
         if whole is not None:  # the shard came with its index, and is dropped with the last of its chunks
             parts: list[memoryview | None] = [whole.take(byte_range) for _, byte_range in requests]
-            if whole.remaining_nbytes <= 0:
+            if whole.remaining_nbytes <= 0:  # bytes that belong to several chunks may be counted more than once
                 del self._whole[key]
             return FetchedBytes(parts)
         return self._counted(self._source.start(requests, self._versions.get(key)))
 
     def _counted(self, pending: Pending) -> Pending:
-        """Return a `Pending` that counts time and bytes, and raises `CorruptChunkError` if a chunk is too long."""
+        """Return `pending` with its time and bytes counted.
+
+        It raises `CorruptChunkError` if the object of an unsharded chunk is too long.
+        """
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             with counters.stage("fetch"):
@@ -191,18 +198,19 @@ class Snapshot:
             Key of the shard.
         n_chunks : int
             Number of its chunks that the read will take. If that is at least half of a small shard on a server, the
-            whole shard is requested.
+            whole shard is requested, if there is room for it (`MAX_WHOLE_NBYTES`). With `Care.ONE_ANSWER`, every shard
+            is requested as a whole.
 
         Returns
         -------
         FetchedIndex or callable
-            If the index is not in the cache, a function that waits for it. It raises `StoreReadError` or
-            `ShardIndexError` if the shard cannot be read.
+            If the index is not in the cache, a function that waits for it. It raises `StoreReadError` if the shard
+            cannot be read or has vanished since an earlier attempt, and `ShardIndexError` if the index is damaged.
         """
         assert self._spec.index is not None
         index_spec = self._spec.index
         request_ahead = None if self._ahead is None else self._ahead.take(key)
-        if request_ahead is not None:
+        if request_ahead is not None:  # whether there is room or not, since the bytes are under way
             whole = None
             if request_ahead.is_whole:
                 self._whole[key] = whole = WholeShard(self._expected_nbytes(index_spec))
@@ -240,27 +248,27 @@ class Snapshot:
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
         """Start requests for the current versions of shards; see `ChunkVersions.start_check`.
 
-        The times of local files are compared at once. From other stores, one byte of each shard is requested.
+        A local file that has that version needs no request. From any other shard, one byte is requested.
         """
         requests = []
         for key, offset in places:
             version = self._versions[key]
-            if self._source.settled_version(key) == version:
+            if self._source.settled_version(key) == version:  # only local files tell it without a request
                 continue
             requests.append((key, version, self._source.start([(key, ByteRange(offset, 1))], version)))
         return partial(self._end_check, requests)
 
     def _end_check(self, requests: Sequence[tuple[str, Version, Pending]]) -> None:
-        """Wait for the requests of `start_check`."""
+        """Wait for the requests of `start_check`. The first answer of another version raises `ObjectChangedError`."""
         for key, version, pending in requests:
             (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:
                 raise changed_error(f"{self._source.name}/{key}", version, None, key)
 
     def should_wait(self, n_chunks: int) -> bool:
-        """Whether the next index should be requested later, since there is no room for another whole shard.
+        """Whether the request for the next index should wait until there is room for another whole shard.
 
-        `n_chunks` is the number of the shard's chunks that the read will take.
+        `n_chunks` is the number of the next shard's chunks that the read will take.
         """
         index_spec = self._spec.index
         return index_spec is not None and self._should_come_whole(n_chunks) and not self._has_room(index_spec)
@@ -282,10 +290,10 @@ class Snapshot:
     def refetch_index(self, key: str) -> FetchedIndex:
         """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        It is called if no request for chunks would show that. If the shard is gone, its chunks are the fill value.
+        It is called where no request for chunks would show that the cached one is out of date.
         """
         assert self._spec.index is not None
-        self._seen_shards.pop(key, None)
+        self._seen_shards.pop(key, None)  # so if the shard is gone, its chunks are the fill value, and no error
         return self._start_edge(key, self._spec.index)()
 
     def _start_edge(self, key: str, index_spec: ShardIndexSpec) -> PendingIndex:
@@ -305,18 +313,25 @@ class Snapshot:
         return self._one_answer or (self.is_remote and comes_whole(self._spec, n_chunks, self.rule))
 
     def _expected_nbytes(self, index_spec: ShardIndexSpec) -> int:
-        """Return the length in bytes of the longest whole shard so far; before the first one, without compression."""
-        return self._longest_seen or uncompressed_shard_nbytes(self._spec, index_spec)
+        """Return the length in bytes that a whole shard is expected to have.
+
+        It is that of the longest so far. Before the first one has arrived, it is the length without compression.
+        """
+        return self._longest_nbytes or uncompressed_shard_nbytes(self._spec, index_spec)
 
     def _has_room(self, index_spec: ShardIndexSpec) -> bool:
         """Whether another shard may be requested as a whole."""
-        taken_nbytes = sum(whole.nbytes for whole in self._whole.values())
-        return taken_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
+        held_nbytes = sum(whole.nbytes for whole in self._whole.values())
+        return held_nbytes + self._expected_nbytes(index_spec) <= MAX_WHOLE_NBYTES
 
     def _finish_index(
         self, key: str, index_spec: ShardIndexSpec, pending: PendingEdge, whole: WholeShard | None = None
     ) -> FetchedIndex:
-        """Wait for the index of a shard and return it. The answer is all of the shard if `whole` is given."""
+        """Wait for the index of a shard and return it.
+
+        If `whole` is given, `pending` waits for all bytes of the shard, and `whole` gets them. If the shard turns out
+        to be too long to be sent as a whole, its index is requested by itself.
+        """
         edge = pending()
         self._versions.pop(key, None)
         self._settled.discard(key)
@@ -332,7 +347,7 @@ class Snapshot:
         if self._ahead is not None:
             self._ahead.record_length(max(len(encoded), shard_nbytes or 0))
         if whole is not None:
-            if len(encoded) < (shard_nbytes or 0):  # the shard was too long to be sent as a whole
+            if len(encoded) < (shard_nbytes or 0):  # the source has sent the length only
                 del self._whole[key]
                 return self._start_edge(key, index_spec)()
             encoded = index_spec.encoded_index(edge.data)
@@ -341,7 +356,7 @@ class Snapshot:
         index = decode_shard_index(encoded, index_spec, shard_nbytes=shard_nbytes, shard_name=shard_name)
         self._record_version(key, index_spec, index, edge)
         if whole is not None:
-            self._longest_seen = max(self._longest_seen, len(edge.data))
+            self._longest_nbytes = max(self._longest_nbytes, len(edge.data))
             whole.data = edge.data
         counters.add(read_nbytes=len(edge.data))
         return FetchedIndex(index=index)
@@ -351,13 +366,14 @@ class Snapshot:
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
     def _record_version(self, key: str, index_spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
-        """Record the version of an index, and put it into the cache if a later change of the shard will show."""
+        """Record the version of a shard, and put its index into the cache if any later change will show."""
         if edge.version is None or not edge.settled:
             self.cuts_objects = False  # two pieces of a chunk might be of two versions
         if edge.version is None:
             self._versions[key] = UNTAGGED
             return
         self._versions[key] = edge.version
+        # An index with an impossible length may be damaged, so the next read has to read it again.
         is_sound = int(index.nbytes.max(initial=0)) <= self._spec.max_encoded_nbytes
         if edge.settled and is_sound and self.identity is not None:
             self._settled.add(key)

@@ -1,6 +1,6 @@
 """Protocols of the sources that fetch encoded bytes, the values that they take and return, and code that they share.
 
-`SourceWithoutFiles` is the base of sources that are not local files. `ReadAhead` prefetches for sources that are.
+`SourceWithoutFiles` is the base of sources whose objects are not local files. `ReadAhead` prefetches local files.
 """
 
 from __future__ import annotations
@@ -151,10 +151,13 @@ class ByteSource(Protocol):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long raw chunks may be requested in pieces. The source then checks that all have one version."""
+        """Whether long raw chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
-        """Let the system read bytes ahead that will soon be needed; return False if the page cache had them."""
+        """Let the system read bytes ahead that will soon be needed.
+
+        Return False if it was not asked to, such as because the page cache has them.
+        """
 
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading one or more byte ranges of one object, or one or more whole objects.
@@ -188,7 +191,8 @@ class ObjectSource(ByteSource, Protocol):
         ask_again : bool
             Whether a request is repeated, many times, while answers are not of the requested version.
         expected_nbytes : int, optional
-            Length of the read's requests in bytes, if it is known.
+            Length in bytes that the read's requests usually do not exceed, if it is known. More short requests may be
+            outstanding at once than long ones.
         most_nbytes : int
             Length in bytes above which an object cannot be a chunk. As far as the store tells the lengths of objects,
             no memory is allocated for longer ones.
@@ -219,7 +223,10 @@ class ObjectSource(ByteSource, Protocol):
         """
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
-        """Start reading the first or last `nbytes` bytes of an object. A shorter object may come without its bytes."""
+        """Start reading the first or last `nbytes` bytes of an object. A shorter object may come without its bytes.
+
+        The returned function raises `StoreReadError` if the store fails.
+        """
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
         """Start reading a whole object. One of more than `most_nbytes` bytes may come without its bytes."""
@@ -249,11 +256,11 @@ class SourceWithoutFiles:
         raise ValueError(self, key, version)
 
     def settled_version(self, key: str) -> Version:  # noqa: ARG002
-        """Return None."""
+        """Return None, since only a request would tell the version."""
         return None
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002
-        """Do nothing."""
+        """Do nothing, and return False."""
         return False
 
 
@@ -262,7 +269,7 @@ _N_SKIPPED = 7
 
 
 class ReadAhead:
-    """Prefetches the queued requests of one read.
+    """Prefetches the queued requests of one read. After one that was in the page cache already, it skips some.
 
     Several threads may call it. The counter has no lock: at worst, a few more requests are skipped, or fewer.
     """

@@ -12,10 +12,10 @@ _DEBUG_OUTPUT = re.compile("\n+Debug source:")
 
 
 class ObjectChangedError(StoreReadError):
-    """An object is no longer the version from which its index was read."""
+    """An object is no longer of the version from which its index was read."""
 
     key = ""
-    """Store key of the object; empty for local files."""
+    """Store key of the object; empty for local files, which no two servers can hold."""
     index_version: Version = None
     """Version from which the index was read."""
     later_version: Version = None
@@ -30,7 +30,7 @@ class PiecesDifferError(StoreReadError):
 
 
 class ObjectTooLongError(Exception):
-    """An object of `nbytes` bytes is too long for a chunk. `Snapshot` turns it into an error that names the array."""
+    """A whole object of `nbytes` bytes is too long for a chunk. `Snapshot` turns this into a `CorruptChunkError`."""
 
     def __init__(self, key: str, nbytes: int) -> None:
         super().__init__(key, nbytes)

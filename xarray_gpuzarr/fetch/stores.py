@@ -15,16 +15,17 @@ _FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 
 
 def store_token(store: Store) -> str:
-    """Return text that differs between stores: a digest of the pickled store.
+    """Return text that differs between stores: the `repr` of zarr's own stores, else a digest of the pickled store.
 
-    ``repr(store)`` would not do, because that of fsspec's stores has neither their options nor their server.
+    The `repr` of other stores may lack what makes them unique: that of fsspec's has neither their options nor their
+    server. Of a store that cannot be pickled, the text differs at each call.
     """
     if isinstance(store, LocalStore | MemoryStore | ZipStore):
         return repr(store)
     try:
         return hashlib.sha256(pickle.dumps(store)).hexdigest()
     except Exception:  # noqa: BLE001  # a client may raise anything
-        return uuid4().hex  # differs at each call, also for the same store
+        return uuid4().hex
 
 
 def inner_store(store: WrapperStore[Any]) -> Store:
@@ -54,5 +55,5 @@ def local_folder(store: Store) -> str | None:
 
 
 def is_obstore_memory(client: Any) -> bool:
-    """Whether a store of obstore keeps its objects in memory. Subclasses need no care: zarr refuses them."""
+    """Whether a store of obstore keeps its objects in memory. It cannot be of a subclass, which zarr would refuse."""
     return type(client).__name__ == "MemoryStore"

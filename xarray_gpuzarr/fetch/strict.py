@@ -31,7 +31,7 @@ class MissingChunkError(StoreReadError, ChunkNotFoundError):
 
 
 def missing_keys_error(path: str, keys: Iterable[str]) -> MissingChunkError:
-    """Return the error for the objects, by their keys, that a read did not find; `path` is that of the array."""
+    """Return the error for objects of the array at `path` that a read did not find, given their keys."""
     names = sorted(keys)
     found = f"no chunk or shard {', '.join(map(repr, names[:_MAX_KEYS]))}"
     if len(names) > _MAX_KEYS:
@@ -40,7 +40,10 @@ def missing_keys_error(path: str, keys: Iterable[str]) -> MissingChunkError:
 
 
 def missing_chunks_error(path: str, chunks: str, found: str) -> MissingChunkError:
-    """Return the error for missing chunks of the array at `path`; `chunks` and `found` describe them."""
+    """Return the error for missing chunks of the array at `path`.
+
+    `chunks` says what they are, such as "2 chunk(s)", and `found` what was found in their place.
+    """
     return MissingChunkError(
         f"{chunks} of array '{path}' not found in its store",
         tried="a selection of it, opened with zarr-python's array.read_missing_chunks off",
@@ -69,7 +72,7 @@ class StrictSource:
     def __dask_tokenize__(self) -> tuple[str, ...]:
         return (type(self).__qualname__, *self.inner.__dask_tokenize__())
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # all that is not defined here is that of the inner source
         attribute = getattr(self.inner, name)
         return self._recording(attribute) if name in {"start_edge", "start_range", "start_whole"} else attribute
 

@@ -4,7 +4,7 @@ If a read meets another ETag than the one that its index came with, the shard wa
 again. If an ETag comes back after another one, the store is probably several servers that disagree, and each range is
 requested until its ETag is that of the index. The last attempts request each shard as a whole, so that index and chunks
 come in one answer. A wrong guess costs requests, never values: all bytes that are used of a shard have one ETag, or
-come in one answer. `read.reading` asks `VersionConflicts` before each attempt.
+come in one answer. `read.attempts` asks `VersionConflicts` after each attempt that has met a changed object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Care(IntEnum):
 
 
 _ATTEMPTS = {Care.USUAL: 3, Care.ASK_AGAIN: 2, Care.ONE_ANSWER: 2}
-"""Number of attempts of a read that meets several ETags."""
+"""Number of attempts of a read with each care. If all of them fail, the read takes more care, or fails in the end."""
 _N_PROBES = 16
 """Number of requests for one byte that decide whether more than the usual care is needed. If two servers answer at
 random, all answers come from the one that answered before in 1 of 65 000 cases."""
@@ -43,18 +43,31 @@ uncut_stores: set[Hashable] = set()
 
 
 class VersionConflicts:
-    """The versions of objects that one read has met, and the care that it takes because of them."""
+    """The versions of objects that one read has met, and the care that it takes because of them.
+
+    Parameters
+    ----------
+    source : ObjectSource
+        The array's source.
+    care : Care
+        Care of the first attempt.
+    """
 
     def __init__(self, source: ObjectSource, care: Care) -> None:
         self._source = source
         self.care = care
+        """Care of the next attempt."""
         self._attempts_left = _ATTEMPTS[care]
         self._seen: dict[str, list[Version]] = {}
+        """By key, the versions of each object that attempts have met, in that order."""
 
     def should_retry(self, err: ObjectChangedError) -> bool:
-        """Return whether the read should begin again after an attempt that ended in `err`; `care` says how."""
+        """Return whether the read should begin again after an attempt that ended in `err`; `care` says how.
+
+        May ask the store for the versions that it has. Raises `StoreReadError` if the store has stopped answering.
+        """
         self._attempts_left -= 1
-        if self.care is Care.USUAL and err.key:
+        if self.care is Care.USUAL and err.key:  # local files, whose errors have no key, come from no server
             # Perhaps several servers answer, or the server sends another ETag each time.
             if self._came_back(err.key, err.index_version, err.later_version):
                 needed_care = Care.ASK_AGAIN
@@ -80,7 +93,10 @@ class VersionConflicts:
             care_by_store[self._source.identity] = care
 
     def _came_back(self, key: str, *versions: Version) -> bool:
-        """Record versions of an object in the order in which they were met; return whether one came back."""
+        """Record versions of an object in the order in which they were met.
+
+        Return whether one of them came back after another one. The remaining ones are then not recorded.
+        """
         seen = self._seen.setdefault(key, [])
         for version in versions:
             if version in seen[:-1] and version != seen[-1]:
@@ -89,7 +105,11 @@ class VersionConflicts:
         return False
 
     def _probe(self, key: str) -> Care:
-        """Request a byte of an object several times; return the care that the versions of the answers call for."""
+        """Request a byte of an object several times; return the care that the versions of the answers call for.
+
+        That is `ASK_AGAIN` if a version comes back after another one, `ONE_ANSWER` if each answer has a new version,
+        and else `USUAL`.
+        """
         for _ in range(_N_PROBES):
             try:
                 edge = self._source.start_edge(key, "start", 1)()
@@ -114,9 +134,10 @@ class VersionConflicts:
             has = "another ETag or time in each answer"
             later = "then others, none of them twice"
             do = "reads ask for whole shards. To spare that, let the server send tags that change with the object only"
+        object_name = err.headline.partition(" was replaced")[0]  # see `changed_error`
         advise(
             f"several tags: {hash(self._source.identity)}",
-            f"{err.headline.partition(' was replaced')[0]} has {has}",
+            f"{object_name} has {has}",
             found=f"version {err.index_version}; version {err.later_version}; {later}",
             do=f"nothing, for right values: {do}",
         )

@@ -10,20 +10,21 @@ from xarray_gpuzarr.fetch.store_errors import ObjectTooLongError
 
 
 class WholeObjects:
-    """A `Pending` of whole objects. It takes those that were requested ahead, and requests the others."""
+    """A `Pending` of whole objects. When made, it takes those requested ahead, and requests the other objects."""
 
     def __init__(self, ahead: RequestsAhead, requests: Sequence[Request], source: ObjectSource) -> None:
         self._requests = requests
         self._most_nbytes = ahead.most_nbytes
-        self._ahead = [ahead.take(key) for key, _ in requests]
-        remaining = [request for request, taken in zip(requests, self._ahead, strict=True) if taken is None]
+        self._taken = [ahead.take(key) for key, _ in requests]
+        """For each object, the request made ahead; None if there was none."""
+        remaining = [request for request, taken in zip(requests, self._taken, strict=True) if taken is None]
         self._remaining = source.start(remaining) if remaining else None
 
     def __call__(self, allocate: Allocate) -> list[memoryview | None]:
         """Wait for all answers, and return the bytes of each object; see `Pending`."""
         remaining = iter([] if self._remaining is None else self._remaining(allocate))
         data: list[memoryview | None] = []
-        for (key, _), taken in zip(self._requests, self._ahead, strict=True):
+        for (key, _), taken in zip(self._requests, self._taken, strict=True):
             if taken is None:
                 data.append(next(remaining))
             else:

@@ -20,7 +20,7 @@ def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
 
 
 def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
-    """Return the length in bytes that shards usually do not exceed. A longer one need not be sent as a whole."""
+    """Return the length in bytes that shards usually do not exceed. A longer one may be answered by its length only."""
     return index.n_chunks * spec.expected_nbytes + index.nbytes
 
 
@@ -43,7 +43,7 @@ class WholeShard:
         self.data = memoryview(b"")
         """All bytes of the shard; empty until they have arrived."""
         self.remaining_nbytes = 0
-        """Bytes of requested chunks that have not been taken."""
+        """Bytes of chunks that will be taken; 0 before `expect`."""
 
     def expect(self, offset: Column, nbytes: Column) -> None:
         """Record which chunks will be taken, by their offsets and lengths in the shard."""
@@ -52,7 +52,7 @@ class WholeShard:
         self._end = offset + nbytes
 
     def take(self, byte_range: ByteRange) -> memoryview:
-        """Return a byte range of the shard, and count its chunks, but not gaps between them, as taken.
+        """Return a byte range of the shard, and count the chunks in it as taken, but not the gaps between them.
 
         `expect` must have been called before.
         """

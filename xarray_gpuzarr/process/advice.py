@@ -1,6 +1,6 @@
 """`advise`: warnings that say what to do, once in a process for each subject.
 
-They name the user's line also where dask runs this package on another thread.
+They name the user's line even if dask runs this package on another thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     warned.add(subject)
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
-    if frame is None:
+    if frame is None:  # then the warning names the first line outside of the libraries, whatever it belongs to
         warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
         return
     path, name = frame.f_code.co_filename, frame.f_globals.get("__name__")
@@ -57,7 +57,10 @@ def _users_frame() -> FrameType | None:
 
 
 def _innermost_users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame of the user's code among a frame and its callers, or None if there is none."""
+    """Return the first frame of the user's code among a frame and its callers; None if there is none.
+
+    All code outside of the standard library and of `_LIBRARIES` counts as the user's.
+    """
     library_folders = _library_folders()
     while frame is not None:
         path = frame.f_code.co_filename

@@ -1,8 +1,8 @@
 """`counters`: what this process has read so far, and the seconds that its threads spent in each stage of reads.
 
-Each thread adds to an account of its own, so counting takes no lock. It is done once for each read or request, never
-for each chunk of a shard, and takes about a microsecond. Nothing is sent anywhere: `cluster.worker_stats` asks for a
-snapshot.
+Each thread adds to an account of its own, so counting takes no lock. Counting takes about a microsecond, and is done
+once for each read or request, never for each chunk of a shard. Nothing is sent anywhere: `cluster.worker_stats` asks
+for a snapshot.
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ class Account:
 
     def __init__(self) -> None:
         self.numbers = dict.fromkeys(_NUMBERS, 0)
+        """Field of `Counts` -> its sum."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
+        """Stage -> seconds in it, without those since the thread entered the present stage."""
         self.stage: Stage | None = None
-        """Stage that the thread is in."""
+        """Stage that the thread is in; None if it is in none."""
         self.since = 0.0
         """`perf_counter` when the stage began or was resumed."""
         self.thread = threading.current_thread()
+        """The thread. Once it has ended, its account is closed."""
 
     def switch(self, stage: Stage | None) -> Stage | None:
         """Enter another stage, or none, and return the stage that the thread was in."""
@@ -124,7 +127,7 @@ class Counters:
             sums[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
-        """Return a context manager that counts the seconds of its block for a stage.
+        """Return a context manager that counts the seconds of its block for a stage, or for none if it is None.
 
         They do not count for the stage of an enclosing block.
         """
@@ -132,7 +135,7 @@ class Counters:
         return _ALREADY_TIMED if account.stage == stage else _Timed(account, stage)
 
     def snapshot(self) -> Counts:
-        """Return the sums so far. The seconds of a stage count once the thread has left it."""
+        """Return the sums so far. The seconds of a stage count once the thread has left it or entered another one."""
         with self._lock:
             return sum(map(_counts, self._accounts), self._closed)
 
@@ -150,7 +153,7 @@ class Counters:
 
 
 class _LocalAccount(threading.local):
-    """The account of the calling thread."""
+    """The account of the calling thread, which is opened when the thread first counts."""
 
     def __init__(self, counters: Counters) -> None:
         self.account = counters.open_account()
@@ -165,7 +168,7 @@ _ALREADY_TIMED: AbstractContextManager[None] = nullcontext()
 
 
 class _Timed:
-    """A block whose seconds count for a stage."""
+    """Context manager that counts the seconds of its block for a stage, or for none."""
 
     __slots__ = ("_account", "_previous", "_stage")
 

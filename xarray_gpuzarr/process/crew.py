@@ -1,8 +1,8 @@
 """`Crew`: the threads of this process that decode. A read uses the thread that calls it, and idle cores as helpers.
 
-All reads and writes share one pool of helpers. However many dask threads call, the number of threads that decode at
-once stays within a budget: a helper leaves a read as soon as the callers alone use up the budget. When a read or write
-ends, its helpers go to writes that are still under way.
+All reads and writes share one pool of helpers. The number of threads that decode at once stays within a budget, unless
+the callers alone are more: a helper leaves a read when other callers have come and the budget is exceeded. When a read
+or write ends, its helpers go to writes that are still under way.
 
 Callers that read short chunks take turns, as many at a time as there are cores, because more threads would keep taking
 the GIL from each other. On two cores, 32 threads needed 276 ms for 64 shards that two threads read in 154 ms (32^3
@@ -32,7 +32,7 @@ returns whether this thread should continue."""
 
 
 class _Run:
-    """One call of `Crew.run`, and the threads that work on it."""
+    """One call of `Crew.run` that may use several threads, and the threads that work on it."""
 
     __slots__ = ("_at_work", "_lock", "budget", "errors", "max_threads", "n_own_threads", "n_wanted", "stage", "work")
 
@@ -47,7 +47,7 @@ class _Run:
         self.budget = budget
         """Largest number of threads of this process that decode at once."""
         self.n_own_threads = n_own_threads
-        """Number of threads that `work` itself starts; None if it starts none."""
+        """Number of threads that `work` itself has started and that have not ended; None if it starts none."""
         self.n_wanted = 0
         """Number of helpers that were asked for and have not begun."""
         self.stage: Stage | None = counters.local.account.stage
@@ -79,7 +79,7 @@ class _Run:
         return n
 
     def help(self, n_active: Callable[[], int]) -> None:
-        """Work on this thread of the pool, unless `end` was called."""
+        """Work on this thread of the pool, unless `end` was called. `n_active` is `Crew.n_active`."""
         helper = object()
         has_left = Lock()
         with self._lock:
@@ -109,6 +109,7 @@ class _Run:
 
 
 _ONE_THREAD: AbstractContextManager[int] = nullcontext(1)
+"""The context manager of `Crew.reserve_threads` for the calling thread alone."""
 
 
 class Crew:
@@ -142,7 +143,7 @@ class Crew:
         return sum([run.n_threads for run in list(self._runs)]) + len(self.lone_threads)
 
     def begin_turn(self, max_turns: Callable[[], int]) -> None:
-        """Let the calling thread have its turn. Wait until fewer than ``max_turns()`` threads have theirs.
+        """Wait until fewer than ``max_turns()`` threads have their turn, and let the calling thread have its own.
 
         Call this in a ``try`` whose ``finally`` removes the thread from `turns` and rings `turn_ended`. One thread may
         always have its turn, whatever ``max_turns()`` returns.
@@ -154,8 +155,8 @@ class Crew:
     def run_without_turn[Result](self, wait: Callable[[], Result]) -> Result:
         """Return the result of `wait`. If the calling thread has its turn, another thread may have it meanwhile.
 
-        If a signal interrupts the wait for the next turn, the thread is left without one; the ``finally`` that
-        `begin_turn` describes copes with that.
+        The calling thread then waits for its turn again. If a signal interrupts that, it is left without one, which
+        the ``finally`` that `begin_turn` describes allows for.
         """
         thread = get_ident()
         max_turns = self.turns.get(thread)
@@ -179,10 +180,12 @@ class Crew:
     def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Return a context manager that counts threads which the caller starts by other means, such as in C.
 
+        The calling thread must be counted already, by `run` or by a token in `lone_threads`.
+
         Parameters
         ----------
         n_wanted : int
-            Number of threads that have something to do, including the calling one, which `run` counts.
+            Number of threads that have something to do, including the calling one.
         budget : int, optional
             As for `run`.
 
@@ -217,9 +220,8 @@ class Crew:
         budget : int, optional
             A recent result of `thread_budget`, which is called if this is left out.
         n_own_threads : ctypes.c_int64, optional
-            Number that `run` shares with `work`, for work that starts threads of its own, such as a write in C. `run`
-            sets it to the number of threads for which cores are free, and `work` decreases it as they end. Such work
-            gets helpers only when other runs end.
+            Number of threads that `work` itself starts, such as in C. `run` sets it to the number for which cores are
+            free, and `work` decreases it as they end. Such work gets helpers only when other runs end.
 
         Raises
         ------
@@ -267,9 +269,9 @@ class Crew:
             n = run.reserve_helpers(self.n_active)
         if not n:
             return
-        n_helping = sum([other.n_helpers for other in list(self._runs)])
-        if n_helping > len(self.threads):
-            self._start_threads(n_helping)
+        n_helpers = sum([other.n_helpers for other in list(self._runs)])
+        if n_helpers > len(self.threads):
+            self._start_threads(n_helpers)
         for _ in range(n):
             self._requests.put(run)
 
@@ -284,7 +286,7 @@ class Crew:
                     thread.start()
                     self.threads.append(thread)
 
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # raised if the system starts no more
             run_uninterrupted(start)
 
     def _serve(self) -> None:
@@ -293,5 +295,6 @@ class Crew:
 
 
 crew = Crew()
+"""The crew of this process."""
 
 os.register_at_fork(after_in_child=crew.restart)

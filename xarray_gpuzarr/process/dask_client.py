@@ -12,5 +12,5 @@ def client_of_dask() -> Any:
         return None
     from dask.base import get_scheduler  # noqa: PLC0415  # slow to import
 
-    client = getattr(get_scheduler(), "__self__", None)
+    client = getattr(get_scheduler(), "__self__", None)  # a client's scheduler is its method `get`
     return client if hasattr(client, "scheduler_info") else None

@@ -16,7 +16,7 @@ from xarray_gpuzarr.process.settings import (
     check_number,
     environment_variable,
     numbers_from_environment,
-    unusable,
+    unusable_error,
 )
 
 MemoryChoice = Literal["auto", "pool", "async", "current"]
@@ -32,7 +32,8 @@ Little = Literal["auto", "device"]
 """Where short reads are decoded; see `ResourceOptions.little`."""
 
 N_AT_ONCE = 528
-"""Number of chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
+"""Number of chunks that a large GPU decodes at once: four on each of the 132 multiprocessors of an H100 or H200. The
+four are assumed, not measured."""
 
 PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "checks": "strict", "verify": "all"}
 """The most cautious value of each of these options, which ``engine="plain"`` selects."""
@@ -90,7 +91,7 @@ class ResourceOptions:
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            if value is None and name == "scratch_nbytes":
+            if value is None and name == "scratch_nbytes":  # has None as its default, as `verify` below
                 continue
             check_number(name, value, minimum)
         for name, choices in _CHOICES.items():
@@ -98,7 +99,7 @@ class ResourceOptions:
             if value is None and name == "verify":
                 continue
             if value not in choices:
-                raise unusable(name, f"{name}={value!r}", "valid options: " + ", ".join(choices))
+                raise unusable_error(name, f"{name}={value!r}", "valid options: " + ", ".join(choices))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ResourceOptions:
@@ -122,7 +123,7 @@ class ResourceOptions:
 
 
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with ``engine`` replaced by the options that it stands for; given options take precedence.
+    """Return options with ``engine`` replaced by the options that it stands for. Those in `options` take precedence.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     remaining_options = dict(options)
     engine = remaining_options.pop("engine", "usual")
     if engine not in ("usual", "plain"):
-        raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
+        raise unusable_error("engine", f"engine={engine!r}", "valid options: usual, plain")
     return {**PLAIN, **remaining_options} if engine == "plain" else remaining_options
 
 

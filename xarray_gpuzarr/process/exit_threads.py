@@ -2,9 +2,9 @@
 
 A thread that is inside the CUDA driver while CUDA is torn down may crash the process, so such threads have to end
 first. Python does not wait for daemon threads, and waits for other threads without a limit. Here an ``atexit`` function
-waits for daemon threads. ``atexit`` calls the function that was registered last first, so each new thread registers it
-again, to have it called before those that libraries such as CuPy and RMM have registered by then. The threads of
-`crew.Crew` need no wait, because they work only while their caller does.
+waits for daemon threads, for a limited time. ``atexit`` calls first what was registered last. So each new thread
+registers that function again, to have it called before those that libraries such as CuPy and RMM have registered so
+far. The threads of `crew.Crew` need no wait, because they work only while their caller does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] 
     name : str
         Name of the thread.
     stop : callable
-        Called at exit, on another thread. Lets `run` end soon.
+        Called at exit, on the main thread. Lets `run` end soon.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] 
 
 
 def exit_has_begun() -> bool:
-    """Whether the interpreter is exiting: from then on, thread pools refuse work."""
+    """Whether the interpreter is exiting. A thread pool shows it, since pools refuse work from then on."""
     try:
         _pool().submit(int)  # a call that does nothing
     except RuntimeError as err:
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _end() -> None:
-    """Let all threads end, and wait for them, at most `PATIENCE_S`.
+    """Let all threads end, and wait for them, at most `PATIENCE_S` seconds.
 
     `Thread.join` also waits until the thread-local data of a thread are released.
     """

@@ -56,7 +56,7 @@ MIN_REUSED_NBYTES = 4 * 1024 * 1024
 """Smallest result whose memory is reused. From this size on, NumPy asks for huge pages. The C library mostly reuses
 smaller memory by itself."""
 MAX_REUSED_NBYTES = 128 * 1024 * 1024
-"""Largest result whose memory is reused."""
+"""Largest result whose memory is reused. Longer ones could not be kept; see `MAX_KEPT_NBYTES`."""
 MAX_KEPT_NBYTES = 128 * 1024 * 1024
 """Largest amount of memory that a process keeps for later results."""
 
@@ -65,13 +65,13 @@ class ResultMemory:
     """Memory of results that nothing refers to any more, which later results of the same size reuse.
 
     New memory costs page faults in each read. A reduction reads one block after another and drops each of them soon,
-    and a training loop does the same with batches. Memory is reused once no array and no view refers to it.
+    and a training loop does the same with batches.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a garbage collection may call `take_back` at any point
         self._free: dict[int, npt.NDArray[np.uint8]] = {}
-        """Memory by its `id`, longest unused first."""
+        """Memory that is kept, by its `id`, longest unused first."""
 
     @property
     def kept_nbytes(self) -> int:
@@ -81,7 +81,8 @@ class ResultMemory:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised array in C order, in kept memory of the same size if there is any.
 
-        If memory is short, everything that is kept for later reads is released first.
+        If memory is short, everything that this process keeps for later reads is released, and the array allocated
+        then. Raises `MemoryError` if that does not suffice.
         """
         try:
             return self._empty(shape, dtype)
@@ -103,20 +104,22 @@ class ResultMemory:
         """Return memory that is kept and has this size, or new memory."""
         with self._lock:
             for key, memory in list(self._free.items()):
+                # `pop` returns None if a garbage collection, or `clear` on another thread, has removed the memory.
                 if memory.nbytes == nbytes and self._free.pop(key, None) is not None:
                     return memory
         return aligned(nbytes)
 
     def take_back(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Keep memory for later results, and release the longest unused if there is too much."""
+        """Keep memory for later results, and release the longest unused until `MAX_KEPT_NBYTES` is not exceeded."""
         with self._lock:
             self._free[id(memory)] = memory
             while self.kept_nbytes > MAX_KEPT_NBYTES:
-                self._free.pop(next(iter(self._free)), None)
+                longest_unused = next(iter(self._free), -1)  # no `id` is -1; another thread may have called `clear`
+                self._free.pop(longest_unused, None)
 
 
 class _ResultOwner:
-    """The buffer that a result and its views refer to. Once none of them is left, its memory may be reused."""
+    """The buffer that a result and its views refer to. Once none of them is left, its memory is kept for reuse."""
 
     __slots__ = ("_memory",)
 
@@ -151,17 +154,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-_BUFFER_NBYTES = 8 * 1024 * 1024
+_MAX_BUFFER_NBYTES = 8 * 1024 * 1024
 """Largest buffer that a thread keeps."""
 
 _buffers = threading.local()
+"""For each thread, its buffers by name, each with its address."""
 
 
 def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
     """Return scratch memory of this thread, uint8 of shape (nbytes,), uninitialised.
 
-    It is valid until this thread asks for a buffer of this name again. It is kept because new memory costs a page fault
-    for every 4 KiB.
+    It is valid until this thread asks for a buffer of this name again. Buffers are kept, since new memory costs a page
+    fault for every 4 KiB; only what is longer than `_MAX_BUFFER_NBYTES` is new memory at each call.
     """
     memory, _ = borrow_buffer(name, nbytes)
     return aligned(nbytes) if memory is None else memory[:nbytes]
@@ -174,19 +178,19 @@ def borrow_buffer(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None,
     -------
     memory : numpy.ndarray of uint8, or None
         At least `nbytes`, uninitialised, and valid until this thread borrows a buffer of this name again. None if
-        `nbytes` exceeds what a thread keeps.
+        `nbytes` exceeds `_MAX_BUFFER_NBYTES`.
     address : int
         Address of the memory; 0 if there is none.
     """
-    buffer: tuple[npt.NDArray[np.uint8], int] | None = getattr(_buffers, name, None)
-    if buffer is not None and len(buffer[0]) >= nbytes:
-        return buffer
-    if nbytes > _BUFFER_NBYTES:
+    kept: tuple[npt.NDArray[np.uint8], int] | None = getattr(_buffers, name, None)
+    if kept is not None and len(kept[0]) >= nbytes:
+        return kept
+    if nbytes > _MAX_BUFFER_NBYTES:
         return None, 0
     memory = aligned(nbytes)
-    buffer = memory, addressof(c_char.from_buffer(memory))
-    setattr(_buffers, name, buffer)
-    return buffer
+    kept = memory, addressof(c_char.from_buffer(memory))
+    setattr(_buffers, name, kept)
+    return kept
 
 
 def copy_bytes(src: Buffer, dst: memoryview) -> None:

@@ -21,7 +21,7 @@ class Sized(Protocol):
 
 
 class LimitedCache[Key: Hashable, Entry: Sized]:
-    """A least-recently-used cache that threads may share."""
+    """A least-recently-used cache that threads may share. After an interrupted change, it is empty."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
         return len(self._entries)
 
     def get(self, key: Key) -> Entry | None:
-        """Return an entry, or None if there is none."""
+        """Return the entry of a key, which counts as used now; None if there is none."""
         with self._lock:
             if self._is_changing:
                 self._drop_all()
@@ -46,7 +46,7 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
             return entry
 
     def get_all(self, keys: Sequence[Key]) -> list[Entry | None]:
-        """Return the entry of each key, or None for each key that has none."""
+        """Return the entry of each key, as `get` does; None for each key that has none."""
         with self._lock:
             if self._is_changing:
                 self._drop_all()
@@ -57,9 +57,9 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
             return entries
 
     def put(self, key: Key, entry: Entry, most_nbytes: int) -> None:
-        """Add an entry, and drop the least recently used until all take at most `most_nbytes`.
+        """Add an entry, or replace the one of this key, and drop the least recently used until all fit `most_nbytes`.
 
-        An entry that alone takes more is not added.
+        An entry that alone takes more is not added, but the one of this key is dropped nevertheless.
         """
         with self._lock:
             self._begin()

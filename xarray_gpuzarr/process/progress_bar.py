@@ -4,9 +4,9 @@ Reads report their progress through `read_progress.ReadProgress` after each chun
 once for 1024 chunks that are objects of their own. The bars show the reads of this process only. For the workers of a
 cluster, dask has bars of its own.
 
-A separate thread draws. So signals never interrupt it, no read waits for the terminal, and no process is forked off
-while something is drawn. Reads and dask tasks only add to numbers. A process that shows no bar imports neither this
-module nor rich.
+A separate thread draws, so no signal interrupts the drawing, and no read waits for the terminal: reads and dask tasks
+only add to numbers. A fork waits until nothing is being drawn, for at most a second. Without bars, a process imports
+neither this module nor rich.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from xarray_gpuzarr.process.read_progress import ShownBars, shown_bars
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a console can redraw a bar in place. A log file cannot, nor can a notebook without ipywidgets."""
+    """Whether a console can redraw a bar in place. A log file cannot.
+
+    A notebook without ipywidgets cannot either, of which a warning is emitted.
+    """
     if not console.is_jupyter:
         return console.is_terminal
     has_widgets = importlib.util.find_spec("ipywidgets") is not None
@@ -116,7 +119,7 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
 
 
 class Bars:
-    """A bar for the bytes that are read and one for the tasks of dask. Each appears once it has something to count."""
+    """A bar for the bytes that are read and one for the tasks of dask. Each appears once it has counted something."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
@@ -129,15 +132,15 @@ class Bars:
         self._counted: set[TaskID] = set()
         """Bars that have counted something."""
         self._lock = Lock()
-        """Held while counts change."""
+        """Held while the numbers in `_counts` change."""
         self._drawing = Lock()
         """Held by the thread that draws, and while a process is forked off."""
         self._end = Lock()
-        """Released to end the thread that draws."""
+        """Held while the thread that draws should go on; released to end it."""
         self._ended = Lock()
-        """Released by that thread when it ends."""
-        self._is_drawing = False
-        """Whether that thread was started."""
+        """Held by that thread; released when it ends."""
+        self._has_thread = False
+        """Whether the thread that draws was started."""
 
     def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
         """Add to the number of bytes read, and to the number of bytes that all reads so far have to read."""
@@ -153,13 +156,13 @@ class Bars:
         self._ended.acquire()
         with suppress(RuntimeError):
             _thread.start_new_thread(copy_context().run, (self._draw_on,))  # in a notebook, the context names the cell
-            self._is_drawing = True
+            self._has_thread = True
 
     def close(self) -> None:
         """End the thread that draws and wait for it. The bars stay visible, and reads no longer change them."""
-        if self._end.locked():
+        if self._end.locked():  # not if a signal has interrupted `begin`, nor in a forked process
             self._end.release()
-        if self._is_drawing:
+        if self._has_thread:
             with self._ended:
                 pass
 
@@ -172,19 +175,23 @@ class Bars:
         self._drawing.release()
 
     def after_fork(self) -> None:
-        """Release the terminal, in a process that was forked off. The thread that drew does not exist there."""
+        """Release the terminal, in a process that was forked off. The thread that drew does not exist there.
+
+        That thread may hold locks forever, also those of rich, which have private names only. So they are replaced.
+        What rich did to the console and to the standard streams when drawing began is undone.
+        """
         self._lock = Lock()
         self._end = Lock()
-        self._is_drawing = False
+        self._has_thread = False
         live, console = self._progress.live, self._progress.console
         vars(live).update(_lock=RLock())
         vars(console).update(_lock=RLock(), _record_buffer_lock=RLock())
         for name in ("stdout", "stderr"):  # rich replaces them while it draws
-            before = getattr(live, f"_restore_{name}", None)
-            if before is not None:
-                setattr(sys, name, before)
+            original = getattr(live, f"_restore_{name}", None)
+            if original is not None:
+                setattr(sys, name, original)
         if live.is_started:
-            with suppress(IndexError):
+            with suppress(IndexError):  # raised if rich had not done all of this yet
                 console.clear_live()
                 console.pop_render_hook()
 
@@ -220,7 +227,7 @@ class Bars:
             done, expected = self._counts[self._bytes]
             tasks_done, tasks_expected = self._counts[self._tasks]
             rate = f"{decimal(round(done / max(1e-3, elapsed_s)))}/s"
-            if tasks_expected:  # tasks that have not begun will read an unknown number of bytes
+            if tasks_expected:  # tasks that have not begun will read an unknown number of bytes, so there is no total
                 self._update(self._bytes, f"{decimal(done)}, {rate}", done, None)
             else:
                 self._update(self._bytes, f"{decimal(done)} of {decimal(expected)}, {rate}", done, expected)
@@ -234,7 +241,7 @@ class Bars:
 
 
 _paused: list[ShownBars] = []
-"""Bars that were paused because a process is being forked off."""
+"""Bars whose drawing has stopped because a process is being forked off."""
 
 
 def _after_fork_in_parent() -> None:

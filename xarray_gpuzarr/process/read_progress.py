@@ -48,12 +48,13 @@ class ReadProgress:
         self._n_chunks = n_chunks
         self._nbytes = nbytes
         self._reported_nbytes = 0
+        """Bytes of the result that were reported as done."""
         self._table_nbytes = 0
         """Bytes of the result that the latest table stands for, in proportion to its chunks."""
         bars.add_bytes(expected=nbytes)
 
     def begin_table(self, n_chunks: int) -> None:
-        """Report the latest table as done, and begin the next one, which has `n_chunks` chunks."""
+        """Report the previous table as done, if there is one, and begin the next one, which has `n_chunks` chunks."""
         self._bars.add_bytes(done=self._table_nbytes)
         self._reported_nbytes += self._table_nbytes
         self._table_nbytes = self._nbytes * n_chunks // max(1, self._n_chunks)

@@ -1,4 +1,4 @@
-"""`record`: the decorator of dataclasses that exist once for each shard; `Column`: an array with a number per chunk.
+"""`record`: the decorator of dataclasses with an instance for each shard; `Column`: an array with a number per chunk.
 
 Only type checkers treat records as frozen. Making an instance of a dataclass that is really frozen takes three times
 as long, 0.1 us more for each field.

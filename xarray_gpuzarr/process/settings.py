@@ -1,4 +1,4 @@
-"""Settings of a process: how they are parsed from the environment, how invalid ones are reported, and which apply.
+"""Settings of a process: parsing them from the environment, reporting invalid ones, and holding those that apply.
 
 The settings themselves are the fields of the records in `device_options` and `fetch_options`, which use this module.
 """
@@ -76,17 +76,17 @@ def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -
         tried = f"{environment_variable(name)}={text!r}"
         if _is_size(name):
             numbers[name] = parse_nbytes(text, _headline(name), tried=tried, do=_advice(name))
-        elif re.fullmatch(r"[0-9]+", text):
+        elif re.fullmatch(r"[0-9]{1,20}", text):  # at most 20 digits, as in `_SIZE`
             numbers[name] = int(text)
         else:
-            raise unusable(name, tried, "not a whole number")
+            raise unusable_error(name, tried, "not a whole number")
     return numbers
 
 
 def check_number(name: str, value: object, minimum: int) -> None:
     """Raise an `OptionError` unless the value of a setting is a whole number of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise unusable(name, f"{name}={value!r}", f"not a whole number of at least {minimum}")
+        raise unusable_error(name, f"{name}={value!r}", f"not a whole number of at least {minimum}")
 
 
 def environment_variable(name: str) -> str:
@@ -94,12 +94,13 @@ def environment_variable(name: str) -> str:
     return _PREFIX + name.upper()
 
 
-def unusable(name: str, tried: str, found: str) -> OptionError:
-    """Return the error that reports an invalid value of a setting."""
+def unusable_error(name: str, tried: str, found: str) -> OptionError:
+    """Return the error for an invalid value of a setting; `tried` and `found` are as in `GpuZarrError`."""
     return OptionError(_headline(name), tried=tried, found=found, do=_advice(name))
 
 
 def _is_size(name: str) -> bool:
+    """Whether a setting is a size in bytes, which may be given as text with a unit."""
     return name.endswith("nbytes")
 
 
@@ -112,12 +113,14 @@ def _advice(name: str) -> str:
 
 
 class ActiveSettings[Options]:
-    """The record of settings that applies in this process: the one that was chosen, or else that of the environment.
+    """The record of settings that applies in this process.
+
+    It is the one that `choose` has set, or else the one that environment variables gave when it was first needed.
 
     Parameters
     ----------
     kind : type
-        Class of the record: a frozen dataclass with a classmethod `from_environment`.
+        Class of the record: a frozen dataclass with a class method `from_environment`, which returns a record.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -141,7 +144,8 @@ class ActiveSettings[Options]:
         Parameters
         ----------
         options : mapping of str to object
-            Names and values of the options that are changed. Sizes may be texts with a unit.
+            Names, which the record must have, and values of the options that are changed. Sizes may be texts with a
+            unit.
 
         Raises
         ------
@@ -156,10 +160,10 @@ class ActiveSettings[Options]:
         return changed
 
     def choose(self, options: Mapping[str, object]) -> None:
-        """Let the record that `with_changes` returns apply from the next read on."""
+        """Let the record that `with_changes` returns apply from the next read on. Raises as it does."""
         changed = self.with_changes(options)
         with self._lock:
             self.options = changed
 
-    def _after_fork(self) -> None:
+    def _after_fork(self) -> None:  # the lock may be held by a thread that the fork does not have
         self._lock = threading.Lock()

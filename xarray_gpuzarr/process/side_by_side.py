@@ -1,7 +1,7 @@
 """`side_by_side`: makes several blocking calls to slow stores at the same time, each on a thread.
 
-A signal that interrupts the caller is handled at once; it does not wait for the calls. `threads_for` returns pools for
-reads of asynchronous programs.
+A signal that interrupts the caller is handled at once, without waiting for the calls. `threads_for` returns pools of
+threads, on which asynchronous programs read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
     """Return the pool of `n_threads` threads that read from a server.
 
-    All callers get the same pool. Its threads end once nothing refers to it any more.
+    Calls with the same arguments return the same pool. Its threads end once nothing refers to it any more.
 
     Parameters
     ----------
@@ -40,7 +40,8 @@ def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
 
 
 MOST_THREADS = 32
-"""Largest number of threads that wait for a store at once."""
+"""Largest number of threads of one call of `side_by_side`, and of a pool for asynchronous reads. They wait for a store
+most of the time, so they may be more than the cores."""
 
 
 def side_by_side[Result](
@@ -51,9 +52,9 @@ def side_by_side[Result](
     Parameters
     ----------
     calls : sequence of callables
-        Called without arguments, on other threads, in copies of the present context.
+        Called without arguments, on other threads, with copies of the calling thread's context variables.
     as_caller : callable
-        Called once on each thread. Returns the context manager that the thread makes calls in.
+        Called once on each thread. Returns the context manager inside which the thread makes calls.
 
     Raises
     ------
@@ -78,7 +79,8 @@ def side_by_side[Result](
         finally:
             ended.release()
 
-    contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]  # they include NumPy's errstate
+    # One for each thread, since a context can be entered only once at a time. They include NumPy's errstate.
+    contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]
 
     def start() -> None:
         for context in contexts:

@@ -21,6 +21,7 @@ def thread_budget() -> int:
 
     This is ``XARRAY_GPUZARR_NUM_THREADS`` if it is set, otherwise the number of threads of the dask workers in this
     process, if there are any, otherwise the number of cores that the process may use, or fewer within `limit_threads`.
+    Raises `OptionError` if the variable has another value than a number.
     """
     return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _NO_LIMIT)
 
@@ -56,7 +57,7 @@ _limit = _Limit()
 
 
 def limit_threads[Result](n_threads: int | None, read: Callable[[], Result]) -> Result:
-    """Return the result of `read`, which uses at most `n_threads` threads; None for no limit.
+    """Return the result of `read`, for which `thread_budget` is at most `n_threads`; None for no limit.
 
     The environment and dask workers in this process take precedence, because they say what the process was given.
     """

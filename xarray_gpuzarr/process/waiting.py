@@ -8,6 +8,7 @@ must be released nevertheless. So all code that counts threads (`crew`, `cuda.re
 - It acquires inside the ``try`` whose ``finally`` begins with the one C call, or assignment, that releases.
 - It takes the work to do as a function and is no context manager. A context manager written in Python may be
   interrupted before the first line of its ``__exit__``, and `threading.Condition` before it has released its own lock.
+  `Crew.reserve_threads` is a generator, whose ``finally`` runs even so.
 - It wakes other threads by a hint that may get lost. A thread that waits checks its condition again after a while.
 
 Other threads may change a set or a dict while it is read. `list` of a set, of a dict, or of the ``values()`` of a dict
@@ -31,7 +32,7 @@ _RECHECK_S = 0.05
 
 
 class Bell:
-    """Wakes threads that wait until a condition holds, as `threading.Condition` does, but works also after signals."""
+    """Wakes threads that wait until a condition holds, as `threading.Condition` does. A signal leaves no lock held."""
 
     def __init__(self) -> None:
         self.waiting: deque[Lock] = deque()
@@ -95,7 +96,7 @@ def run_uninterrupted[Result](call: Callable[[], Result]) -> Result:
         with done:
             pass
     except BaseException:
-        with done:  # the caller may release what `call` works on, so wait for it also after a signal
+        with done:  # the caller may then release what `call` works on, so wait for it also after a signal
             pass
         raise
     if errors:

@@ -65,7 +65,10 @@ OTHER_VERSION_ANSWER = Answer(data=memoryview(b""), version=OTHER_VERSION)
 
 
 def open_range_start(request: ByteRequest | None) -> int | None:
-    """Return the first requested byte, if the request goes to the end of the object; None if it does not."""
+    """Return the first byte of a request for all bytes from there on; 0 for the whole object.
+
+    None for a request of limited length: a range, or the last bytes.
+    """
     if request is None:
         return 0
     return request.offset if isinstance(request, OffsetByteRequest) else None
@@ -74,12 +77,12 @@ def open_range_start(request: ByteRequest | None) -> int | None:
 def length_only_answer(
     request: ByteRequest | None, nbytes: int, most_nbytes: int, *, is_whole: bool = False
 ) -> Answer | None:
-    """Return an answer without bytes if a request to the end of an object meets a too long object, else None.
+    """Return an answer without bytes if an object is too long to be read to its end, else None.
 
     Parameters
     ----------
     request : zarr.abc.store.ByteRequest or None
-        The requested bytes; None for all of them.
+        The requested bytes; None for all of them. If their number is limited, no object is too long.
     nbytes : int
         Length of the answer's body in bytes.
     most_nbytes : int
@@ -131,14 +134,15 @@ def http_answer(
     status : int
         The HTTP status.
     most_nbytes : int
-        Length in bytes above which the answer has no bytes, if the request goes to the end of the object.
+        Length in bytes above which an object is too long; see `length_only_answer`.
 
     Raises
     ------
     WrongBytesError
         If the body has other bytes than requested.
     OSError
-        If the status is not one of an answer with bytes of the object.
+        If the status is not one of an answer with bytes of the object, or if the answer does not tell whether the body
+        is the requested range or a whole object.
     """
     if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
         raise OSError(f"the server answered with status {status}, {body.nbytes} bytes")
@@ -149,7 +153,8 @@ def http_answer(
     content = memoryview(body.data)
     if is_whole_object:
         first, end = _requested_range(request, body.nbytes)
-        # A body that is as long as the requested range may be that range, or a whole object of the same length.
+        # A body that is as long as the requested range may be that range, or a whole object of the same length. If the
+        # range is at the start or the end of the object, its bytes are the same in both cases.
         may_be_range = body.nbytes == _max_nbytes(request)
         if may_be_range and isinstance(request, RangeByteRequest) and request.start:
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
@@ -167,15 +172,20 @@ def http_answer(
 
 
 def is_whole(headers: Mapping[str, str], status: int) -> bool:
-    """Whether a body is a whole object. A server that does not support ranges sends whole objects."""
+    """Whether a body is a whole object, as from a server that does not support ranges.
+
+    Some servers answer a request for a range with a ``Content-Range``, but not with status 206.
+    """
     return status != _PARTIAL and _parse_content_range(headers.get("content-range")) is None
 
 
 _WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206
+"""Statuses of answers with bytes of the object. 203 is that of a proxy that has changed something."""
+# With at most 18 digits, the numbers fit into int64.
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
 
 ContentRange = tuple[int, int, int | None]
-"""First byte, last byte + 1, and the length of the object; None if the server does not say."""
+"""First byte, last byte + 1, and the length of the object, which is None if the server does not say."""
 
 
 def _parse_content_range(header: str | None) -> ContentRange | None:
@@ -200,6 +210,7 @@ def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteR
         is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
         first, end, total = content_range
+        # Without a total, the range may end at any byte, as it would at the end of the object.
         is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
     if not is_right:
         requested = range_header(request).get("Range", "a request for the whole object")
@@ -221,14 +232,14 @@ def _date(text: str | None) -> datetime | str | None:
 
 
 def _max_nbytes(request: ByteRequest | None) -> int | None:
-    """Return the largest number of bytes that an answer may have; None if the request has no limit."""
+    """Return the largest number of bytes that a request is for; None if it has no limit."""
     if isinstance(request, RangeByteRequest):
         return request.end - request.start
     return request.suffix if isinstance(request, SuffixByteRequest) else None
 
 
 def _requested_range(request: ByteRequest | None, total: int) -> tuple[int, int]:
-    """Return the first byte of a request and the last one + 1, in an object of `total` bytes."""
+    """Return the first requested byte and the last one + 1, in an object of `total` bytes."""
     if isinstance(request, SuffixByteRequest):
         return max(0, total - request.suffix), total
     if isinstance(request, RangeByteRequest):
@@ -246,15 +257,18 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     """Return the version that a server's marks make, and whether it is settled.
 
     An ETag may be made of a time in whole seconds, as nginx does. So the version is not settled if the object was just
-    written, or if its age is unknown. `now` is the time of the server, or the text of its header.
+    written, or if its age is unknown. Without a time of modification, only a version id settles it.
+
+    `now` is the time at the server, or at this machine if the server sends none; or the text of an unreadable header.
     """
     modified = marks.modified
-    if isinstance(modified, datetime) and modified.year < 1980:  # from obstore, if the server sends no time
+    # From obstore, a time in 1970 means that the server has sent none.
+    if isinstance(modified, datetime) and modified.year < 1980:
         modified = None
         marks = marks._replace(modified=None)
     if marks.etag in _EMPTY_TAGS:
         marks = marks._replace(etag=None)
-    if marks.etag is None and not marks.version_id and modified is None:
+    if marks.etag is None and not marks.version_id and modified is None:  # objects of one length may differ
         return None, False
     if modified is None:
         return marks, bool(marks.version_id)

@@ -2,7 +2,8 @@
 
 With each answer, obstore, s3fs and fsspec's HTTP file system tell the version of the object and the range of the bytes.
 So a read notices if an object was replaced, or if a server sends other bytes. All other stores are asked through zarr's
-interface, which tells neither. Credentials, options, retries and timeouts are those of the store that the user opened.
+interface, which tells neither (`store_clients`). Credentials, options, retries and timeouts are those of the store that
+the user opened.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CLIENTS: dict[str, Callable[[Any], Client]] = {
 
 
 def client_for(store: Store) -> Client:
-    """Return the client for a store: zarr's own interface for subclasses and wrappers, which may do anything."""
+    """Return the client for a store. Subclasses and wrappers, which may do anything, get a `StoreClient`."""
     if type(store) is ObjectStore:
         return ObstoreClient(store.store)
     if type(store) is ZipStore:

@@ -13,6 +13,7 @@ _OBSTORE = re.compile(
 )
 """Beginning of the text of obstore's errors about a server or a connection. They have no attributes."""
 _OBSTORE_STATUS = {"PermissionDeniedError": 403, "UnauthenticatedError": 401}
+"""HTTP statuses for errors of obstore, by the names of their classes, if the text names no status."""
 _UNANSWERED = {
     "aiohttp.client_exceptions.ClientConnectionError",
     "aiohttp.client_exceptions.ClientPayloadError",
@@ -40,7 +41,7 @@ def http_status(err: BaseException) -> int | None:
         else:
             candidates.append(_OBSTORE_STATUS.get(type(err).__name__))
     for status in candidates:
-        if isinstance(status, int) and 100 <= status < 600:
+        if isinstance(status, int) and 100 <= status < 600:  # such attributes of other errors may be anything
             return status
     return None if err.__cause__ is None else http_status(err.__cause__)
 
@@ -64,4 +65,5 @@ def is_final(err: BaseException) -> bool:
     The client has then made all its retries, so the request must not be repeated.
     """
     status = http_status(err)
+    # With RANGE_NOT_SATISFIABLE, the server has answered: the object ends before the requested range.
     return is_unanswered(err) or (status is not None and status != RANGE_NOT_SATISFIABLE)

@@ -14,13 +14,15 @@ from xarray_gpuzarr.errors import StoreReadError
 _used: WeakValueDictionary[int, object] = WeakValueDictionary()
 """Clients that this process has used, by their ids."""
 _used_libraries: set[str] = set()
+"""Names of libraries whose clients this process has used, and which share their threads."""
 _lost: dict[int, object] = {}
 """Clients that the parent has used, by their ids. They are kept alive, so that no other object gets their ids."""
 _lost_libraries: set[str] = set()
+"""Names of such libraries that the parent has used."""
 
 
 def remember(client: object) -> None:
-    """Remember that this process uses a client. A str is the name of a library whose clients share their threads."""
+    """Remember that this process uses a client, or a library whose clients share their threads, by its name."""
     if isinstance(client, str):
         _used_libraries.add(client)
     elif id(client) not in _used:

@@ -38,12 +38,13 @@ class _FsspecClient:
         self._fs: Any = store.fs
         self._path = store.path
         self._absent = store.allowed_exceptions
+        """Classes of errors that mean a missing object, which the user may choose."""
         self.server = server_of(store)
         self.identity: Hashable = (self.kind, digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
-        """See `Client.is_too_short`."""
+        """See `Client.is_too_short`. These errors have a status, so the length is never requested."""
         return await is_too_short(err, request, None)
 
 
@@ -69,26 +70,28 @@ class S3fsClient(_FsspecClient):
         # s3fs has no public method that returns the keyword arguments without making the request.
         keywords = self._fs._get_s3_method_kwargs(s3.get_object, Bucket=bucket, Key=name, **options)  # noqa: SLF001
 
-        async def call() -> tuple[bytes | Answer, Mapping[str, Any]]:
+        async def call() -> Answer | tuple[bytes, Mapping[str, Any]]:
             response = await s3.get_object(**keywords)
             try:
                 too_long = length_only_answer(request, response["ContentLength"], most_nbytes)
-                data: bytes | Answer = await response["Body"].read() if too_long is None else too_long
-                return data, response["ResponseMetadata"]
+                if too_long is not None:
+                    return too_long
+                return await response["Body"].read(), response["ResponseMetadata"]
             finally:
                 response["Body"].close()
 
         try:
             # One retry loop for headers and body. s3fs itself nests two, which multiplies the number of requests.
-            data, metadata = await _error_wrapper(call, retries=self._fs.retries)
+            result = await _error_wrapper(call, retries=self._fs.retries)
         except Exception as err:
             if if_match is not None and http_status(err) == _PRECONDITION_FAILED:
                 return OTHER_VERSION_ANSWER
             if isinstance(err, self._absent):
                 return None
             raise
-        if isinstance(data, Answer):
-            return data
+        if isinstance(result, Answer):
+            return result
+        data, metadata = result
         body = Body(data, 0, len(data))
         return http_answer(body, metadata["HTTPHeaders"], request, metadata["HTTPStatusCode"], most_nbytes)
 
@@ -115,7 +118,7 @@ class HttpClient(_FsspecClient):
                 if if_match is not None and response.status == _PRECONDITION_FAILED:
                     return OTHER_VERSION_ANSWER
                 if response.status == _NOT_FOUND:
-                    raise FileNotFoundError(url)
+                    raise FileNotFoundError(url)  # which need not be among `_absent`
                 response.raise_for_status()
         except self._absent:
             return None

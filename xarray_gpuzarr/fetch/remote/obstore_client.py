@@ -31,6 +31,7 @@ class ObstoreClient:
         self._store = store
         self.server = obstore_server(store)
         address = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
+        # All stores in memory have the same address.
         self.identity: Hashable = None if is_obstore_memory(store) else ("obstore", digest(address))
 
     async def get(

@@ -16,7 +16,7 @@ from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutstandingRequest:
-    """A request that was sent, or waits to be sent."""
+    """A request that was sent, or that waits until the limits on requests let it be sent."""
 
     reply: Reply[Answer | None]
     key: str
@@ -27,7 +27,7 @@ class OutstandingRequest:
     """The requested bytes; None for all of them."""
 
     def answer(self) -> Answer | None:
-        """Wait for the answer; None if there is no such object.
+        """Wait for the answer and return it; None if there is no such object. Called once.
 
         Raises `StoreReadError` if the store fails, or does not answer within zarr's ``async.timeout``.
         """
@@ -53,16 +53,19 @@ def _describe(request: ByteRequest | None) -> str:
 def finish_range(
     outstanding: OutstandingRequest, byte_range: ByteRange, version: Version, most_nbytes: int
 ) -> memoryview | None:
-    """Wait for a byte range of an object; None if there is no such object. Raises as `ObjectSource.start` says."""
+    """Wait for a byte range of an object and return it; None if there is no such object.
+
+    Raises the errors of `ObjectSource.start`.
+    """
     answer = outstanding.answer()
     if answer is None:
-        if version is None or version == UNTAGGED:
+        if version is None or version == UNTAGGED:  # the decoder knows whether there must be an object
             return None
         raise changed_error(outstanding.name, version, None, outstanding.key)
     if not answer.is_of(version):
         raise changed_error(outstanding.name, version, answer.version or UNTAGGED, outstanding.key)
     if byte_range.nbytes == WHOLE_OBJECT:
-        nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))
+        nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))  # the store may not tell lengths
         if nbytes > most_nbytes:
             raise ObjectTooLongError(outstanding.key, nbytes)
     elif byte_range.nbytes != len(answer.data):
@@ -71,7 +74,7 @@ def finish_range(
 
 
 def finish_edge(outstanding: OutstandingRequest) -> Edge | None:
-    """Wait for the first or last bytes of an object, or for all of it; None if there is no such object."""
+    """Wait for bytes of an object, of whichever version, and return them; None if there is no such object."""
     answer = outstanding.answer()
     if answer is None:
         return None

@@ -17,7 +17,10 @@ _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
 def server_of(store: Store) -> Hashable:
-    """Return a value that is equal for stores on one server. Without a known host, each store has its own."""
+    """Return a value that is equal for stores on one server that are opened with the same options.
+
+    If the server is unknown, each store has a value of its own.
+    """
     if isinstance(store, FsspecStore):
         url = urlsplit(store.fs.unstrip_protocol(store.path))
         return url.scheme, url.netloc, digest((store.fs.storage_args, store.fs.storage_options))
@@ -33,10 +36,10 @@ def obstore_server(store: Any) -> Hashable:
     return type(store).__name__, urlsplit(getattr(store, "url", "")).netloc, digest(text)
 
 
-def digest(place: object) -> str:
+def digest(address_and_options: object) -> str:
     """Return a hash of a store's address and options, which does not reveal secrets among them.
 
-    It includes the environment variables that say which server is meant.
+    The environment variables that say which server is meant are hashed, too.
     """
-    surroundings = [os.environ.get(name) for name in _ENDPOINTS]
-    return hashlib.sha256(repr((place, surroundings)).encode()).hexdigest()
+    endpoints = [os.environ.get(name) for name in _ENDPOINTS]
+    return hashlib.sha256(repr((address_and_options, endpoints)).encode()).hexdigest()

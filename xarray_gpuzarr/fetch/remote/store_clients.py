@@ -43,9 +43,9 @@ class Client(Protocol):
 
     @property
     def lost_by_fork(self) -> object:
-        """Object that a forked process cannot use if its parent has used it; None if there is none.
+        """What a forked process cannot use if its parent has used it; None if there is nothing.
 
-        It is a client, or the name of a library whose clients share their threads; see `forks.remember`.
+        It is an object, or the name of a library whose clients share their threads; see `forks.remember`.
         """
 
     async def get(
@@ -62,8 +62,8 @@ class Client(Protocol):
         if_match : str, optional
             An ETag. If the object has another one, the answer may be `OTHER_VERSION_ANSWER`.
         most_nbytes : int
-            Limit for requests that go to the end of the object. If the object is longer, the answer may have its length
-            and no bytes.
+            Length in bytes above which an object is too long to be read to its end. The answer to a request for all
+            bytes from some byte on may then have the object's length, and no bytes.
 
         Returns
         -------
@@ -106,7 +106,7 @@ async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callabl
 
 
 def suffix_range(request: SuffixByteRequest, object_nbytes: int) -> RangeByteRequest:
-    """Return a suffix of an object with `object_nbytes` bytes as a range."""
+    """Return the range that a request for the last bytes means in an object of `object_nbytes` bytes."""
     return RangeByteRequest(max(0, object_nbytes - request.suffix), object_nbytes)
 
 
@@ -206,19 +206,24 @@ class IcechunkClient(StoreClient):
         super().__init__(store)
         self._session = store.session
         self.identity = ("icechunk", str(self._session.snapshot_id)) if self._session.read_only else None
-        self._has_virtual_chunks = bool(self._session.config.virtual_chunk_containers)
+        self._may_have_virtual_chunks = bool(self._session.config.virtual_chunk_containers)
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
     ) -> Answer | None:
         """See `Client.get`."""
         answer = await super().get(key, request, if_match, most_nbytes)
-        if answer is None or self.identity is None or (self._has_virtual_chunks and await self._may_be_virtual(key)):
+        if answer is None or self.identity is None:
+            return answer
+        if self._may_have_virtual_chunks and await self._may_be_virtual(key):
             return answer
         return Answer(data=answer.data, version=self.identity, settled=True)
 
     async def _may_be_virtual(self, key: str) -> bool:
-        """Whether a chunk may be virtual. icechunk does not tell whether a virtual chunk has a checksum."""
+        """Whether an object may be a virtual chunk: that it is one, or that the key is none of a chunk.
+
+        The bytes of a virtual chunk with a checksum would be certain, too, but icechunk does not tell which have one.
+        """
         from icechunk import ChunkType  # noqa: PLC0415  # an optional dependency
 
         match = _ICECHUNK_KEY.fullmatch(key)

@@ -53,12 +53,12 @@ _RULE = CoalesceRule(
     min_skipped_gap_nbytes=32 * 1024,
     max_nbytes=_MIB,
     max_raw_nbytes=4 * _MIB,
-    n_cheap_requests=_MAX_OUTSTANDING,
 )
+"""Rule without `n_cheap_requests`, which depends on what else is under way; see `StoreSource.rule`."""
 _ROUNDS = 2
 """If a read needs more requests than this many times the number that may be outstanding at once, it reads long gaps
-between chunks, to need fewer. Planes of a volume took 169 ms with 1 round and 124 ms with any number at a latency of 5
-ms, and 183 and 174 ms at 30 ms (November 2026, two busy cores)."""
+between chunks, to need fewer. At a latency of 5 ms, planes of a volume took 169 ms with 1 round and 124 ms without a
+limit; at 30 ms, 183 and 174 ms (November 2026, two busy cores)."""
 _MAX_OTHER_VERSIONS = 64
 """Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
@@ -77,7 +77,7 @@ class StoreSource(SourceWithoutFiles):
         The store.
     client : Client, optional
         Client that sends the requests; by default, the client for the kind of the store.
-    n_outstanding : int, optional
+    max_outstanding : int, optional
         For the source of one read: the number of its requests that may be outstanding at once. Without it, there is no
         limit.
     ask_again, most_nbytes
@@ -89,9 +89,9 @@ class StoreSource(SourceWithoutFiles):
     __slots__ = (
         "_ask_again",
         "_client",
+        "_max_outstanding",
         "_most_nbytes",
         "_n_other_versions",
-        "_n_outstanding",
         "_read_limit",
         "_requests",
         "store",
@@ -102,30 +102,30 @@ class StoreSource(SourceWithoutFiles):
         *,
         store: Store,
         client: Client | None = None,
-        n_outstanding: int | None = None,
+        max_outstanding: int | None = None,
         ask_again: bool = False,
         most_nbytes: int = NO_LIMIT,
     ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
-        self._n_outstanding = n_outstanding or _MAX_OUTSTANDING
-        self._read_limit = None if n_outstanding is None else asyncio.Semaphore(n_outstanding)
+        self._max_outstanding = max_outstanding or _MAX_OUTSTANDING  # `rule` and `lookahead` need a number
+        self._read_limit = None if max_outstanding is None else asyncio.Semaphore(max_outstanding)
         self._ask_again = ask_again
         self._most_nbytes = most_nbytes
         self._n_other_versions = 0
-        """Number of consecutive answers with another version than the requested one. Used on the event loop only."""
+        """Number of consecutive answers without an object of the requested version. Used on the event loop only."""
         self._requests = RequestsUnderWay()
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> StoreSource:
         """Return a source with a limit of its own on outstanding requests; see `ObjectSource.for_one_read`."""
-        n = _MAX_OUTSTANDING
+        limit = _MAX_OUTSTANDING
         if expected_nbytes is not None:
-            n = min(max(n, OUTSTANDING_NBYTES // max(1, expected_nbytes)), _MAX_SHORT_OUTSTANDING)
-        n = max(1, min(n, fetch_options().max_requests - 1))  # leaves a request for the other reads of the server
+            limit = min(max(limit, OUTSTANDING_NBYTES // max(1, expected_nbytes)), _MAX_SHORT_OUTSTANDING)
+        limit = max(1, min(limit, fetch_options().max_requests - 1))  # leaves a request to other reads from the server
         return StoreSource(
-            store=self.store, client=self._client, n_outstanding=n, ask_again=ask_again, most_nbytes=most_nbytes
+            store=self.store, client=self._client, max_outstanding=limit, ask_again=ask_again, most_nbytes=most_nbytes
         )
 
     def __repr__(self) -> str:
@@ -139,9 +139,13 @@ class StoreSource(SourceWithoutFiles):
 
     @property
     def rule(self) -> CoalesceRule:
-        """Requests of 1 MiB, whose chunks are decoded while others arrive. Long gaps are read if requests are many."""
+        """Rule with requests of 1 MiB, whose chunks are decoded while others arrive.
+
+        Long gaps are read if a read would need more than `_ROUNDS` times as many requests as it may have outstanding.
+        What other reads of the process have under way counts, as if it went to the same server.
+        """
         n_free = max(1, fetch_options().max_requests - RequestsUnderWay.n_in_process)
-        n_cheap_requests = _ROUNDS * min(n_free, self._n_outstanding)
+        n_cheap_requests = _ROUNDS * min(n_free, self._max_outstanding)
         return coalesce_rule(fetch_options(), replace(_RULE, n_cheap_requests=n_cheap_requests))
 
     @property
@@ -150,7 +154,7 @@ class StoreSource(SourceWithoutFiles):
 
         If requests are short, these numbers are up to 56 and 48.
         """
-        return self._n_outstanding + _N_WAITING
+        return self._max_outstanding + _N_WAITING
 
     @property
     def name(self) -> str:
@@ -234,7 +238,8 @@ class StoreSource(SourceWithoutFiles):
         """Request bytes of an object, once the limits of this read and of the server have room for a request.
 
         If a version is given, the request is repeated until an answer has it, or until `_MAX_OTHER_VERSIONS`
-        consecutive answers to this read have another one.
+        consecutive answers to this read have another one. A range that begins behind the end of the object gets an
+        answer without bytes.
         """
         async with self._read_limit or nullcontext(), _server_limit(loop, self._client.server):
             tag = strong_tag(version)  # dropped below if the server does not support If-Match
@@ -245,7 +250,7 @@ class StoreSource(SourceWithoutFiles):
                     if tag is not None and not is_unanswered(err):
                         tag = None
                         continue
-                    if request is None or isinstance(err, WrongBytesError):
+                    if request is None or isinstance(err, WrongBytesError):  # the object is not too short
                         raise
                     if not await self._client.is_too_short(err, key, request):
                         raise
@@ -258,7 +263,7 @@ class StoreSource(SourceWithoutFiles):
                     return answer
 
     async def _get(self, key: str, request: ByteRequest | None, tag: str | None, most_nbytes: int) -> Answer | None:
-        """Request bytes from the client, again if the answer has other bytes than its headers say."""
+        """Request bytes from the client; a few times more while the answer has other bytes than its headers say."""
         for _ in range(_MAX_WRONG_ANSWERS):
             with suppress(WrongBytesError):
                 return await self._client.get(key, request, tag, most_nbytes)
@@ -279,7 +284,7 @@ def _rebuild(store: Store) -> StoreSource:
 
 
 def _store_request(byte_range: ByteRange) -> ByteRequest | None:
-    """Return a byte range as zarr's stores take it; None for a whole object."""
+    """Return a byte range as zarr's stores take it. That is None for a whole object."""
     if byte_range.nbytes != WHOLE_OBJECT:
         return RangeByteRequest(byte_range.offset, byte_range.offset + byte_range.nbytes)
     return OffsetByteRequest(byte_range.offset) if byte_range.offset else None
@@ -287,7 +292,8 @@ def _store_request(byte_range: ByteRange) -> ByteRequest | None:
 
 _ServerLimits = WeakValueDictionary[tuple[Hashable, int], asyncio.Semaphore]
 _server_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, _ServerLimits] = WeakKeyDictionary()
-"""For each event loop, semaphores by server and limit. Each server has its own: a silent one does not delay others."""
+"""For each event loop, the semaphores that requests use, by server and limit. Each server has its own, so a silent one
+does not delay others."""
 
 
 def max_concurrent_requests() -> int:

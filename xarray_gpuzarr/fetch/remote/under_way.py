@@ -1,8 +1,8 @@
 """Requests on zarr's own event loop, and replies that a thread waits for.
 
-`concurrent.futures.Future` is not used: a signal that interrupts a waiting thread there may leave a lock held that the
-event loop needs next, which would end all reads of the process. Here a thread touches one C lock of its own; see
-`process.waiting`. `store_source` limits the number of requests.
+`concurrent.futures.Future` is not used, because a signal that interrupts a thread waiting for one may leave a lock held
+that the event loop needs next. That would stop all reads of the process. Here a waiting thread touches only one C lock,
+which no other reply shares; see `process.waiting`. `store_source` limits the number of requests.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Reply[Result]:
 
     def __init__(self) -> None:
         self._answered = Lock()
+        """Held until the request has ended."""
         self._answered.acquire()
         self._task: asyncio.Task[Result] | None = None
         self._result: Result | None = None
@@ -40,7 +41,7 @@ class Reply[Result]:
         """Whether the request has ended, with a result or an error."""
 
     def result(self, limit_s: float | None = None) -> Result:
-        """Wait for the result and return it, or raise what the store raised.
+        """Wait for the result and return it, or raise what the store raised. The caller asks for it once.
 
         Parameters
         ----------
@@ -84,12 +85,12 @@ class Reply[Result]:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def begin(self, task: asyncio.Task[Result]) -> None:
-        """Make the result of a task the reply. Called on the event loop."""
+        """Let the result of a task be the result of the request. Called on the event loop."""
         self._task = task
         task.add_done_callback(self._take)
 
     def end(self, error: BaseException) -> None:
-        """Make an error the reply. Called on the event loop."""
+        """End a request that has no task, with an error. Called on the event loop."""
         self._error = error
         self.is_answered = True
         self._answered.release()
@@ -105,14 +106,17 @@ class Reply[Result]:
 
 
 class RequestsUnderWay:
-    """The requests of one read. They are cancelled together, even those that a thread was interrupted in making."""
+    """The requests of one read, which are cancelled together.
+
+    That includes those whose start a signal has interrupted, so that no thread has their replies.
+    """
 
     n_in_process: ClassVar[int] = 0
     """Number of unanswered requests of all reads. Changed on the event loop only."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Changed on the event loop only."""
+        """Tasks of unanswered requests. Changed on the event loop only."""
         self._is_given_up = False
 
     def __len__(self) -> int:
@@ -221,7 +225,8 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
-    """Start zarr's event loop. If its thread could not be started before, zarr wrongly takes the loop for running."""
+    """Start zarr's event loop and return it."""
+    # zarr takes a loop whose thread could not be started for a running one, so such a loop is dropped first.
     with sync._get_lock():  # noqa: SLF001  # zarr has no public access to its loop
         thread = sync.iothread[0]
         if thread is not None and thread.ident is None:

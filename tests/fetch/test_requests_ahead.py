@@ -1,0 +1,39 @@
+"""Requests that are made ahead of reads: which of them count in the budget of the process."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from xarray_gpuzarr import StoreReadError
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestsAhead, budget
+from xarray_gpuzarr.fetch.source import Edge
+
+CHUNK_NBYTES = 1000
+UNSHARDED = SimpleNamespace(index=None, max_encoded_nbytes=2 * CHUNK_NBYTES, expected_nbytes=CHUNK_NBYTES)
+
+
+class FailingSource:
+    """Sends requests until one is for the key ``"refused"``."""
+
+    def for_one_read(self, **_):
+        return self
+
+    def start_whole(self, key, _most_nbytes):
+        if key == "refused":
+            raise StoreReadError("cannot read", tried="a request", found="a forked process", do="use another")
+        return lambda: Edge(data=memoryview(b""), object_nbytes=0)
+
+    def give_up(self):
+        pass
+
+
+def test_requests_that_could_not_be_started_do_not_count():
+    ahead = RequestsAhead(FailingSource(), UNSHARDED)
+    nbytes_before = budget.nbytes
+
+    with pytest.raises(StoreReadError):
+        ahead.start([ObjectRequest(key, is_whole=True) for key in ("sent", "refused", "not tried")])
+
+    assert budget.nbytes == nbytes_before + CHUNK_NBYTES
+    ahead.end()
+    assert budget.nbytes == nbytes_before
