@@ -245,7 +245,7 @@ def _merge(walk: Walk) -> Walk:
     for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
         outer = axes[-1]
         n = inner.max_count
-        # The wanted elements of the inner axis fill exactly one stride of the outer axis, on both sides.
+        # The only piece of the inner axis fills exactly one stride of the outer axis, in the chunk and in the output.
         if (
             len(inner.count) == 1
             and outer.is_run

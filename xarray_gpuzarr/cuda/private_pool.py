@@ -63,7 +63,10 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._fixed_nbytes = switches.get("pool_kept_nbytes")
 
     def set_up(self, kept_nbytes: int) -> None:
-        """Let the pool keep `kept_nbytes` bytes besides those in use."""
+        """Set the attributes of the pool, so that it keeps `kept_nbytes` bytes besides those in use.
+
+        If this fails, `__del__` destroys the pool.
+        """
         self._kept_nbytes = kept_nbytes
         self._set_waiting(allowed=self._waits)
         self._update_threshold()

@@ -81,7 +81,7 @@ class Workspace:
         self.scratch_nbytes = scratch_nbytes(options, api.memory_nbytes()[1])
         """Bytes of device memory that the batches of a read may use besides results."""
         self.copy = api.stream()
-        """Stream of uploads."""
+        """Stream of uploads, and of the results of a workspace that is its own consumer."""
         self._consumer = self.copy if is_own_consumer else None
         self.batch_streams = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
@@ -95,7 +95,7 @@ class Workspace:
         """Pinned memory for statuses and actual sizes that are downloaded."""
         self._rings = self.slots, self.tables, self.receipts
         idle_stream = api.stream()
-        self.device_slots = WorkspaceMemory(api, idle_stream, options.n_slots * options.slot_nbytes)
+        self.device_slots = WorkspaceMemory(api, idle_stream, kept_nbytes=options.n_slots * options.slot_nbytes)
         """Device memory for encoded bytes, borrowed on the `copy` stream."""
         self.device_tables = WorkspaceMemory(api, idle_stream)
         """Device memory for tables."""
@@ -117,7 +117,8 @@ class Workspace:
         before.
         """
         consumer = self._consumer or self.api.consumer_stream()
-        memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
+        nbytes = max(1, math.prod(shape) * dtype.itemsize)  # memory of 0 bytes would have no address of its own
+        memory = self.api.allocate(nbytes, streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._outputs.append(array)
         self.order(streams[0], streams[1:])

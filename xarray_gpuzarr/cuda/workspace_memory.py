@@ -50,7 +50,8 @@ class WorkspaceMemory:
             self.free_idle()  # all idle memory is too short; its bytes may be needed for this request
             # Round up by at most a sixteenth, to a multiple of a power of two.
             step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
-            memory = self._api.allocate(max(1, -(-nbytes // step) * step), stream)
+            allocated_nbytes = max(1, -(-nbytes // step) * step)  # memory of 0 bytes has no address of its own
+            memory = self._api.allocate(allocated_nbytes, stream)
         self._borrowed[memory.address] = memory
         return memory
 

@@ -107,7 +107,9 @@ def answers_section(api: DeviceApi) -> Section:
     facts = []
     for answer in check_all(api):
         verdict = "right" if answer.passed else "WRONG"
-        rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}" if answer.seconds > 0 else ""
+        rate = ""  # of a check that could not begin
+        if answer.seconds > 0:
+            rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}"
         rows.append((answer.name, verdict, f"{answer.seconds * 1e3:.2f}", rate))
         if not answer.passed:
             failures.append(f"{answer.name}: {answer.found}")
