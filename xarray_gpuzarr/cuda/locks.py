@@ -68,7 +68,8 @@ class SharedLock:
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
         """Return what `read` returns, called once no other thread reads. Reads of other threads begin after that.
 
-        Must not be called inside `exclusive`: the inner call would end the turn of the outer one.
+        Reads of the calling thread that are under way do not count. Must not be called inside `exclusive`: the inner
+        call would end the turn of the outer one.
         """
         thread = get_ident()
         try:

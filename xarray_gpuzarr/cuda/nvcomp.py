@@ -35,13 +35,11 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 _TEMP_SIZE_VERSION = 6000
 """Version from which on ``GetTempSize`` takes a stream, in place of ``GetTempSizeAsync``, which takes none."""
 _BACKEND_CUDA = 2
-"""Backend of all calls: the CUDA kernels, which report corrupt LZ4. With the hardware engine, the results of corrupt
-LZ4 are undefined."""
+"""Backend of all calls: the CUDA kernels, which report corrupt LZ4. The hardware engine need not report it."""
 _LOOKAHEAD = 1
 """Algorithm of gzip that looks ahead."""
 _MAX_NAIVE_NBYTES = 64 * 1024
-"""Decoded length up to which gzip chunks are left to nvCOMP's naive algorithm. Above it, the header recommends the
-algorithm that looks ahead."""
+"""Decoded length of gzip chunks above which the header recommends to look ahead, rather than the naive algorithm."""
 _CUDA_ERROR = 1000
 _INTERNAL = 10000
 _STATUS_NAMES = {
