@@ -188,7 +188,7 @@ def test_nvcomp_alone_decodes_every_format(gpu, out, monkeypatch):
 
 
 def test_nvcomp_says_what_it_makes_of_damage(gpu, monkeypatch, capsys):
-    monkeypatch.setattr(damage, "current_device", lambda: gpu.api)
+    monkeypatch.setattr(damage, "find_gpu", lambda: gpu.api)
 
     assert damage.main(["nvcomp", "zstd", "noise"]) == 0
     found, right = json.loads(capsys.readouterr().out), [True, False, True]

@@ -21,7 +21,7 @@ from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.choice import decoder_for, resolve_device
 from xarray_gpuzarr.decoders.cuda import devices as process_devices
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, find_gpu
 
 VALUES = np.arange(800.0).reshape(40, 20)
 
@@ -87,7 +87,7 @@ def of_a_pickled_decision(path, device):
 
 
 def of_doctor(path, device):
-    return DeviceReads(current_device(device)).read(zarr.open_array(path / "a"))
+    return DeviceReads(find_gpu(device)).read(zarr.open_array(path / "a"))
 
 
 DOORS = [

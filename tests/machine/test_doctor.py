@@ -67,7 +67,7 @@ def gpu(monkeypatch):
     gpu = simulated_gpu.in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
     monkeypatch.setattr(rates, "decoder_for", reading.decoder_for)
-    monkeypatch.setattr(examine, "current_device", lambda *_: gpu.api)
+    monkeypatch.setattr(examine, "find_gpu", lambda *_: gpu.api)
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)
     monkeypatch.setattr(examine, "check_all", lambda api: iter([answer("zstd, short"), answer("lz4")]))
@@ -224,7 +224,7 @@ def all_failures():
 
 def test_the_gpu_that_is_named_is_examined(gpu, monkeypatch):
     asked = []
-    monkeypatch.setattr(examine, "current_device", lambda device: asked.append(device) or gpu.api)
+    monkeypatch.setattr(examine, "find_gpu", lambda device: asked.append(device) or gpu.api)
     assert run("--device", "cuda:0") == 0
     assert asked == ["cuda:0"]
 
@@ -237,7 +237,7 @@ def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeyp
     monkeypatch.setattr(gpu.api, "allocate_pinned", broken)
     assert all_failures() == ("CudaError: lost: cudaErrorUnknown",) * 2
 
-    monkeypatch.setattr(examine, "current_device", broken)
+    monkeypatch.setattr(examine, "find_gpu", broken)
     assert all_failures() == ("CudaError: lost: cudaErrorUnknown. To mend it: restart",)
 
 

@@ -25,7 +25,7 @@ from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, current_device
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, find_gpu
 from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, Values, on_host, series, write_shard
 from xarray_gpuzarr.read import read_array
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     """Answer one question on standard output, or ask nvCOMP all of them; whatever it says is no failure."""
     if arguments:
         what, codec, damage = arguments
-        print(json.dumps(ASK[what](current_device(), codec, damage)))
+        print(json.dumps(ASK[what](find_gpu(), codec, damage)))
         return 0
     for codec, damage in product(NATIVE_CODECS, DAMAGES):
         print(f"{codec}, {damage}: {json.dumps(ended_or_said('nvcomp', codec, damage))}", flush=True)

@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 """Host memory as a flat array of bytes."""
 
 Undo = Callable[[], None]
-"""Undoes a change; a second call does nothing."""
+"""Function that undoes a change; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class DeviceIdentity:
 
 
 class Stream(Protocol):
-    """A queue of work on the device, which runs in the order in which it was enqueued."""
+    """A queue of work on the device. The work runs in the order in which it was enqueued."""
 
     @property
     def handle(self) -> int:
@@ -98,7 +98,7 @@ class PinnedMemory(Protocol):
 
 
 class FileRead(Protocol):
-    """A started read of a file into device memory."""
+    """A read of a file into device memory that has been started."""
 
     def finish(self) -> int:
         """Block until every stream can see the bytes; return their number. May be called again."""
@@ -132,7 +132,11 @@ class DeviceFile(Protocol):
 
 
 class DeviceApi(Protocol):
-    """One GPU. Safe to use from several threads, each with streams of its own."""
+    """One GPU. Safe to use from several threads, each with streams of its own.
+
+    `activate`, `index`, `identity`, `nvcomp`, `why_no_gds` and `range` may be used at any time, all other members only
+    inside `activate`.
+    """
 
     @property
     def index(self) -> int:
@@ -140,7 +144,7 @@ class DeviceApi(Protocol):
 
     @property
     def identity(self) -> DeviceIdentity | None:
-        """Identity of the device; None for one that need not be checked."""
+        """Identity of the device; None for a stand-in, which needs no self-checks."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block.
@@ -159,7 +163,13 @@ class DeviceApi(Protocol):
         """Return the stream that the calling thread's array library works on now."""
 
     def consumer_stream(self) -> Stream:
-        """Return the current stream of the calling thread's array library, on which a result will be used."""
+        """Return the current stream of the calling thread's array library, on which a result will be used.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            If results cannot be handed over on that stream.
+        """
 
     def external_stream(self, handle: int) -> Stream:
         """Return the stream of a ``cudaStream_t`` that another library has made on this device, and keeps alive."""
@@ -201,7 +211,7 @@ class DeviceApi(Protocol):
         """
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
-        """Return an uninitialised C-ordered device array whose memory belongs to `stream`."""
+        """Return an uninitialised C-ordered device array; its memory is used and freed in the order of `stream`."""
 
     def array(self, values: npt.NDArray[Any]) -> Any:
         """Return a device array with a few values, made on the current stream of the calling thread's array library."""
@@ -219,7 +229,10 @@ class DeviceApi(Protocol):
         """Enqueue a copy of device memory to pinned host memory; `into` holds it once `stream` has passed here."""
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
-        """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+        """Enqueue a kernel on a grid of `n_blocks` blocks of `n_threads` threads.
+
+        Each argument of the kernel is one ``unsigned long long``. The kernel is compiled first unless it was before.
+        """
 
     def build(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels, so that no read has to wait for that."""
@@ -247,4 +260,4 @@ class DeviceApi(Protocol):
         """The functions of nvCOMP. Raises `DeviceUnavailableError` if it is missing or its version is unsuitable."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """Mark a ``with`` block as a range on a profiler's timeline."""
+        """Mark a ``with`` block as a range on a profiler's timeline, if there is a profiler."""

@@ -1,4 +1,4 @@
-"""Plan how the kernel that places boxes walks over them: along fewer, longer axes, with wider elements if possible.
+"""Plan how the kernel ``scatter.cu`` walks over the boxes that it places: along few, long axes, with wide elements.
 
 `plan_walk` simplifies the axes, and `plan_tiles` cuts boxes into tiles for blocks of threads. Pure NumPy, with a few
 dozen operations per read, whatever the number of chunks. `placers` uses it.
@@ -22,9 +22,9 @@ N_THREADS = 256
 MAX_BLOCKS = 2**31 - 1
 """Largest number of blocks of threads in one launch."""
 MAX_TILE = 8192
-"""Largest number of elements in a tile: ``scatter.cu`` has a quick division for numbers this small."""
+"""Largest number of elements in a tile, a limit of the quick division in ``scatter.cu`` (`Divisor`)."""
 MAX_LINES = 256
-"""Largest number of lines in a tile: each thread of a block computes the addresses of one."""
+"""Largest number of lines in a tile: each of the `N_THREADS` threads of a block computes the addresses of one."""
 STAGE_NBYTES = 17408
 """Bytes of shared memory through which a tile is transposed: 64 lines of 17 elements of 16 bytes. It must be
 ``stage_nbytes`` of ``scatter.cu``."""
@@ -37,12 +37,12 @@ number. Farther neighbours are in different tiles, one element wide."""
 MAX_BOX = 2**31
 """Limit of the number of elements in a box: positions inside it are 32-bit numbers."""
 LEAST_TILE = 32
-"""Average number of elements in a tile that the tiles of a box always reach, if there is more than one.
+"""Lower bound of the average number of elements in the tiles of a box that has several tiles.
 
-A dimension that is cut into nearly equal parts is cut into parts of more than half of their limit on average. Among
-boxes with several tiles, transposed ones have the smallest: they may have 64 lines of 17 elements, so their tiles
-have more than 32 * 8 elements on average. This does not hold if neighbours on the last axis are `MAX_STEP` bytes apart
-or nearly so: tiles are then one element wide, and a box of one line has as many tiles as elements.
+`_even_part` cuts a dimension into parts that have more than half of their limit on average. The smallest tiles are
+those of a transposed box whose last axis has one element: `MAX_TRANSPOSED_LINES` lines of one element at most, so more
+than half of that on average. The bound does not hold if neighbours on the last axis are about `MAX_STEP` bytes apart or
+more: tiles are then one element wide, and a box of one line has as many tiles as elements.
 """
 
 
@@ -61,7 +61,7 @@ class AxisColumns:
     """First position in the output."""
     index: Column | None
     """shape (n_positions,): wanted element of each position in the output, counted from the start of its chunk. If
-    given, it replaces `step`."""
+    given, it replaces `in_start` and `step`."""
     step: int
     """Distance between wanted elements, in elements of the axis."""
     in_stride: int
@@ -88,9 +88,9 @@ class Walk:
     columns: tuple[int, ...]
     """For each axis, the number of its column in the rows of piece numbers."""
     in_first: int = 0
-    """Number of elements before the box in the chunk, because of the axes that were dropped."""
+    """Number of elements of the chunk to skip for the axes that were dropped."""
     factor: int = 1
-    """Number of stored elements that are copied as one."""
+    """Number of stored elements that are copied as one. Lengths, starts and strides count these as one element."""
 
     @property
     def n_elements(self) -> int:
@@ -105,12 +105,12 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How boxes are cut into tiles, one for each block of threads: a part of the last axis by some lines."""
+    """How boxes are cut into tiles, one for each block of threads. A tile is a part of the last axis, on some lines."""
 
     width: int
-    """Number of positions along the last axis."""
+    """Number of positions of a tile along the last axis."""
     n_lines: int
-    """Number of positions on all other axes together."""
+    """Number of lines of a tile. A line is one position on all other axes."""
     tiles_across: int
     """Number of tiles along the last axis of the largest box."""
     n_tiles: int
@@ -136,7 +136,7 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
     Raises
     ------
     ValueError
-        If a box has 2**31 elements or more.
+        If a box has 2**31 elements or more, where those that are copied as one count once.
     """
     walk = _merge(_drop_single(axes))
     last = walk.axes[-1]
@@ -144,7 +144,7 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
         walk = _widen(walk, itemsize=itemsize, out=out)
     if walk.n_elements >= MAX_BOX:
         raise ValueError(f"a box of {walk.n_elements} elements: kernels place fewer than {MAX_BOX} at once")
-    # Put the axis along which the chunk is contiguous next to the one along which the output is.
+    # Put the axis along which the chunk is contiguous before the last one, along which the output is.
     n = len(walk.axes)
     fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
     if fastest >= n - 2:
@@ -164,7 +164,7 @@ def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
     # On the other axes, starts are multiplied by the strides, so it suffices that the factor divides the strides.
     for axis in others:
         bits |= axis.in_stride | axis.out_stride
-    k = bits & -bits  # the lowest bit that is set in any of them
+    k = bits & -bits  # the lowest bit that is set in any of them: the largest power of two that divides all
     axes = [replace(axis, in_stride=axis.in_stride // k, out_stride=axis.out_stride // k) for axis in others]
     axes.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
     return replace(walk, axes=tuple(axes), in_first=walk.in_first // k, factor=k)
@@ -178,7 +178,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     if not length * n_all_lines:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     elements_per_bank = max(1, 4 // itemsize)  # a bank of shared memory is 4 bytes wide
-    if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:  # elements have up to 16 bytes
+    # Strides are in elements, of up to MAX_UNIT_NBYTES bytes.
+    if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
         max_lines = MAX_LINES
     elif walk.is_transposed:
@@ -212,16 +213,19 @@ def _smallest_odd(limit: int) -> int:
 
 
 def _even_part(length: int, max_part: int) -> int:
-    """Return the largest part when `length` is split into the fewest nearly equal parts of at most `max_part`."""
+    """Return the length of the longest part when `length` is split into the fewest nearly equal parts.
+
+    No part is longer than `max_part`.
+    """
     n_parts = -(-length // max_part)
     return -(-length // n_parts)
 
 
 def _drop_single(axes: Sequence[AxisColumns]) -> Walk:
-    """Return a walk without the axes of a single element, which become a constant offset."""
+    """Return a walk without the axes that have one piece of one element, which become the constant `in_first`."""
     longer, columns, in_first = [], [], 0
     for column, axis in enumerate(axes):
-        # The offset replaces the axis in the chunk only, so the element must be the first of the output.
+        # `in_first` is an offset in the chunk alone, so the element must be the first one in the output.
         if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:
             elements = axis.in_start if axis.index is None else axis.index
             in_first += int(elements[0]) * axis.in_stride
@@ -241,7 +245,7 @@ def _merge(walk: Walk) -> Walk:
     for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
         outer = axes[-1]
         n = inner.max_count
-        # The wanted elements of the inner axis fill exactly one stride of the outer axis, on both sides.
+        # The only piece of the inner axis fills exactly one stride of the outer axis, in the chunk and in the output.
         if (
             len(inner.count) == 1
             and outer.is_run

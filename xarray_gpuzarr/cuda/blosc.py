@@ -14,8 +14,8 @@ MAX_NBYTES = 2**31 - 1
 """Largest length in bytes of a block or a stream, compressed or not. C-Blosc makes none that is longer."""
 
 _TILE_NBYTES = 1 << 15
-"""Share in bytes that a block of threads has of the longest Blosc block. ``unshuffle.cu`` accepts any number of blocks
-of threads for a Blosc block, so this number may be chosen freely."""
+"""Bytes of the longest Blosc block for each block of threads. ``unshuffle.cu`` accepts any number of blocks of threads
+for a Blosc block, so this number may be chosen freely."""
 _N_STREAMS = 8
 """Number of blosclz streams that a block of threads decompresses. It must be ``n_warps * n_streams`` of
 ``blosclz.cu``."""
@@ -31,7 +31,7 @@ def blosc_kernels() -> list[Kernel]:
 
 
 def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
-    """Undo the shuffle of bytes or of bits in decompressed Blosc blocks.
+    """Enqueue the kernel that undoes the shuffle of bytes or of bits in decompressed Blosc blocks.
 
     Parameters
     ----------
@@ -40,8 +40,8 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
     stream : Stream
         Stream that the kernel runs on.
     table : Address of uint64, shape (5, n)
-        Addresses of the blocks, of any alignment; addresses for the results, likewise; lengths in bytes, up to
-        `MAX_NBYTES`; typesizes, from 1 to 255; filters: 0 none, 1 shuffle, 2 bitshuffle.
+        Addresses of the blocks; addresses for the results; lengths in bytes, up to `MAX_NBYTES`; typesizes, from 1 to
+        255; filters: 0 none, 1 shuffle, 2 bitshuffle. Addresses may have any alignment.
     n : int
         Number of Blosc blocks.
     max_nbytes : int
@@ -73,7 +73,7 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
 
 
 def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: Address, status: Address) -> None:
-    """Decompress streams of blosclz.
+    """Enqueue the kernel that decompresses streams of blosclz.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: A
     stream : Stream
         Stream that the kernel runs on.
     table : Address of uint64, shape (4, n)
-        Addresses of the streams, of any alignment; their lengths in bytes, up to `MAX_NBYTES`; addresses for the
-        results, likewise; their lengths, likewise.
+        Addresses of the streams; their lengths in bytes; addresses for the results; the lengths of the results.
+        Addresses may have any alignment, and lengths may be up to `MAX_NBYTES`.
     n : int
         Number of streams.
     actual : Address of uint64, shape (n,)

@@ -15,7 +15,8 @@ Words = npt.NDArray[np.uint64]
 """Parameters of a kernel, as 64-bit words in host memory."""
 
 UNIT_LENGTHS = (1, 2, 4, 8, 16)
-"""Lengths in bytes that the copying kernels are compiled for. A unit is one element or several, copied as one."""
+"""Lengths in bytes of units, the elements that the copying kernels are compiled for. Several stored elements may be
+copied as one unit."""
 MAX_UNIT_NBYTES = max(UNIT_LENGTHS)
 """Length in bytes of the longest unit."""
 
@@ -36,11 +37,11 @@ class ElementCast:
     Raises
     ------
     ValueError
-        If no kernel can do it; see `can_cast`.
+        If no kernel can do it; see `why_no_cast`.
     """
 
     stored: np.dtype[Any]
-    """Dtype of decoded elements with their byte order, after any unsigned view."""
+    """Dtype of decoded elements, with their byte order. The CF attribute ``_Unsigned`` has been applied."""
     result: np.dtype[Any]
     """Native dtype of the output."""
     mask: tuple[complex, ...] = ()
@@ -50,10 +51,10 @@ class ElementCast:
     offset: complex | None = None
     """Summand; None for none."""
     wide: np.dtype[Any] | None = None
-    """Native dtype of the arithmetic if it is wider than `result`; None if the arithmetic is done in `result`."""
+    """Native dtype of the arithmetic if this is wider than `result`; None for arithmetic in `result`."""
 
     def __post_init__(self) -> None:
-        why = can_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
+        why = why_no_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
         if why is not None:
             raise ValueError(f"no kernel turns {self.stored} into {self.result}: {why}")
 
@@ -69,7 +70,7 @@ class ElementCast:
 
     @property
     def is_copy(self) -> bool:
-        """Whether bytes are copied, apart from their order."""
+        """Whether elements are only copied, with their bytes swapped if necessary."""
         return not self.has_arithmetic and _same_bytes(self.stored, self.result)
 
     @property
@@ -103,7 +104,7 @@ class ElementCast:
         return 0 if number is None else int(pad_words(np.array([number], self.work))[0])
 
 
-def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bool) -> str | None:
+def why_no_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bool) -> str | None:
     """Return why no kernel can do a cast, in words; None if one can.
 
     `has_arithmetic` tells whether values are masked, multiplied or added to.
@@ -128,6 +129,7 @@ def all_cast_defines() -> list[Defines]:
     casts = [
         _cast_defines(stored, result, None)
         for stored, result in pairs
+        # Without arithmetic, which only floating results have, an element with the same bytes is copied.
         if result.kind == "f" or not _same_bytes(stored, result)
     ]
     wide = [_cast_defines(stored, np.dtype("f4"), np.dtype("f8")) for stored in dtypes]
@@ -142,7 +144,7 @@ def usual_cast_defines() -> list[Defines]:
 
 
 def pad_words(values: npt.NDArray[Any]) -> Words:
-    """Return the bytes of a flat array as words, padded with zeros."""
+    """Return the bytes of a flat array as words, padded with zeros to whole words."""
     data = values.tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
 

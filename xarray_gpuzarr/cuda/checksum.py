@@ -16,12 +16,14 @@ from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 
 Kind = Literal["crc32", "crc32c", "adler32"]
+"""Kind of a checksum. ``checksum.cu`` has types of these names."""
 
 TILE_NBYTES = 1 << 16
 """Bytes of a message that one block of threads handles. It must be ``tile_nbytes`` of ``checksum.cu``, whose ``stride``
 must be one word for each of `N_THREADS` threads."""
 
 _WORD_NBYTES = 16
+"""Length of the words that ``checksum.cu`` reads."""
 MAX_NBYTES = 2**32 - _WORD_NBYTES
 """Largest length of a message in bytes."""
 _ADLER_MODULUS = 65521
@@ -36,7 +38,7 @@ def checksum_kernels() -> list[Kernel]:
 def checksum(  # noqa: PLR0913
     api: DeviceApi, stream: Stream, kind: Kind, *, table: Address, n: int, max_nbytes: int, result: Address
 ) -> None:
-    """Add the checksums of messages to a column of zeros, from which `final_checksums` makes the final values.
+    """Enqueue the kernel that adds up a result for each message. `final_checksums` makes the checksums from these.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def checksum(  # noqa: PLR0913
     max_nbytes : int
         Length of the longest message, at most `MAX_NBYTES`.
     result : Address of uint64, shape (n,)
-        Must hold zeros, which the caller uploads, best as a third row of the table.
+        Must hold zeros. The caller may upload them as a third row of the table.
 
     Raises
     ------
@@ -74,7 +76,8 @@ def checksum(  # noqa: PLR0913
 def final_checksums(kind: Kind, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
     """Return the checksums, uint32 of shape (n,), from a column of results of `checksum`, in host memory.
 
-    A result has a CRC in its lower half, or in its halves the two sums of an Adler-32, before the last modulo.
+    A result has a CRC in its lower 32 bits; or the first sum of an Adler-32 in its lower 32 bits, and the second sum in
+    the upper ones, both not yet reduced by the modulus.
     """
     if kind != "adler32":
         return column.astype(np.uint32)

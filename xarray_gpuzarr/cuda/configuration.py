@@ -1,4 +1,4 @@
-"""`configure`, the one function for all settings of a process, and `native_device`, which finds its GPU."""
+"""`configure`, the one function for all options of a process, and `native_device`, which finds a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_options(options: Mapping[str, object]) -> None:
             do=f"choose one of these{similar_name_hint(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
-        # Makes a record, which checks its values, and drops it.
+        # A record checks its values when it is made; this one is not used.
         in_force.with_changes({name: options[name] for name in options if name in names})
 
 

@@ -15,7 +15,7 @@ from xarray_gpuzarr.cuda.failures import cuda_call
 
 @contextmanager
 def in_context(context: int) -> Iterator[None]:
-    """Make `context` the calling thread's CUDA context inside a ``with`` block, and restore its own one afterwards."""
+    """Make `context` the calling thread's CUDA context inside a ``with`` block; the previous one is restored."""
     before = cupy.cuda.driver.ctxGetCurrent()
     cupy.cuda.driver.ctxSetCurrent(context)
     try:
@@ -26,7 +26,10 @@ def in_context(context: int) -> Iterator[None]:
 
 @cuda_call("cudaSetDevice")
 def enter_device(index: int) -> int:
-    """Make a device the calling thread's; return the context to restore afterwards, 0 if there is none to restore."""
+    """Make a device that of the calling thread. Return the context to restore afterwards.
+
+    Return 0 if the thread had no context, or had that of this device already.
+    """
     cupy.cuda.runtime.getDevice()  # starts the driver, without which the next call fails
     before = int(cupy.cuda.driver.ctxGetCurrent())
     cupy.cuda.runtime.setDevice(index)
@@ -37,8 +40,8 @@ def enter_device(index: int) -> int:
 def restore_context(context: int) -> None:
     """Make `context`, the result of `enter_device`, the calling thread's context again.
 
-    Setting the device instead may choose another context. Without a context to restore, the device stays: setting the
-    thread's initial device would create a context there, which takes some 500 MiB.
+    The context is set, not the device, because a device may have several contexts. If `context` is 0, the device stays:
+    setting the thread's initial device would create a context there, which takes some 500 MiB.
     """
     if context:
         cupy.cuda.driver.ctxSetCurrent(context)

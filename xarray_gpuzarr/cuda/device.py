@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: a real GPU for the CUDA decoder.
 
-It decides nothing about reads: callers choose streams, events and sizes. The only process-wide state that it changes is
-CuPy's allocator, by `rmm_memory.share_memory`. Importing this module needs CuPy and RMM, but no GPU.
+This module decides nothing about reads: callers choose streams, events and sizes. The only process-wide state that it
+changes is CuPy's allocator, by `rmm_memory.share_memory`. Importing it needs CuPy and RMM, but no GPU.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PER_THREAD_DEFAULT = 2
 
 
 class NativePinned:
-    """Page-locked host memory; the array keeps it alive."""
+    """Page-locked host memory, which is freed when neither `array` nor a view of it is left."""
 
     def __init__(self, nbytes: int) -> None:
         # Not through CuPy's pool, which rounds lengths up and never frees memory.
@@ -64,10 +64,7 @@ class NativePinned:
 
 
 class NativeDevice:
-    """One GPU through CuPy and RMM; see `DeviceApi`. `native_device` keeps one object for each GPU.
-
-    All members except `activate`, `index` and `identity` must be called inside `activate`.
-    """
+    """One GPU through CuPy and RMM; see `DeviceApi`. `native_device` keeps one object for each GPU."""
 
     def __init__(self, index: int, options: ResourceOptions) -> None:
         self.index = index
@@ -84,9 +81,11 @@ class NativeDevice:
         properties = runtime.getDeviceProperties(self.index)
         version = runtime.runtimeGetVersion()
         major, minor = divmod(runtime.driverGetVersion(), 1000)
+        # CuPy reads the 16 bytes of the UUID as a C string. So it may end early, or go on with the bytes behind them.
+        uuid = bytes(properties["uuid"])[:16]
         return DeviceIdentity(
             name=properties["name"].decode(),
-            uuid=f"{bytes(properties['uuid'])[:16].hex()} at {runtime.deviceGetPCIBusId(self.index)}",
+            uuid=f"{uuid.hex()} at {runtime.deviceGetPCIBusId(self.index)}",
             compute_capability=f"{properties['major']}.{properties['minor']}",
             driver=driver_version() or f"of CUDA {major}.{minor // 10}",
             versions={
@@ -104,7 +103,7 @@ class NativeDevice:
         try:
             yield
         except BaseException:
-            # A device that was lost raises here, too, but its first error is the one to report.
+            # On a lost device, restoring the context fails, too, but the error of the block is the one to report.
             with suppress(CudaError, DeviceMemoryError):
                 restore_context(context)
             raise
@@ -133,8 +132,8 @@ class NativeDevice:
         Raises
         ------
         DeviceUnavailableError
-            If that is the per-thread default stream. Its handle means another stream on every thread, so memory that
-            is freed on another thread would be reused too early.
+            If that is the per-thread default stream. Its handle stands for a different stream on each thread, so memory
+            that is freed on another thread would be reused too early.
         """
         stream = self.current_stream()
         if stream.handle == _PER_THREAD_DEFAULT:
@@ -148,7 +147,7 @@ class NativeDevice:
 
     def external_stream(self, handle: int) -> NativeStream:
         """Return the stream of a ``cudaStream_t`` that another library has made and keeps."""
-        # The 0 is the version of the protocol.
+        # CuPy takes any object with `__cuda_stream__`, which returns the version of that protocol, 0, and the handle.
         return NativeStream(cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle))))
 
     @cuda_call("cupy.cuda.Stream.use")
@@ -201,9 +200,9 @@ class NativeDevice:
             ) from error
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
-        """Return an uninitialised C-ordered `cupy.ndarray` whose memory belongs to `stream`."""
+        """Return an uninitialised C-ordered `cupy.ndarray`; its memory is used and freed in the order of `stream`."""
         memory = self.memory.allocate(math.prod(shape) * dtype.itemsize, _native(stream))
-        return self.array_in(memory, shape, dtype, memory)
+        return self.array_in(memory, shape, dtype, owner=memory)
 
     def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
         """Return a C-ordered `cupy.ndarray` in `memory`; the array and its views keep `owner` alive."""
@@ -283,15 +282,16 @@ class NativeDevice:
         return cast("AbstractContextManager[object]", nvtx.annotate(name, domain="xarray_gpuzarr"))
 
     def _compile(self, kernel: Kernel) -> Any:
-        """Return the function of a kernel, compiled once for all threads. CuPy keeps compiled kernels on disk.
+        """Return the function of a kernel, compiled at the first call. CuPy keeps compiled kernels on disk.
 
-        CuPy appends ``-ftz=true`` to the options, which cannot be overridden. Denormal numbers are kept all the same,
-        because the kernels' arithmetic is PTX that does not flush them to zero.
+        CuPy appends ``-ftz=true`` to the compiler's options, and no other option overrides that. Denormal numbers are
+        kept all the same, because the kernels' arithmetic is PTX that does not flush them to zero.
         """
         with self._lock:
             if kernel not in self._kernels:
                 try:
                     module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
+                    # `kernel` is the function on this device. CuPy's `RawKernel` would look it up at each launch.
                     self._kernels[kernel] = module.get_function(kernel.name).kernel
                 except FAILURES as error:
                     raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
@@ -308,7 +308,7 @@ _devices_lock = threading.Lock()
 
 
 def forget_devices() -> None:
-    """Drop all devices and their private pools; those that are still in use stay alive."""
+    """Forget all devices, so that the next calls make new ones. Those that are in use keep their private pools."""
     with _devices_lock:
         _devices.clear()
 
@@ -331,6 +331,6 @@ def native_device(index: int | None = None) -> DeviceApi:
         device = _devices.get(index)
         if device is None or device.memory.choice != options.memory:
             device = NativeDevice(index, options)
-            with device.activate():  # a missing device fails here rather than in the middle of a read
+            with device.activate():  # a missing device raises its error here rather than in the middle of a read
                 _devices[index] = device
         return device

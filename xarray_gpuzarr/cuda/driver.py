@@ -1,6 +1,6 @@
 """Query the NVIDIA driver for its version, and for the number and names of its GPUs, without starting CUDA.
 
-The driver need not be installed.
+Without a driver, the functions say so and raise no error.
 
 References
 ----------
@@ -50,7 +50,7 @@ def driver_version() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs of this machine, usable by this process or not."""
+    """Return the names of the GPUs of this machine, usable by this process or not; none if NVML does not tell."""
     names = []
     with _nvml() as nvml:
         if nvml is None:

@@ -29,7 +29,7 @@ _FATAL = frozenset({
     "hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained",
     "mpsclientterminated", "externaldevice",
 })  # fmt: skip
-# Errors that are raised if there is no GPU, or its driver does not work.
+# Errors that are raised if there is no GPU, or if the driver does not work.
 _NO_DEVICE = frozenset({
     "insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary",
     "systemnotready", "systemdrivermismatch", "compatnotsupportedondevice", "initializationerror", "notinitialized",
@@ -42,7 +42,9 @@ _REMEDIES = {
 _NO_GPU = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
 _FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
 _CUDA_12, _CUDA_13 = 12000, 13000
+"""Versions of CUDA as the driver encodes them."""
 _OUT_OF_MEMORY = {"memoryallocation", "outofmemory"}
+"""Names of the same error in the runtime and in the driver, as `_cuda_name` returns them."""
 
 
 def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -91,7 +93,7 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
 
 
 def _driver_remedy() -> str:
-    """Return advice about a driver that is missing or older than the installed packages need."""
+    """Return advice about a driver that is missing, or older than the installed packages need."""
     version = cuda_version()
     if not version:
         return "there is no NVIDIA driver here, or it cannot be loaded: install one"

@@ -1,7 +1,7 @@
 """Filters on the GPU: codecs of elements, undone for whole batches of chunks at a time.
 
-Each class is one codec, ready to launch. What its kernel needs besides addresses is in its `words`, which the caller
-copies to device memory. This module knows no Zarr; the CUDA decoder uses it.
+Each class is one codec, ready to launch. The caller copies the `words` of a codec, the parameters of its kernel, to
+device memory. This module knows no Zarr; the CUDA decoder uses it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _DELTA_KERNELS = {
     for decoded in (1, 2, 4, 8)
 }
 _DELTA_TILE = 4096
-"""Length in elements that segments are multiples of: one tile of ``delta.cu``, or two if elements have 8 bytes."""
+"""Number of elements that the length of a segment is a multiple of: one tile of ``delta.cu``, or two if elements have 8
+bytes."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
-"""Steps of ``delta.cu``, numbered as in its ``Step``: `_WHOLE` for chunks of one segment, else the other three."""
+"""Steps of ``delta.cu``, numbered as in its ``Step``. Chunks of one segment take `_WHOLE`, others the other three."""
 _LEAST_TILES = 4
-"""Length of the shortest segment, in multiples of `_DELTA_TILE`. A segment is what one block of threads decodes."""
+"""Length of the shortest segment if chunks are split, in multiples of `_DELTA_TILE`. One block of threads decodes a
+segment."""
 _ENOUGH_BLOCKS = 1056
 """Number of blocks of threads that fill an H100 or H200: 132 multiprocessors with 2048 threads each."""
 _FLOAT_DELTA_KERNELS = {
@@ -49,12 +51,13 @@ _PACKBITS = Kernel(file="packbits.cu", name="packbits")
 
 
 def filter_kernels() -> list[Kernel]:
-    """Return the kernels of this module."""
+    """Return all kernels of this module, in all their variants."""
     pairs = [(encoded, decoded) for encoded in REAL_DTYPES for decoded in REAL_DTYPES]
     pairs_of_rule: dict[Rule, list[tuple[str, str]]] = {
         "astype": pairs,
         "scaled": pairs,
         "scaled_integer": [(name, name) for name in REAL_DTYPES if name[0] in "iu"],
+        # The codec has no booleans, and `decoders.cuda.chain` leaves float16 to the host.
         "cast_value": [pair for pair in pairs if not {"b1", "f2"} & set(pair)],
     }
     codecs = []
@@ -79,8 +82,8 @@ class FilterChunks:
     n_elements: int
     """Number of elements of every chunk; fewer than 2**31."""
     flags: Address
-    """uint64, shape (n,): must hold zeros. Set to 1 where a chunk is damaged, or holds an element whose decoded value
-    is left to the host."""
+    """uint64, shape (n,): must hold zeros. The kernel sets it to 1 where a chunk is damaged, or holds an element that
+    the host has to decode."""
     words: Address
     """The codec's `words`."""
 
@@ -116,15 +119,15 @@ class ElementCodec:
     rule: Rule
     rounding: Rounding = "nearest-even"
     scale: float = 1
-    """Scale of the rules that have one; representable in `arithmetic_dtype` without rounding."""
+    """Scale of the rules ``scaled`` and ``scaled_integer``; representable in `arithmetic_dtype` without rounding."""
     offset: float = 0
-    """Offset of the same rules; likewise representable in `arithmetic_dtype`."""
+    """Offset of the same rules; representable in `arithmetic_dtype` without rounding."""
     mapped: tuple[tuple[int, float], ...] = ()
-    """Encoded integers, and the values that they decode to instead of by the rule."""
+    """Encoded integers, each with the value that it decodes to in place of the one by the rule ``cast_value``."""
 
     @property
     def arithmetic_dtype(self) -> np.dtype[Any]:
-        """Dtype in which elements are scaled."""
+        """Dtype in which the rules ``scaled`` and ``scaled_integer`` compute."""
         if self.encoded.kind == "f" or self.rule == "scaled_integer":
             return self.encoded.newbyteorder("=")
         return np.dtype("f8")
@@ -134,7 +137,7 @@ class ElementCodec:
         """Fields of ``struct Codec``, followed by the mapped numbers and their values."""
         rounding = get_args(Rounding).index(self.rounding)
         encoded, decoded = self.encoded.newbyteorder("="), self.decoded.newbyteorder("=")
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # a mapped value may overflow to infinity
             scale = _word(np.array([self.scale]).astype(self.arithmetic_dtype))
             offset = _word(np.array([self.offset]).astype(self.arithmetic_dtype))
             mapped = []
@@ -210,13 +213,13 @@ def _swap_nbytes(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_word(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as the word that ``dtypes.cuh`` takes: item size, kind, and whether bytes are swapped."""
+    """Return a dtype as the word that ``dtypes.cuh`` takes: item size, kind, and whether bytes are to be swapped."""
     is_swapped = dtype.itemsize > 1 and not dtype.isnative
     return dtype.itemsize | ord(dtype.kind) << 8 | is_swapped << 16
 
 
 def _word(number: npt.NDArray[Any]) -> int:
-    """Return an array of one number as it is in a 64-bit register; signed integers are sign-extended."""
+    """Return the number in an array of one element as a word of 64 bits; signed integers are sign-extended."""
     if number.dtype.kind == "i":
         return int(number[0]) % 2**64
     return int(pad_words(number)[0])

@@ -56,7 +56,7 @@ class NativeFile:
         interface = {"shape": (nbytes,), "typestr": "|u1", "data": (int(to), False), "version": 3}
         buffer = SimpleNamespace(__cuda_array_interface__=interface)
         try:
-            self._synchronize(stream)  # kvikio's threads do not wait for the stream
+            self._synchronize(stream)  # kvikio's threads would not wait for work that still uses the destination
             future = self._file.pread(buffer, nbytes, file_offset=offset)
         except (RuntimeError, OSError) as err:
             raise _failed(self._path, f"read {nbytes} bytes at {offset}", err) from err
@@ -77,7 +77,7 @@ class NativeRead:
         self._n_read = 0
 
     def finish(self) -> int:
-        """Block until the bytes are in device memory; return their number."""
+        """Block until the bytes are in device memory; return their number. After an error, later calls return 0."""
         wait, self._wait = self._wait, None
         if wait is not None:
             try:

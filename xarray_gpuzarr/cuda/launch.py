@@ -1,4 +1,4 @@
-"""The source of all kernels below ``kernels/``, and typed launches of those that move bytes and check zstd frames.
+"""The source and the lists of all kernels below ``kernels/``, and typed launches of `move` and `check_zstd`.
 
 Launches of the other kernels are in the modules of what they compute: `placers`, `filters`, `blosc` and `checksum`.
 This module knows neither CuPy nor Zarr: launches go through `api.DeviceApi`.
@@ -30,9 +30,9 @@ MOVE_TILE_NBYTES = 1 << 16
 """Number of bytes of a run that one block of threads moves. It must be ``tile_nbytes`` of ``move.cu``."""
 
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
-"""A zstd frame that decodes to one byte, and takes the place of refused frames; host memory, padded to 16 bytes."""
+"""A zstd frame of 10 bytes that decodes to one byte, padded to two words, in host memory; see `check_zstd`."""
 _FRAMES_PER_BLOCK = 32
-"""Number of threads in a block, each of which checks a frame. ``zstd_blocks.cu`` takes any number."""
+"""Number of threads in a block that checks frames, one for each frame. ``zstd_blocks.cu`` takes any number."""
 _MOVE, _ZSTD_BLOCKS = Kernel(file="move.cu", name="move"), Kernel(file="zstd_blocks.cu", name="zstd_blocks")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
@@ -48,6 +48,7 @@ def kernel_source(kernel: Kernel) -> str:
 
 
 def _inline_includes(file: str) -> str:
+    """Return the text of a file below ``kernels/``, with the text of included files in place of each ``#include``."""
     text = (resources.files(__package__) / "kernels" / file).read_text()
 
     def included_text(match: re.Match[str]) -> str:
@@ -99,8 +100,8 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
 def rows_by_length(nbytes: Column) -> list[slice]:
     """Cut a table of moves into slices of similar lengths, for one launch of `move` each.
 
-    `nbytes` are the lengths in ascending order. A slice ends where the number of tiles reaches the next power of two.
-    Lengths of 0 are left out.
+    `nbytes` are the lengths in ascending order. A slice ends where the number of tiles of a run reaches the next power
+    of two. Runs of length 0 are in no slice.
     """
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
     exponents = np.frexp(n_tiles)[1]
@@ -109,7 +110,7 @@ def rows_by_length(nbytes: Column) -> list[slice]:
 
 
 def check_zstd(api: DeviceApi, stream: Stream, *, table: Address, n: int, spare: Address, refused: Address) -> None:
-    """Remove what is not a sound zstd frame of the expected length from a batch, before nvCOMP decodes the batch.
+    """Replace what is not a sound zstd frame of the expected length by `spare`, before nvCOMP decodes the batch.
 
     nvCOMP trusts its input: a frame that was cut off, or that is followed by another one, may make it read or write out
     of bounds. Headers and blocks are spread over a whole shard, so threads of the GPU follow them sooner than a host.
@@ -122,7 +123,7 @@ def check_zstd(api: DeviceApi, stream: Stream, *, table: Address, n: int, spare:
         Stream that the kernel runs on.
     table : Address of uint64, shape (4, n)
         Addresses of the frames, of any alignment; their lengths in bytes; addresses for the results; their lengths. The
-        first two rows are changed if a frame is refused.
+        first two rows are changed where a frame is refused.
     n : int
         Number of frames.
     spare : Address of uint8, shape (10,)

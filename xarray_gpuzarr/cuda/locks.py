@@ -1,4 +1,4 @@
-"""A lock that lets reads of several threads run together, or one read alone."""
+"""`SharedLock`, which lets reads of several threads run together, or one thread alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class SharedLock:
     """Lets up to `n_together` threads read at the same time, or one thread alone.
 
     Waiting reads begin in the order in which they came. A signal may interrupt a thread that holds the lock or waits
-    for it, and leaves the lock usable.
+    for it, and leaves the lock usable. Therefore the lock counts no reads, but keeps a record of each; see
+    `process.waiting`.
     """
 
     def __init__(self, n_together: int = sys.maxsize) -> None:
@@ -46,7 +47,10 @@ class SharedLock:
         return self._exclusive_thread == get_ident()
 
     def shared[*Arguments, Result](self, read: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Call `read` beside other reads; waits while too many are under way, or while one thread reads alone.
+        """Return what `read` returns, called beside other reads.
+
+        Waits while `n_together` threads came earlier and have not finished, or while another thread reads alone or
+        waits to do so.
 
         A read inside a read of the same thread never waits.
         """
@@ -62,7 +66,11 @@ class SharedLock:
                 self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read` once no other thread reads; other reads begin after it has returned."""
+        """Return what `read` returns, called once no other thread reads. Reads of other threads begin after that.
+
+        Reads of the calling thread that are under way do not count. Must not be called inside `exclusive`: the inner
+        call would end the turn of the outer one.
+        """
         thread = get_ident()
         try:
             self._changed.wait_until(lambda: self._try_claim(thread))
@@ -82,14 +90,14 @@ class SharedLock:
             is_inside = thread in [read.thread for read in earlier if read.is_under_way]
             n_earlier_threads = len({read.thread for read in earlier})
             has_turn = self._exclusive_thread is None and n_earlier_threads < self._n_together
-            # The thread that reads alone comes before all that wait.
+            # The thread that reads alone may also read by `shared`, before all that wait.
             if not (is_inside or has_turn or self._exclusive_thread == thread):
                 return False
             own_read.is_under_way = True
             return True
 
     def _try_claim(self, thread: int) -> bool:
-        """Let a thread be the next to read alone, unless another one is; return whether it is."""
+        """Make `thread` the one that reads alone next, unless another thread is; return whether `thread` is."""
         with self._lock:
             if self._exclusive_thread not in (None, thread):
                 return False
@@ -97,4 +105,5 @@ class SharedLock:
             return True
 
     def _no_other_reads(self, thread: int) -> bool:
+        """Whether no thread but `thread` has a read under way."""
         return all(read.thread == thread for read in list(self._reads) if read.is_under_way)

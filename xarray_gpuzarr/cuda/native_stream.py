@@ -1,4 +1,4 @@
-"""A CUDA stream for CuPy and for RMM, which is destroyed in the context that it was made in."""
+"""`NativeStream`, a CUDA stream for CuPy and for RMM, and `StreamOwner`, which destroys it in its own context."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from xarray_gpuzarr.cuda.failures import FAILURES
 
 
 class NativeStream:
-    """One CUDA stream as CuPy and as RMM see it; both keep it alive.
+    """One CUDA stream, as an object of CuPy and as one of RMM. Both objects keep the stream alive.
 
     Parameters
     ----------
     stream : cupy.cuda.Stream
         The stream.
     owner : StreamOwner, optional
-        Destroys the stream after its last use; without it, the library that made the stream does.
+        Destroys the stream after its last use. None if the library that made the stream does so.
     """
 
     def __init__(self, stream: Any, owner: StreamOwner | None = None) -> None:

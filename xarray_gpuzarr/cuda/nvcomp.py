@@ -1,7 +1,7 @@
 """nvCOMP's low-level batched decompression: call the library, and turn its status codes into errors.
 
-Addresses are passed as integers; nothing here allocates memory or waits for a stream. nvCOMP 5.3 and 6 are supported,
-which differ only in the function that returns the length of scratch memory. All numbers are from the headers of 6.0.0,
+Addresses are passed as integers; nothing here allocates memory or waits for a stream. nvCOMP 5.3 and 6 are supported.
+They differ only in the function that returns the length of scratch memory. All numbers are from the headers of 6.0.0,
 or were measured with that library; those of 5.3.0, which RAPIDS 26.10 requires, are the same. Earlier versions are not
 supported: 5.1 has other numbers and documents no largest chunk, and before 5.3, a damaged snappy stream could keep the
 GPU busy for ever.
@@ -35,11 +35,11 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 _TEMP_SIZE_VERSION = 6000
 """Version from which on ``GetTempSize`` takes a stream, in place of ``GetTempSizeAsync``, which takes none."""
 _BACKEND_CUDA = 2
-"""Backend of all calls: the CUDA kernels, which report corrupt LZ4. In the hardware engine, it is undefined."""
+"""Backend of all calls: the CUDA kernels, which report corrupt LZ4. The hardware engine need not report it."""
 _LOOKAHEAD = 1
 """Algorithm of gzip that looks ahead."""
-_NAIVE_NBYTES = 64 * 1024
-"""Decoded length of a gzip chunk above which the header recommends the algorithm that looks ahead."""
+_MAX_NAIVE_NBYTES = 64 * 1024
+"""Decoded length of gzip chunks above which the header recommends to look ahead, rather than the naive algorithm."""
 _CUDA_ERROR = 1000
 _INTERNAL = 10000
 _STATUS_NAMES = {
@@ -70,6 +70,7 @@ _C_NAMES: dict[Format, str] = {
     "deflate": "Deflate",
     "snappy": "Snappy",
 }
+"""Name of each format in the names of nvCOMP's functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class Batch:
     source_nbytes: Address
     """uint64: length of each compressed chunk."""
     capacity: Address
-    """uint64: length of the memory for each decompressed chunk."""
+    """uint64: length of the memory at `outputs` for each decompressed chunk."""
     actual: Address
     """uint64, written: length of each decompressed chunk."""
     outputs: Address
@@ -110,7 +111,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    """Options of a format. Those of other formats differ only in bytes that are zero here."""
+    """Options of any format. The structs of the formats differ only in bytes that are zero here."""
 
     _fields_ = (("backend", ctypes.c_int), ("algorithm", ctypes.c_int), ("zero", ctypes.c_uint8 * 56))
 
@@ -142,7 +143,7 @@ def status_name(code: int) -> str:
 
 def fastest_format(fmt: Format, max_nbytes: int) -> Format:
     """Return the format with the fastest algorithm for chunks of up to `max_nbytes` decoded bytes."""
-    return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _NAIVE_NBYTES else fmt
+    return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _MAX_NAIVE_NBYTES else fmt
 
 
 def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
@@ -279,7 +280,7 @@ class Nvcomp:
         n_chunks : int
             Number of chunks; may be 0.
         temp, temp_nbytes : int
-            Address and length of scratch memory, which must live as long.
+            Address and length of scratch memory, which must live as long as the columns.
         stream : int
             The ``cudaStream_t``.
 

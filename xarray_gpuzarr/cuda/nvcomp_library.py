@@ -9,7 +9,9 @@ from xarray_gpuzarr.cuda.nvcomp import library_version, version_text
 from xarray_gpuzarr.errors import DeviceUnavailableError
 
 _FIRST_VERSION = 5300
+"""Oldest supported version, 5.3.0; see `nvcomp` for the reason."""
 _END_VERSION = 7000
+"""First version that is not supported, 7.0.0."""
 _SUPPORTED_VERSIONS = ">=5.3,<7"
 
 

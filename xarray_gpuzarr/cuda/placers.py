@@ -1,8 +1,8 @@
 """Typed launches of the kernels that place decoded chunks in a result: boxes (`Scatter`) and single points (`Points`).
 
-Each read packs one table of parameters and columns with NumPy, and uploads it. Pointers in it are absolute addresses,
-so the table is packed for the address in device memory that it will have. The cost of a launch does not depend on the
-number of chunks. This module knows neither CuPy nor Zarr.
+Each read packs one table of parameters and columns with NumPy, and uploads it. Pointers in a table are absolute
+addresses, so the table is packed for the address that it will have in device memory. The cost of a launch does not
+depend on the number of chunks. This module knows neither CuPy nor Zarr.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from xarray_gpuzarr.cuda.cast import ElementCast, Words, pad_words
 from xarray_gpuzarr.process.records import Column
 
 _CAST_WORDS = 8
-"""Number of words in ``struct Cast``; see `ElementCast.words`."""
+"""Number of words in ``struct Cast`` of ``cast.cuh``; see `ElementCast.words`."""
 _MASK_WORD = 2
 """Position in ``struct Cast`` of the address of the mask values."""
 _MISSING_WORD = 7
 """Position in ``struct Cast`` of the address of the fill value, which is 0 for decoded chunks."""
 _N_TARGET_WORDS = 8
-"""Number of words between the cast and the axes in ``scatter.cu``, and after the cast in ``points.cu``."""
+"""Number of words in ``struct Target`` between the cast and the axes (``scatter.cu``), or behind the cast
+(``points.cu``, which uses fewer)."""
 _AXIS_WORDS = 8
-"""Number of words of an axis in ``scatter.cu``."""
+"""Number of words in ``struct Axis`` of ``scatter.cu``."""
 _NO_COLUMN = -1
-"""Takes the place of the number of a column of piece numbers for an axis with a single piece, which needs none."""
+"""Takes the place of the number of an axis' column in the rows of piece numbers if the axis has a single piece."""
 _POINTS_PER_THREAD = 16
 """Number of points that a thread takes. ``points.cu`` has the same number, 16, in its code."""
 _WORD_MASK = 2**64 - 1
@@ -71,6 +72,7 @@ class _Placer:
         """Positions of the words that are pointers. Until `pack`, they are offsets from the start of the table."""
         self.nbytes = 2 * n_words * 8
         """Length of the table in bytes."""
+        # The fill value comes first. It may be a unit of 16 bytes, and only this offset is always a multiple of 16.
         fill_offset = self._append(pad_words(np.full(factor, fill, cast.stored)))
         mask_offset = self._append(cast.mask_words())
         self._write(0, [*cast.words(mask_offset), 0], (_MASK_WORD,))
@@ -84,7 +86,7 @@ class _Placer:
         return offset
 
     def _write(self, first: int, fields: Sequence[int], pointers: Sequence[int] = ()) -> None:
-        """Set the parameters from word `first` on; `pointers` are the positions in `fields` that are pointers."""
+        """Set the parameters from word `first` on to `fields`, of which those at positions `pointers` are pointers."""
         self._fields[first : first + len(fields)] = fields
         self._pointers += [first + i for i in pointers]
 
@@ -116,7 +118,7 @@ class _Placer:
     def launch(
         self, api: DeviceApi, stream: Stream, *, table: Address, source: Address, row: Address, n_rows: int
     ) -> None:
-        """Place the wanted elements of decoded chunks.
+        """Enqueue the kernel that places the wanted elements of decoded chunks.
 
         Parameters
         ----------
@@ -125,11 +127,11 @@ class _Placer:
         stream : Stream
             Stream that the kernel runs on.
         table : Address
-            The table, packed for this address.
+            The table in device memory, packed for this address.
         source : Address of uint64, shape (n_rows,)
-            First element of each decoded chunk, aligned to `unit_nbytes`.
+            Addresses of the first elements of the decoded chunks, which must be aligned to `unit_nbytes`.
         row : Address of int64, shape (n_rows, ndim) for boxes, (n_rows, 1) for points
-            Piece numbers, or group numbers, of the chunks.
+            For each chunk its piece number on every axis, or the number of its group of points.
         n_rows : int
             Number of chunks.
 
@@ -145,12 +147,15 @@ class _Placer:
             api.launch(self._kernel, n_blocks, N_THREADS, (table, source, row, *counts), stream)
 
     def fill(self, api: DeviceApi, stream: Stream, *, table: Address, row: Address, n_rows: int) -> None:
-        """Write the fill value to the places of missing chunks; parameters and errors are those of `launch`."""
+        """Enqueue the kernel that writes the fill value to the places of missing chunks.
+
+        Parameters and errors are those of `launch`.
+        """
         missing_table = Address(table + self._n_words * 8)
         self.launch(api, stream, table=missing_table, source=Address(0), row=row, n_rows=n_rows)
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number of blocks of a launch, and the last arguments of the kernel."""
+        """Return the number of blocks of threads of a launch, and the last arguments of the kernel."""
         raise NotImplementedError
 
 
@@ -197,7 +202,7 @@ class Scatter(_Placer):
                 pointers.append(3)
             step = axis.step * axis.in_stride
             self._write(word, [*columns, index, step, axis.in_stride, axis.out_stride, piece_column], pointers)
-            # Without index, step and stride, every element of a missing chunk is read from the one fill value.
+            # Without index, step and stride, every element of a missing chunk is read from where the fill value is.
             self._write(word + n_words, [*columns, 0, 0, 0, axis.out_stride, piece_column], (0, 1, 2))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:

@@ -24,8 +24,8 @@ from xarray_gpuzarr.process.settings import numbers_from_environment
 _KEPT_DIVISOR = 4
 """A pool keeps up to a quarter of the device's memory besides what is in use."""
 _SWITCHES = ("pool_waits", "pool_kept_nbytes")
-"""Environment settings for measurements. The first is 1 to let streams wait, which is CUDA's default; the second is the
-number of bytes that a pool keeps, memory in use included."""
+"""Environment settings for measurements. With `pool_waits` = 1, streams wait for others, as by CUDA's default.
+`pool_kept_nbytes` is the number of bytes that a pool keeps, memory in use included."""
 
 
 def private_pool(index: int, total_nbytes: int) -> PrivatePool:
@@ -42,14 +42,14 @@ def private_pool(index: int, total_nbytes: int) -> PrivatePool:
 class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # RMM has no types here
     """RMM's resource for a pool of the driver, which it owns.
 
-    By default, CUDA may hand memory that one stream has freed to another stream, and lets that one wait for the first
-    one's kernels. This pool does so only if there is no other memory left. It gives idle memory back to the device only
-    above `kept_nbytes`. CUDA's threshold for that includes memory in use, so the threshold is moved whenever memory is
-    allocated or freed.
+    By default, CUDA may give one stream memory that another stream has freed, and then makes the first one wait for the
+    other's kernels. This pool does so only if there is no other memory left. It gives idle memory back to the device
+    only above `kept_nbytes`. CUDA's threshold for that includes memory in use, so the threshold is moved whenever
+    memory is allocated or freed.
     """
 
     _process = 0
-    """Id of the process that made the pool. It is 0 while there is no pool to be destroyed."""
+    """Id of the process that made the pool. It is 0 if `__init__` failed, and `__del__` then has no pool to destroy."""
 
     def __init__(self, handle: Any) -> None:  # RMM's class takes `handle` in its `__cinit__`, and has no `__init__`
         self._handle = handle
@@ -63,7 +63,10 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._fixed_nbytes = switches.get("pool_kept_nbytes")
 
     def set_up(self, kept_nbytes: int) -> None:
-        """Let the pool keep `kept_nbytes` bytes besides those in use."""
+        """Set the attributes of the pool, so that it keeps `kept_nbytes` bytes besides those in use.
+
+        If this fails, `__del__` destroys the pool.
+        """
         self._kept_nbytes = kept_nbytes
         self._set_waiting(allowed=self._waits)
         self._update_threshold()
@@ -96,11 +99,14 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
                 _checked("cudaMemPoolDestroy", runtime.cudaMemPoolDestroy(self._handle))
 
     def _set_waiting(self, *, allowed: bool) -> None:
-        """Set whether an allocation may make its stream wait for the stream that freed the memory."""
+        """Set whether an allocation may make its stream wait for another one that has freed the memory."""
         self._set("cudaMemPoolReuseAllowInternalDependencies", int(allowed))
 
     def _update_threshold(self) -> None:
-        """Set CUDA's threshold so that the pool keeps `kept_nbytes` bytes besides those that are in use now."""
+        """Set CUDA's threshold so that the pool keeps `kept_nbytes` bytes besides those that are in use now.
+
+        The setting `pool_kept_nbytes` replaces both.
+        """
         nbytes = self._fixed_nbytes
         if nbytes is None:
             attribute = runtime.cudaMemPoolAttr.cudaMemPoolAttrUsedMemCurrent
@@ -114,7 +120,10 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
 
 
 def _checked(call: str, answer: tuple[Any, ...]) -> Any:
-    """Return the value in the answer of a CUDA runtime call; raise `RuntimeError`, as CuPy does, if it failed."""
+    """Return the value in the answer of a CUDA runtime call, None if there is none.
+
+    Raises `RuntimeError`, as CuPy does, if the call failed.
+    """
     error, *values = answer
     if error != runtime.cudaError_t.cudaSuccess:
         raise RuntimeError(f"{error.name}, by {call}")

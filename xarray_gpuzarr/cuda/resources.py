@@ -1,7 +1,7 @@
 """Resources that reads of one device use: streams, rings of pinned slots, and device memory.
 
-A `Workspace` has all of them for one read at a time. `DeviceResources` hands workspaces to reads, whatever their
-threads; a few reads run at once, and others wait.
+A `Workspace` has all of them for one read at a time. `DeviceResources` lends workspaces to reads, on whatever thread
+these run. At most `ResourceOptions.n_reads` reads run at once, and others wait.
 
 Uploads run on the `copy` stream, and batches are decoded on the `batch_streams` in turn, so that fetching, copying
 and decoding overlap. Events order them.
@@ -25,14 +25,14 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 TABLE_NBYTES = 256 * 1024
-"""Length of the tables of a few thousand chunks."""
+"""Length in bytes that a slot for tables has at first. The tables of a few thousand chunks fit."""
 _KEPT_TABLE_NBYTES = 8 * 1024**2
-"""Length of the tables of some 50 000 chunks. Longer slots are freed when their read has ended."""
+"""Length up to which slots for tables are kept between reads. The tables of some 50 000 chunks fit."""
 _FIRST_SLOT_NBYTES = 256 * 1024
-"""Length of a pinned slot until a read needs more: pinning 64 MiB takes some 20 ms."""
+"""Length of a slot for encoded bytes until a read needs more, because pinning 64 MiB takes some 20 ms."""
 _N_FURTHER_TABLES = 2
-"""Number of slots for tables, or for receipts, besides those of the `n_batches` batches that are under way: one for the
-parameters of a read, and one for the batch that is being staged."""
+"""Number of slots that the rings of tables and of receipts have besides those of the `n_batches` batches under way: one
+for the parameters of a read, and one for the batch that is being staged."""
 
 
 def pinned_nbytes(options: ResourceOptions) -> int:
@@ -45,8 +45,8 @@ def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
     """Return the bytes of device memory that the batches of a read may use besides its result.
 
     If the options do not set it, the reads that run at once share three quarters of `device_nbytes`, all memory of the
-    device; a quarter is left for results. The free memory would be a poor measure if a pool holds nearly everything, or
-    other threads read.
+    device; a quarter is left for results. The memory that is free now would be a poor measure: a pool may hold nearly
+    everything, and other threads may be reading.
     """
     return options.scratch_nbytes or device_nbytes * 3 // 4 // options.n_reads
 
@@ -81,7 +81,7 @@ class Workspace:
         self.scratch_nbytes = scratch_nbytes(options, api.memory_nbytes()[1])
         """Bytes of device memory that the batches of a read may use besides results."""
         self.copy = api.stream()
-        """Stream of uploads."""
+        """Stream of uploads, and of the results of a workspace that is its own consumer."""
         self._consumer = self.copy if is_own_consumer else None
         self.batch_streams = tuple(api.stream() for _ in range(options.n_batches))
         """Streams that decode batches."""
@@ -95,7 +95,7 @@ class Workspace:
         """Pinned memory for statuses and actual sizes that are downloaded."""
         self._rings = self.slots, self.tables, self.receipts
         idle_stream = api.stream()
-        self.device_slots = WorkspaceMemory(api, idle_stream, options.n_slots * options.slot_nbytes)
+        self.device_slots = WorkspaceMemory(api, idle_stream, kept_nbytes=options.n_slots * options.slot_nbytes)
         """Device memory for encoded bytes, borrowed on the `copy` stream."""
         self.device_tables = WorkspaceMemory(api, idle_stream)
         """Device memory for tables."""
@@ -105,8 +105,9 @@ class Workspace:
         self._outputs: list[Any] = []
         """Arrays of the current read that streams may still write to, kept alive here until the read ends."""
         self._is_clean = True
-        """Whether the last read has ended, and left nothing behind."""
+        """Whether no read is under way, and the last one has left nothing behind."""
         self._was_interrupted = False
+        """Whether a read ended by a signal since the last cleaning, so that its helper threads may still run."""
 
     def new_result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
         """Return an uninitialised device array that `streams` may write to at once.
@@ -116,7 +117,8 @@ class Workspace:
         before.
         """
         consumer = self._consumer or self.api.consumer_stream()
-        memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
+        nbytes = max(1, math.prod(shape) * dtype.itemsize)  # memory of 0 bytes would have no address of its own
+        memory = self.api.allocate(nbytes, streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._outputs.append(array)
         self.order(streams[0], streams[1:])
@@ -135,9 +137,10 @@ class Workspace:
             self.api.wait(stream, event)
 
     def borrow_slot(self, nbytes: int) -> Slot:
-        """Return a slot for encoded bytes; blocks until the next one is released.
+        """Return a slot for encoded bytes. Blocks until the next slot of the ring is released.
 
-        Other rings are used directly. They never block, because they have more slots than there are batches under way.
+        The time is counted as waiting. `tables` and `receipts` need no such method: they never block, because they have
+        more slots than there are batches under way.
         """
         with counters.stage("wait"):
             return self.slots.borrow(nbytes)
@@ -164,7 +167,7 @@ class Workspace:
             self.api.synchronize(stream)
 
     def free_all(self, keep: Collection[DeviceMemory] = ()) -> None:
-        """Give all device memory back to the pool except `keep`. All streams must be idle."""
+        """Give all device memory, borrowed or idle, back to the pool, except `keep`. All streams must be idle."""
         for memory in self._memories:
             memory.take_back_all(keep)
             memory.free_idle()
@@ -172,8 +175,8 @@ class Workspace:
     def run[Result](self, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for this workspace, which no other read uses meanwhile.
 
-        If `read` fails, its memory is freed once the streams no longer write to it. If that is interrupted, the next
-        call does it first.
+        If `read` fails, its memory is freed once the streams no longer write to it. If a signal interrupts the freeing,
+        the next call frees the memory before it reads.
         """
         try:
             self._clean()
@@ -185,13 +188,13 @@ class Workspace:
             self._is_clean = True
         finally:
             if not self._is_clean:
-                # A KeyboardInterrupt, say, is no `Exception`.
+                # Signals raise errors, such as KeyboardInterrupt, that are no `Exception`.
                 self._was_interrupted |= not isinstance(sys.exception(), Exception)
             self._clean()
         return result
 
     def _clean(self) -> None:
-        """Free what an earlier read has left behind, so that a read may begin."""
+        """Free what an earlier read has left behind, and rewind the rings, so that a read may begin."""
         if not self._is_clean:
             self.wait_until_idle()
             self.free_all()
@@ -211,7 +214,7 @@ class Workspace:
 
     def prepare(self) -> None:
         """Allocate all pinned memory now."""
-        # After an interrupted cleaning, streams may still copy from the slots that would be replaced.
+        # `fill` replaces slots that are too short. After an interrupted cleaning, streams may still copy from them.
         self._clean()
         for ring in self._rings:
             ring.fill()
@@ -226,7 +229,7 @@ class Workspace:
 
 
 class DeviceResources:
-    """The workspaces of this process on one device. Safe to use from several threads."""
+    """All workspaces of this process on one device. Safe to use from several threads."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
@@ -242,7 +245,7 @@ class DeviceResources:
         self._lock = threading.Lock()
 
     def run_read[Result](self, read: Callable[[Workspace], Result]) -> Result:
-        """Return what `read` returns for a workspace of its own; waits while too many other threads read.
+        """Return what `read` returns for a workspace of its own; waits as `SharedLock.shared` does.
 
         A read inside a read has the workspace of the outer one.
         """
@@ -277,12 +280,12 @@ class DeviceResources:
 
     @property
     def is_in_read(self) -> bool:
-        """Whether the calling thread is inside a read, or reads alone, so that these resources must not be closed."""
+        """Whether the calling thread is inside a read, or holds the lock alone, so that it must not call `close`."""
         return threading.get_ident() in self._in_use or self.lock.is_alone
 
     @property
     def is_shared(self) -> bool:
-        """Whether several threads have read to this device."""
+        """Whether more than one thread has ever read to this device."""
         return len(self._threads) > 1
 
     def prepare(self, n_threads: int) -> None:
@@ -297,7 +300,7 @@ class DeviceResources:
                 workspace.prepare()
 
     def trim(self) -> None:
-        """Free the device memory that no read uses. No other thread may read."""
+        """Free unused memory in the pools of array libraries, and that of idle workspaces. No other thread may read."""
         self.api.trim()
         with self._lock:
             for workspace in self._idle_workspaces():

@@ -1,7 +1,7 @@
 """Device memory from an RMM resource, and the choice of that resource.
 
-RMM's current resource is the application's choice, and is never changed. Only `share_memory` sets CuPy's allocator, if
-a process has requested it, and can undo it.
+RMM's current resource is the application's choice, and is never changed. CuPy's allocator is changed by `share_memory`
+alone, which only processes that request it call, and which can be undone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADAPTORS = tuple(
 class NativeMemory:
     """Device memory of an RMM resource; see `DeviceMemory`.
 
-    It is freed in the order of its stream, at the latest when it is garbage collected.
+    Whatever frees it works in the CUDA context that it was allocated in.
     """
 
     def __init__(self, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
@@ -48,7 +48,7 @@ class NativeMemory:
 
     def free(self) -> None:
         """Free the memory once the work that its stream has been given so far is done."""
-        resource, self._resource = self._resource, None
+        resource, self._resource = self._resource, None  # a second call does nothing
         # A forked process, or one that is ending, cannot call CUDA.
         if resource is None or not self.nbytes or self._process != os.getpid() or sys.is_finalizing():
             return
@@ -82,11 +82,11 @@ class RmmMemory:
         self._private: Any = None
         """Pool of reads alone; None until it is needed."""
         self._last_current: object = None
-        """RMM's current resource when it was last used, so that advice is given once for each."""
+        """RMM's current resource at the last call that used it, so that a new one is looked at once, for advice."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
-        """Return uninitialised memory, which is freed in the order of `stream`.
+        """Return uninitialised memory, to be used and freed in the order of `stream`; for 0 bytes, its address is 0.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class RmmMemory:
         """Return the RMM resource to allocate from. The application may have changed its own since the last call."""
         if self.choice in {"auto", "current"}:
             current = rmm.mr.get_per_device_resource(self._index)
-            # An adaptor around a plain resource is the application's, to limit or count memory, and is respected.
+            # An adaptor around a plain resource is not plain: the application limits or counts memory with it.
             if self.choice == "current" or not is_plain(current):
                 if current is not self._last_current:
                     self._last_current = current
@@ -128,13 +128,14 @@ class RmmMemory:
         return self._private
 
     def _new_resource(self) -> Any:
+        """Return a new pool: one of the driver if that is chosen, or if `choice` is "auto" and there are such pools."""
         runtime = cupy.cuda.runtime
         if self.choice == "async" or (
             self.choice == "auto" and runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index)
         ):
             _, total = runtime.memGetInfo()
             return private_pool(self._index, total)
-        # By default, RMM's pool would allocate half of the free memory at once. This one starts empty and grows.
+        # By default, RMM's pool allocates half of the free memory at once. This one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
 
 
@@ -151,7 +152,10 @@ def has_no_pool(resource: object) -> bool:
 
 
 def _advise_on(resource: object) -> None:
-    """Warn if the application's resource requests each piece of memory from the driver."""
+    """Warn if the application's resource is an adaptor that requests each piece of memory from the driver.
+
+    A plain resource itself is used only if the option `memory` is "current", which is a choice to be respected.
+    """
     if has_no_pool(resource) and not is_plain(resource):
         advise(
             "memory without a pool",
@@ -165,14 +169,14 @@ def _advise_on(resource: object) -> None:
 def share_memory(index: int) -> Undo:
     """Let CuPy allocate from RMM's current pool on a device; return a function that undoes this.
 
-    If RMM's resource has no pool, nothing is changed, because CuPy's own pool is faster. Existing arrays keep their
-    memory. If another allocator has been set meanwhile, undoing leaves that one in place.
+    Nothing is changed if CuPy uses RMM already, or if RMM's resource has no pool, since CuPy's own pool is faster then.
+    Existing arrays keep their memory. If another allocator has been set meanwhile, undoing leaves that one in place.
     """
     before = cupy.cuda.get_allocator()
     if before is rmm_cupy_allocator or has_no_pool(rmm.mr.get_per_device_resource(index)):
         return lambda: None
     cupy.cuda.set_allocator(rmm_cupy_allocator)
-    to_restore = [before]  # empty once it was restored
+    to_restore = [before]  # empty after the first call of `undo`
 
     def undo() -> None:
         if to_restore and cupy.cuda.get_allocator() is rmm_cupy_allocator:

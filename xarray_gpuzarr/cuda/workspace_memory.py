@@ -14,11 +14,11 @@ from operator import attrgetter
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
 
 _ROUNDED_NBYTES = 16 * 1024**2
-"""Length from which on a little more memory is allocated than requested, so that it also fits similar requests."""
+"""Length in bytes from which on requests are rounded up, so that the memory also fits slightly longer ones later."""
 
 
 class WorkspaceMemory:
-    """Device memory for one purpose.
+    """Device memory of a workspace for one purpose, such as tables. It is lent, and kept for later requests.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class WorkspaceMemory:
         Stream without work. Memory that the device is done with is freed on it, so that its next owner waits for
         nothing.
     kept_nbytes : int
-        Bytes that the workspace keeps between reads.
+        Most bytes of idle memory that the workspace keeps between reads; see `Workspace.run`.
     """
 
     def __init__(self, api: DeviceApi, idle_stream: Stream, kept_nbytes: int = 0) -> None:
@@ -41,19 +41,17 @@ class WorkspaceMemory:
         """Unused memory, the shortest first."""
 
     def borrow(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return at least `nbytes` bytes for use on `stream`, until `take_back`.
-
-        Raises the errors of `DeviceApi.allocate`.
-        """
+        """Return at least `nbytes` bytes for use on `stream` until `take_back`. Raises as `DeviceApi.allocate` does."""
         for memory in self._idle:
             if memory.nbytes >= nbytes:
                 self._idle.remove(memory)
                 break
         else:
-            self.free_idle()  # every idle piece is too short
+            self.free_idle()  # all idle memory is too short; its bytes may be needed for this request
             # Round up by at most a sixteenth, to a multiple of a power of two.
             step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
-            memory = self._api.allocate(max(1, -(-nbytes // step) * step), stream)
+            allocated_nbytes = max(1, -(-nbytes // step) * step)  # memory of 0 bytes has no address of its own
+            memory = self._api.allocate(allocated_nbytes, stream)
         self._borrowed[memory.address] = memory
         return memory
 
@@ -71,7 +69,7 @@ class WorkspaceMemory:
             self.take_back(memory)
 
     def free_idle(self, kept_nbytes: int = 0) -> None:
-        """Free idle memory, except the shortest pieces, which together have at most `kept_nbytes` bytes."""
+        """Free idle memory. Keep as many of the shortest pieces as have at most `kept_nbytes` bytes together."""
         idle, self._idle = self._idle, []
         for memory in idle:
             if memory.nbytes <= kept_nbytes:
@@ -82,12 +80,12 @@ class WorkspaceMemory:
 
 
 def max_allocated_nbytes(nbytes: int) -> int:
-    """Return the most memory that a `WorkspaceMemory` allocates for requests of `nbytes` bytes together."""
+    """Return the most bytes that a `WorkspaceMemory` allocates for one or more requests of `nbytes` bytes in all."""
     return nbytes if nbytes < _ROUNDED_NBYTES else nbytes + nbytes // 16
 
 
 _N_LIMITED_READS = 64
-"""Number of reads for which a limit holds after memory was short."""
+"""Number of reads for which a limit holds after an allocation has failed."""
 
 
 class Shortage:
@@ -109,7 +107,7 @@ class Shortage:
 
     def next_limit_nbytes(self) -> int | None:
         """Count one more read, and return the limit of its batches in bytes; None if only its options limit them."""
-        if not self._n_reads:
+        if self._n_reads <= 0:  # below 0 if two threads counted the last read at once
             return None
         self._n_reads -= 1
         return self._limit_nbytes
@@ -119,7 +117,7 @@ class ResultOwner:
     """Keeps the memory of a result until the result is garbage collected.
 
     The memory was allocated on a stream of the workspace, so that decoding can begin at once. Results are used on the
-    consumer's stream, so the memory is freed after the work that this stream has been given by then.
+    consumer's stream, so the memory is freed behind all work that the consumer's stream has been given before.
     """
 
     __slots__ = ("_consumer", "_memory")
@@ -166,9 +164,9 @@ class PinnedRing:
     nbytes : int
         Length of each slot at first, in bytes.
     full_nbytes : int, optional
-        Length above which slots are never longer than requested, and to which `fill` allocates them.
+        Length to which `fill` allocates slots. Slots are longer only if that much is requested.
     kept_nbytes : int, optional
-        Length above which a slot is freed when its read has ended; without it, none is.
+        Length above which `rewind` frees a slot; by default it frees none.
     """
 
     def __init__(
@@ -211,11 +209,14 @@ class PinnedRing:
                 self._slots[index] = Slot(self._api, nbytes)
 
     def drop(self) -> None:
-        """Free all slots. None may be borrowed, and no copy may be under way."""
+        """Forget all slots. No copy may be under way. A thread that still has a slot keeps its memory alive."""
         self._slots = [None] * len(self._slots)
 
     def rewind(self) -> None:
-        """Start again with the first slot, so that short reads use the same slots; none may be borrowed."""
+        """Start again with the first slot, so that short reads use the same slots. Free slots above `kept_nbytes`.
+
+        No slot may be borrowed.
+        """
         self._next = 0
         for index, slot in enumerate(self._slots):
             if self._kept_nbytes is not None and slot is not None and len(slot.array) > self._kept_nbytes:

@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.machine.diagnosis import doctor
-from xarray_gpuzarr.machine.diagnosis.rates import current_device
+from xarray_gpuzarr.machine.diagnosis.rates import find_gpu
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import read, stored_array
@@ -202,7 +202,7 @@ def test_a_gpu_that_starts_later_is_used(start):
 def test_a_broken_install_says_what_to_reinstall(monkeypatch):
     monkeypatch.setitem(sys.modules, "xarray_gpuzarr.cuda.device", None)
     with pytest.raises(DeviceUnavailableError, match="CuPy or RMM cannot be imported") as caught:
-        current_device()
+        find_gpu()
     assert "pip install" in caught.value.do
 
 

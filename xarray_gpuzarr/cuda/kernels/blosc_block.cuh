@@ -14,7 +14,7 @@ struct Block {
     u4 nbytes, typesize, n;  // n: number of whole elements
 };
 
-// Return 32 bits, from bit `shift` of `low` on; shift < 32.
+// Return the 32 bits from bit `shift` of `low` on, the last ones from `high`; shift < 32.
 __device__ inline u4 joined(u4 low, u4 high, u4 shift) { return (u4)(((u8)high << 32 | low) >> shift); }
 
 template <u4 n> struct alignas(n < 4 ? 4 : n) Bytes { u4 part[n < 4 ? 1 : n / 4]; };
@@ -26,7 +26,7 @@ template <u4 n> __device__ inline Bytes<n> load(const u1* from)
     else return *(const Bytes<n>*)from;
 }
 
-// Load from any address. Up to 3 bytes before and up to 4 bytes behind are read, too.
+// Load from any address. If n >= 4, up to 3 bytes before and up to 4 bytes behind are read, too.
 template <u4 n> __device__ inline Bytes<n> load_anywhere(const u1* from)
 {
     if constexpr (n == 1) return load<1>(from);
@@ -56,13 +56,13 @@ template <bool is_bits> __device__ inline u1 byte_of(const Block& block, u4 elem
     return (u1)byte;
 }
 
-// Write the elements before `first`, and those from `last` on.
+// Write the elements before `first` and those from `last` on, with one block of threads.
 template <bool is_bits> __device__ inline void unshuffle_ends(const Block& block, u4 first, u4 last)
 {
     const u4 n_before = first * block.typesize, n = n_before + (block.n - last) * block.typesize;
 #pragma unroll 1
     for (u4 i = threadIdx.x; i < n; i += n_threads) {
-        const u4 at = i < n_before ? i : i - n_before + last * block.typesize;
+        const u4 at = i < n_before ? i : i - n_before + last * block.typesize;  // position in the output, in bytes
         block.out[at] = byte_of<is_bits>(block, at / block.typesize, at % block.typesize);
     }
 }

@@ -2,11 +2,11 @@
 //
 // Grid: ceil(n / 8) blocks of 64 threads; a warp decodes 4 streams. `table` has four columns of n words: source, its
 // length, target, its length; both lengths are below 2^31. `actual` (u8) is set to the number of bytes that were written,
-// and `statuses` (int) to 0, or to 12 if the stream is damaged or does not give as many bytes as the target has. Nothing
-// outside source and target is accessed. Neighbours in the table should have similar lengths, because a warp goes on until
-// its last stream ends.
-// Memory: a source is read ahead, 32 bytes at a time. A literal run or a match is copied by 8 neighbouring threads, most
-// bytes of a long one by 32.
+// and `statuses` (int) to 0, or to 12, nvCOMP's CannotDecompress, if the stream is damaged or does not give as many bytes as
+// the target has. Nothing outside source and target is accessed. Neighbours in the table should have similar lengths,
+// because a warp goes on until its last stream ends.
+// Memory: a source is read ahead, 32 bytes at a time. 8 neighbouring threads copy a literal run or a short match; the whole
+// warp copies most bytes of a long match.
 // Python, for the bytes of one stream, until they are used up:
 //   control < 32 (the first one modulo 32): copy the next control + 1 bytes
 //   else: length = (control >> 5) + 2, if that is 9 plus the next bytes up to the first that is not 255; the next byte
@@ -27,15 +27,15 @@ typedef unsigned long long u8;
 constexpr u4 n_lanes = 32, n_warps = 2, all_lanes = 0xffffffff;
 constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job that one lane holds; that 8 lanes hold
 constexpr u4 n_streams = n_lanes / job_lanes;  // number of streams of a warp, each with one job at a time
-constexpr u4 n_steps = 7;  // limit of the steps of a job that the whole warp copies
-constexpr u4 most = (1 + n_steps) * step;  // limit of the bytes of a job
-constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;
-constexpr u4 token_nbytes = 12;  // largest number of bytes of the source that a turn looks at
+constexpr u4 n_steps = 7;  // largest number of steps of a job that the whole warp copies
+constexpr u4 max_job_nbytes = (1 + n_steps) * step;
+constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;  // bytes of a source that are loaded ahead; that are staged at most
+constexpr u4 token_nbytes = 12;  // bytes that a turn looks at: control, up to 8 of a length, up to 3 of a distance
 
 struct alignas(16) Words { u4 word[4]; };
 
 // Bytes to be copied: first `before` of them, a multiple of `step`, by the whole warp; then `n`, up to `step`, by 8 lanes.
-// If `repeat` is not 0, the few bytes at `from` are repeated: `repeat` is their number | its reciprocal << 8.
+// If `repeat` is not 0, the few bytes at `from` are repeated: `repeat` is their number | reciprocal of this number << 8.
 struct alignas(16) Job {
     u1* to;
     u2 n, before;
@@ -56,7 +56,7 @@ __constant__ const Reciprocals reciprocals;
 
 // A source. Positions are counted from the start of the aligned 32 bytes that its first byte lies in.
 struct Input {
-    Words* ring;  // the last bytes before `staged`, followed by a copy of the ring's first 16 bytes
+    Words* ring;  // the last bytes before `staged`, and a copy of the ring's first 16: a token may cross its end
     const u1* base;
     u4 begin, end, staged;
     Words ahead[2];  // bytes from `staged` on
@@ -69,6 +69,7 @@ struct Input {
         stage(begin);
     }
 
+    // Load the bytes from `staged` on: the first 32 and the last ones byte by byte, without those outside the source.
     __device__ void load()
     {
         if (staged > begin && staged + ahead_nbytes <= end)
@@ -90,7 +91,8 @@ struct Input {
         return word;
     }
 
-    // Make the bytes that a turn looks at, from `at` on, readable. Bytes before `at` may be overwritten.
+    // Make the bytes that a turn looks at, from `at` on, readable. Bytes before `at` may be overwritten. If `at` is
+    // `Decoder::nowhere`, the sum wraps around, and nothing happens.
     __device__ void stage(u4 at)
     {
         while (staged < at + token_nbytes && staged < end) {
@@ -116,13 +118,13 @@ struct Decoder {
 
     Input input;
     u1* target;
-    u4 nbytes, at, done;  // at: position of the next token in the source; done: bytes of the target that jobs cover so far
+    u4 nbytes, at, done;  // nbytes: of the target; at: position of the next token; done: target bytes that jobs cover so far
 
     // The token that is being copied: `left` bytes from `from` on, at most `limit` in a turn. If a match repeats itself
     // within `step` bytes, `reciprocal` is that of its distance, otherwise 0.
     const u1* from;
     u4 left, limit, distance, reciprocal;
-    u4 long_control, long_length;  // of a match whose length has more bytes at `at`; otherwise 0
+    u4 long_control, long_length;  // control byte and length so far, if more bytes of a length follow at `at`; otherwise 0
 
     __device__ Decoder(Words* ring, const u1* source, u4 source_nbytes, u1* target, u4 nbytes)
         : input(ring, source, source_nbytes), target(target), nbytes(nbytes), at(input.begin), done(0), from(target),
@@ -186,11 +188,12 @@ struct Decoder {
         input.stage(at);
     }
 
-    // Go on with a token. Bytes that repeat at a distance also repeat at its multiples, so a turn copies more each time.
+    // Go on with a match; literal runs have at most `step` bytes, for one turn. Bytes that repeat at a distance also repeat
+    // at its multiples, so a turn copies more each time.
     __device__ void go_on()
     {
-        if (reciprocal) limit = distance * (((step - 1) * reciprocal >> 10) + 1);
-        else if (limit < most) limit *= 2;
+        if (reciprocal) limit = distance * (((step - 1) * reciprocal >> 10) + 1);  // smallest multiple from `step` on
+        else if (limit < max_job_nbytes) limit *= 2;
         reciprocal = 0;
         from = target + done - limit;
     }
@@ -200,7 +203,7 @@ struct Decoder {
         if (left) go_on();
         else if (at < input.end) parse();
         u4 n = left < limit ? left : limit;
-        if (n > most) n = most;
+        if (n > max_job_nbytes) n = max_job_nbytes;
         const u4 before = n ? (n - 1) / step * step : 0, repeat = reciprocal ? reciprocal << 8 | distance : 0;
         const Job job = {target + done + before, (u2)(n - before), (u2)before, repeat, from + before};
         left -= n;
@@ -223,6 +226,7 @@ struct Held {
         if (job.repeat)
 #pragma unroll
             for (u4 i = 0; i < n_each; ++i) {
+                // The multiple of the number of repeated bytes that is not above this byte's position.
                 const u4 back = ((lane + i * job_lanes) * (job.repeat >> 8) >> 10) * (job.repeat & 0xff);
                 if (n > (int)(i * job_lanes)) byte[i] = (from - back)[i * job_lanes];
             }
@@ -271,8 +275,9 @@ __device__ inline void decode(Decoder& decoder, Shared& shared, u4 lane)
         held.store();
         __syncwarp();
         held.load(jobs[lane / job_lanes], lane % job_lanes);
-        for (u4 rest = __ballot_sync(all_lanes, job.before != 0); rest; rest &= rest - 1)
-            copy_before(jobs[__ffs((int)rest) - 1], lane);
+        // Each bit is a stream whose job has bytes for the whole warp.
+        for (u4 streams = __ballot_sync(all_lanes, job.before != 0); streams; streams &= streams - 1)
+            copy_before(jobs[__ffs((int)streams) - 1], lane);
     }
     held.store();
 }

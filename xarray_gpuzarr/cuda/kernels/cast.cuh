@@ -1,8 +1,8 @@
 // Turn an element of a decoded chunk into an element of the result: swap bytes, convert, mask, scale, add.
 //
-// The kernels that place elements include this file. Each is compiled for one pair of STORED and RESULT. With COPY, both
-// are the same unsigned type, which may cover several elements, and only bytes are swapped. With WORK, values are masked
-// and scaled as this type, and then rounded to RESULT once.
+// The kernels that place elements include this file. Each is compiled for one pair of types, STORED and RESULT. With COPY,
+// both are the same unsigned type, which may cover several elements, and only bytes are swapped. With WORK, values are
+// masked and scaled in the type WORK, and then rounded to RESULT once; without it, in RESULT.
 //
 // Values equal NumPy's on x86-64 bit for bit, including NaN payloads.
 // NumPy: values = stored.astype(result); hit = values == mask; values *= scale; values += offset; values[hit] = nan
@@ -38,13 +38,13 @@ template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], 
 
 __device__ inline f2 rounded_product(f2 a, f2 b) { return As<f2>::from(rounded_product(as_f4(a), as_f4(b))); }
 
-// Mask, scale and add. GPUs lose the payload of a NaN. So if any result may be NaN, slower code that keeps payloads
-// computes all of them again.
+// Mask, scale and add. GPUs lose the payload of a NaN. So if any of a thread's results is NaN or infinite, slower code that
+// keeps payloads computes all of them again.
 template <class R> struct Arithmetic {  // results that are integers have no arithmetic
     template <u4 n> static __device__ void apply(R (&)[n], const Cast&) {}
 };
 template <class R, class Bits> struct FloatArithmetic {
-    // The upper half of an f8 is enough to tell whether it is NaN or infinite.
+    // The upper half of an f8, without its lower `drop` bits, is enough to tell whether it is NaN or infinite.
     static constexpr u4 drop = 8 * sizeof(Bits) - (sizeof(Bits) == 2 ? 16 : 32);
     static constexpr u4 infinity = (u4)(Float<Bits>::infinity >> drop);
 
@@ -53,7 +53,8 @@ template <class R, class Bits> struct FloatArithmetic {
         return (u4)(bits<Bits>(value) >> drop) & (u4)((Float<Bits>::sign - 1) >> drop);
     }
 
-    static __device__ R with_care(R value, const Cast& cast)
+    // Return a scaled value, with the payload that NumPy gives if it is NaN.
+    static __device__ R with_payloads(R value, const Cast& cast)
     {
         if (cast.has_scale) value = product(value, bits<R>((Bits)cast.scale));
         if (cast.has_offset) value = sum(value, bits<R>((Bits)cast.offset));
@@ -65,12 +66,12 @@ template <class R, class Bits> struct FloatArithmetic {
 #pragma unroll 1
         for (u4 j = 0; j < (u4)cast.n_mask; ++j) {
             const Bits masked = bits<Bits>(cast.mask[j]);
-            if (is_nan(masked)) continue;
-            // All bits are compared, but the sign of a zero is not.
-            const Bits magnitude = Float<Bits>::sign - 1, kept = masked & magnitude ? (Bits)~(Bits)0 : magnitude;
+            if (is_nan(masked)) continue;  // equals no value
+            // All bits are compared, but not the sign of a zero.
+            const Bits magnitude = Float<Bits>::sign - 1, compared = masked & magnitude ? (Bits)~(Bits)0 : magnitude;
 #pragma unroll
             for (u4 i = 0; i < n; ++i)
-                if (!((bits<Bits>(unscaled[i]) ^ masked) & kept)) value[i] = bits<R>((Bits)Float<Bits>::nan);
+                if (!((bits<Bits>(unscaled[i]) ^ masked) & compared)) value[i] = bits<R>((Bits)Float<Bits>::nan);
         }
     }
 
@@ -90,7 +91,7 @@ template <class R, class Bits> struct FloatArithmetic {
         for (u4 i = 0; i < n; ++i) greatest = magnitude(value[i]) > greatest ? magnitude(value[i]) : greatest;
         if (greatest < infinity) return;  // none is NaN or infinite
 #pragma unroll
-        for (u4 i = 0; i < n; ++i) value[i] = with_care(unscaled[i], cast);
+        for (u4 i = 0; i < n; ++i) value[i] = with_payloads(unscaled[i], cast);
     }
 
     template <u4 n> static __device__ void apply(R (&value)[n], const Cast& cast)

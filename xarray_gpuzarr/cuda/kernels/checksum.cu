@@ -23,9 +23,10 @@ struct alignas(16) Word { u4 part[4]; };
 
 constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is one word of each thread
 
-// A KIND sums up the words of one thread (`add`), adds that to the total of its block (`join`), and adds this total to the
-// message's result (`put`). `behind` is the number of bytes that follow: in `join`, those after the thread's word in a
-// stride; in `put`, those after the tile in the padded message. `put_constant` adds what depends on the length alone.
+// A KIND sums up the words of one thread, one in each stride (`add`), adds that to the total of its block (`join`), and adds
+// this total to the message's result (`put`). `behind` is the number of bytes that follow: in `join`, those after the
+// thread's word in a stride; in `put`, those after the tile in the padded message. `put_constant` adds what depends on the
+// length alone.
 
 // ---- CRC: a polynomial over GF(2) modulo another polynomial; bit 31 is the coefficient of x^0
 
@@ -43,6 +44,7 @@ template <u4 polynomial> struct Zeros {
             for (int i = 0; i < 32; ++i) after[k][i] = followed(after[k - 1][i], k - 1);
     }
 
+    // Return a CRC after 2^k more zero bytes.
     __device__ constexpr u4 followed(u4 crc, int k) const
     {
         u4 result = 0;
@@ -56,6 +58,7 @@ template <u4 polynomial> __constant__ constexpr Zeros<polynomial> zeros;
 template <u4 polynomial> struct Crc {
     u4 lane[4] = {0, 0, 0, 0};  // one CRC for each of the four parts of a word, without the factor x^32
 
+    // Return a CRC after `nbytes` more zero bytes.
     static __device__ u4 followed(u4 crc, u4 nbytes)
     {
 #pragma unroll 1
@@ -72,13 +75,14 @@ template <u4 polynomial> struct Crc {
     __device__ void join(u4* total, u4 behind) const
     {
         u4 crc = 0;
-        UNROLL for (int i = 0; i < 4; ++i) crc = zeros<polynomial>.followed(crc ^ lane[i], 2);
+        UNROLL for (int i = 0; i < 4; ++i) crc = zeros<polynomial>.followed(crc ^ lane[i], 2);  // 4 bytes more
         atomicXor(total, followed(crc, behind));
     }
 
     static __device__ void put(u8* result, const u4* total, u4 behind, u4 padding)
     {
         u4 crc = followed(*total, behind);
+        // Take the zero bits of the padding away again, one at a time.
 #pragma unroll 1
         for (u4 bit = 0; bit < 8 * padding; ++bit) crc = crc << 1 ^ (crc >> 31 ? polynomial << 1 | 1 : 0);
         atomicXor(result, (u8)crc);
@@ -94,7 +98,8 @@ typedef Crc<0x82f63b78u> crc32c;
 
 struct adler32 {
     static constexpr u4 modulus = 65521;
-    // strides: sum over all strides so far of what `a` was before the stride. In a tile, all sums fit into 32 bits.
+    // strides: sum over all strides so far of what `a` was before the stride. `b` counts the 16 bytes of each stride that
+    // this thread reads; the others of the stride are added in `join`. In a tile, all sums fit into 32 bits.
     u4 a = 0, b = 0, strides = 0;
 
     __device__ void add(const Word& word)
@@ -111,6 +116,7 @@ struct adler32 {
 
     static __device__ void put(u8* result, const u4* total, u4 behind, u4 padding)
     {
+        // The padding is taken away from `behind`; `modulus` keeps the difference positive.
         const u8 a = total[0] % modulus, b = total[1] + a * ((u8)behind + modulus - padding);
         atomicAdd(result, b % modulus << 32 | a);
     }

@@ -12,7 +12,7 @@
 
 #include "dtypes.cuh"
 
-typedef Unsigned<TO == 8 ? 8 : 4>::type Sum;
+typedef Unsigned<TO == 8 ? 8 : 4>::type Sum;  // no bit of a sum depends on higher ones, so an element's bits suffice
 
 enum Step { whole, sums, offsets, segments };
 
@@ -21,13 +21,14 @@ constexpr u4 n_each = FROM == 8 || TO == 8 ? 8 : 16, n_tile = n_threads * n_each
 
 template <u4 nbytes> struct alignas(nbytes) Vector { u4 word[nbytes / 4]; };
 
-// The elements of a thread, of `nbytes` bytes each, in registers.
+// The `n_each` elements of a thread, of `nbytes` bytes each, in registers.
 template <u4 nbytes> struct Elements {
     typedef typename Unsigned<nbytes>::type Element;
     static constexpr u4 n_words = n_each * nbytes / 4, width = n_words < 4 ? n_words : 4;
     typedef Vector<4 * width> Words;
     u4 word[n_words];
 
+    // Return an element, or its lower bits if a Sum has no more.
     __device__ Sum get(u4 i) const
     {
         if constexpr (nbytes < 4) return word[i * nbytes / 4] >> i * nbytes % 4 * 8 & ((1u << 8 * nbytes % 32) - 1);
@@ -43,7 +44,7 @@ template <u4 nbytes> struct Elements {
 
     __device__ static bool is_aligned(u8 address) { return address % sizeof(Words) == 0; }
 
-    // Load `count` elements from an address on, and zeros behind them.
+    // Load the elements from an address on: `count` of them at most, and zeros behind these.
     __device__ void load(u8 address, u4 count)
     {
         if (count >= n_each && is_aligned(address)) {
@@ -62,6 +63,7 @@ template <u4 nbytes> struct Elements {
             if (i < count) set(i, ((const Element*)address)[i]);
     }
 
+    // Store the elements from an address on, `count` of them at most.
     __device__ void store(u8 address, u4 count) const
     {
         if (count >= n_each && is_aligned(address)) {
@@ -79,6 +81,7 @@ template <u4 nbytes> struct Elements {
             if (i < count) ((Element*)address)[i] = (Element)get_all(i);
     }
 
+    // Return all bits of an element.
     __device__ u8 get_all(u4 i) const
     {
         if constexpr (nbytes == 8) return word[2 * i] | (u8)word[2 * i + 1] << 32;
@@ -100,7 +103,7 @@ template <u4 nbytes> struct Elements {
             for (u4 i = 0; i < n_words; ++i) word[i] = __byte_perm(word[i], 0, nbytes == 2 ? 0x2301 : 0x0123);
     }
 
-    // Set bytes that are not 0 to 1.
+    // Set bytes that are not 0 to 1: adding 0x7f to the lower seven bits of a byte carries into its highest bit.
     __device__ void truth()
     {
 #pragma unroll
@@ -114,7 +117,7 @@ struct Differences {
     u8 address;
     u4 n;
     DType dtype;
-    Sum sign;  // sign bit of a difference, if sums have more bits
+    Sum sign;  // sign bit of a difference if it must be extended to the bits of a Sum; otherwise 0
 
     __device__ Differences(u8 address, u4 n, const DType& dtype) : address(address), n(n), dtype(dtype), sign(0)
     {
@@ -141,9 +144,10 @@ struct Differences {
 
 // Computes sums over the threads of a block.
 struct Scan {
-    Sum steps[n_warps][2][2 * n_lanes];  // the first half of each is zeros
+    Sum steps[n_warps][2][2 * n_lanes];  // the sums of a warp in odd and in even steps, behind as many zeros
     Sum totals[2][n_warps];
 
+    // Write the zeros. Each thread reads only what its own warp writes.
     __device__ void start()
     {
         const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
@@ -176,7 +180,7 @@ struct Scan {
     }
 };
 
-// Add up a segment.
+// Write the sum of a segment to `result`.
 __device__ inline void sum_up(Scan& scan, const Differences& differences, u8* result)
 {
     Sum mine = 0, total;
@@ -190,7 +194,8 @@ __device__ inline void sum_up(Scan& scan, const Differences& differences, u8* re
     if (threadIdx.x == 0) *result = total;
 }
 
-// Replace the sum of each segment, which are `stride` bytes apart, by the sum of all segments before it.
+// Replace the sum of each of `n` segments by the sum of all segments before it. The outputs of segments begin `stride` bytes
+// apart, from `first` on; a sum lies at the first multiple of 8 in the output.
 __device__ inline void sum_up_segments(Scan& scan, u8 first, u8 stride, u4 n)
 {
     Sum done = 0;

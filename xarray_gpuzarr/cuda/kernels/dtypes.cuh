@@ -66,9 +66,10 @@ __device__ inline u8 as_floating(const DType& from, u8 word, const DType& to)
     return bits<u8>(number<f8>(from, word));
 }
 
-// Whether an integer dtype can represent `value`, a number without a fraction.
+// Whether an integer dtype can represent `value`, a number without a fraction. False for NaN.
 __device__ inline bool holds(const DType& dtype, f8 value)
 {
+    // The smallest power of two above all integers of the dtype, made of its exponent.
     const f8 beyond = bits<f8>((u8)(1023 + 8 * dtype.nbytes - (dtype.kind == 'i')) << 52);
     return value < beyond && value >= (dtype.kind == 'i' ? -beyond : 0.0);
 }
@@ -78,7 +79,7 @@ __device__ inline bool holds(const DType& dtype, u8 word, bool is_signed)
 {
     const bool is_negative = is_signed && (i8)word < 0;
     if (dtype.kind == 'i') {
-        const u8 magnitude = is_negative ? ~word : word;
+        const u8 magnitude = is_negative ? ~word : word;  // -n - 1 for a negative n, so that the lowest number fits
         return !(magnitude >> (8 * dtype.nbytes - 1));
     }
     return !is_negative && (dtype.nbytes == 8 || !(word >> 8 * dtype.nbytes));

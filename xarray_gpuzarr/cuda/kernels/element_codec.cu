@@ -20,7 +20,7 @@ enum Rounding { nearest_even, towards_zero, towards_positive, towards_negative, 
 
 struct Codec {  // fields of `filters.ElementCodec.words`
     u8 encoded_swap_nbytes, decoded_swap_nbytes, rounding;
-    u8 scale, offset;  // numbers of the dtype that is computed in
+    u8 scale, offset;  // numbers of `ElementCodec.arithmetic_dtype`
     u8 n_mapped;
     // Followed by pairs of an encoded integer and its decoded value.
 };
@@ -33,7 +33,7 @@ __device__ inline bool convert(const DType& from, u8 word, const DType& to, u8& 
     } else if (!is_float(from)) {
         result = to.kind == 'b' ? word != 0 : word;
     } else if (to.kind == 'b') {
-        result = word << (65 - 8 * from.nbytes) != 0;
+        result = word << (65 - 8 * from.nbytes) != 0;  // without the sign bit, so that -0 is false
     } else {
         const f8 value = trunc(floating(from, word));
         if (!holds(to, value)) return false;
@@ -58,7 +58,8 @@ __device__ inline bool decode_scaled(const DType& from, u8 word, const DType& to
     return convert(inner, value, to, result);
 }
 
-// Whether `scale` divides `word`; sets `quotient`. Elements of up to 4 bytes are divided as integers of 4 bytes.
+// Whether `scale` divides `word`; sets `quotient`. U and S are the unsigned and the signed type that is divided in: that of
+// 4 bytes for elements of up to 4 bytes.
 template <class U, class S>
 __device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotient)
 {
@@ -72,6 +73,7 @@ __device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotie
     return (U)quotient * (U)scale == (U)word;
 }
 
+// Wrap around as NumPy does for int64; for other dtypes, return false unless the dtype holds the sum.
 __device__ inline bool decode_integer(const DType& dtype, u8 word, const Codec& codec, u8& result)
 {
     u8 quotient;
@@ -94,6 +96,7 @@ __device__ inline f8 rounded(f8 value, u8 rounding)
     }
 }
 
+// Return false if the dtype `to` does not hold the result.
 __device__ inline bool decode_value(const DType& from, u8 word, const DType& to, const Codec& codec, u8& result)
 {
     const u8* const mapped = (const u8*)(&codec + 1);
@@ -112,6 +115,7 @@ __device__ inline bool decode_value(const DType& from, u8 word, const DType& to,
         return convert(DType{8, 'f', 0}, bits<u8>(value), to, result);
     }
     result = as_floating(from, word, to);
+    // A finite number must not become infinite. x - x is 0 for finite numbers, otherwise NaN.
     const bool is_finite = !is_float(from) || floating(from, word) - floating(from, word) == 0;
     return !is_finite || floating(to, result) - floating(to, result) == 0;
 }
@@ -130,7 +134,7 @@ constexpr u4 n_threads = 256, n_each = 4, n_per_tile = 4096;
 __device__ inline bool decode(EncodedBits encoded, const Codec& codec, u8& result)
 {
     constexpr DType from = {sizeof(ENCODED), KindOf<ENCODED>::kind, 0}, to = {sizeof(DECODED), KindOf<DECODED>::kind, 0};
-    constexpr u4 above = 64 - 8 * sizeof(ENCODED);
+    constexpr u4 above = 64 - 8 * sizeof(ENCODED);  // number of bits of a word above the element
     u8 word = encoded;
     if (from.kind == 'b') word = encoded != 0;
     if (from.kind == 'i') word = (u8)((i8)(word << above) >> above);

@@ -12,7 +12,7 @@
 typedef Unsigned<sizeof(SUM)>::type Bits;
 
 constexpr u4 n_lanes = 32, n_each = 4, n_tile = n_each * n_lanes;
-constexpr u4 n_kept = sizeof(SUM) == 4 ? 16 : 8;
+constexpr u4 n_kept = sizeof(SUM) == 4 ? 16 : 8;  // 16 of f4 take as many registers as 8 of f8; divides n_tile / 2
 
 struct alignas(16) Tile { SUM value[n_tile]; };
 
@@ -26,6 +26,7 @@ struct Kept {
         for (u4 i = 0; i < n_kept; ++i) value[i] = from[i];
     }
 
+    // Write the running sums, after the sum `last`; return the last one.
     __device__ SUM add_up(SUM* sums, SUM last) const
     {
 #pragma unroll
@@ -62,13 +63,14 @@ struct Carrier {
     u8 encoded, decoded, n_elements;
     DType from, to;
     u4 lane;
-    u8 ahead[n_each];  // differences that this lane has loaded
+    u8 ahead[n_each];  // differences of a later tile that this lane has loaded, as words
 
     __device__ static bool is_plain(const DType& dtype)
     {
         return dtype.kind == 'f' && dtype.nbytes == sizeof(SUM) && !dtype.is_swapped;
     }
 
+    // Return the number of elements in the tile that begins with element `first`.
     __device__ u4 count(u8 first) const { return n_elements - first < n_tile ? (u4)(n_elements - first) : n_tile; }
 
     __device__ void load_ahead(u8 first)
@@ -96,6 +98,7 @@ struct Carrier {
             for (u4 i = 0; i < n_each; ++i) value[i * n_lanes] = number<SUM>(from, ahead[i]);
     }
 
+    // Store the sums of the tile that begins with element `first`.
     __device__ void store_sums(const Tile& tile, u8 first) const
     {
         const DType inner = {sizeof(SUM), 'f', 0};

@@ -19,6 +19,7 @@ struct alignas(16) u16 { u8 low, high; };
 struct b1 { u1 byte; };
 struct f2 { u2 bits; };
 
+// Return a number of type To that has the bits of `value`.
 template <class To, class From> __device__ inline To bits(From value)
 {
     static_assert(sizeof(To) == sizeof(From), "bits of different width");
@@ -27,7 +28,7 @@ template <class To, class From> __device__ inline To bits(From value)
     return both.to;
 }
 
-// Return a word with its lowest `nbytes` bytes reversed; 2, 4 or 8.
+// Return a word with its lowest `nbytes` bytes reversed. `nbytes` is 2, 4 or 8, and bytes above them are 0.
 __device__ inline u8 swapped(u8 word, u4 nbytes)
 {
     word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);
@@ -48,6 +49,7 @@ template <> struct Significand<u2> { static constexpr int width = 10; };
 template <> struct Significand<u4> { static constexpr int width = 23; };
 template <> struct Significand<u8> { static constexpr int width = 52; };
 
+// Constants of the floating type with as many bits as Bits: `sign` and `quiet` are the bits of these names.
 template <class Bits> struct Float {
     static constexpr int width = Significand<Bits>::width;
     static constexpr Bits sign = (Bits)((Bits)1 << (8 * sizeof(Bits) - 1));
@@ -136,7 +138,7 @@ __device__ inline f8 sum(f8 a, f8 b) { return with_payload<f8, u8>(rounded_sum(a
 __device__ inline f4 quotient(f4 a, f4 b) { return with_payload<f4, u4>(rounded_quotient(a, b), a, b); }
 __device__ inline f8 quotient(f8 a, f8 b) { return with_payload<f8, u8>(rounded_quotient(a, b), a, b); }
 
-// ---- conversion
+// ---- conversion; between f4 and f8, as on x86, a NaN becomes quiet, and keeps its sign and the upper bits of its payload
 
 __device__ inline f4 as_f4(f8 x)
 {
@@ -152,41 +154,44 @@ __device__ inline f8 as_f8(f4 x)
     return widened(x);
 }
 
+// NumPy converts halves as integers, so a signalling NaN stays one.
 __device__ inline f4 as_f4(f2 x)
 {
-    const u4 sign = (u4)(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
-    if (rest >= 0x7c00u) return bits<f4>(sign | Float<u4>::infinity | (rest & 0x03ffu) << 13);
-    if (rest >= 0x0400u) return bits<f4>(sign | ((rest << 13) + (112u << 23)));
-    if (rest == 0) return bits<f4>(sign);
-    return bits<f4>(sign | (bits<u4>((f4)rest) - (24u << 23)));  // a multiple of 2^-24
+    const u4 sign = (u4)(x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) return bits<f4>(sign | Float<u4>::infinity | (magnitude & 0x03ffu) << 13);
+    if (magnitude >= 0x0400u) return bits<f4>(sign | ((magnitude << 13) + (112u << 23)));  // exponents differ by 127 - 15
+    if (magnitude == 0) return bits<f4>(sign);
+    return bits<f4>(sign | (bits<u4>((f4)magnitude) - (24u << 23)));  // denormal: magnitude * 2^-24
 }
 
 __device__ inline f8 as_f8(f2 x)
 {
-    const u8 sign = (u8)(x.bits & 0x8000u) << 48, rest = x.bits & 0x7fffu;
-    return rest > 0x7c00u ? bits<f8>(sign | Float<u8>::infinity | (rest & 0x03ffu) << 42) : as_f8(as_f4(x));
+    const u8 sign = (u8)(x.bits & 0x8000u) << 48, magnitude = x.bits & 0x7fffu;
+    return magnitude > 0x7c00u ? bits<f8>(sign | Float<u8>::infinity | (magnitude & 0x03ffu) << 42) : as_f8(as_f4(x));
 }
 
-// Round to nearest, ties to even, directly from 32 or 64 bits. A NaN keeps the upper bits of its payload.
+// Round to nearest, ties to even, directly from 32 or 64 bits. A NaN keeps the upper bits of its payload; if these are 0, it
+// gets the payload 1, so as not to become infinite.
 template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
 {
     typedef Float<Bits> From;
-    constexpr int bias = sizeof(Bits) == 4 ? 127 : 1023, drop = From::width - 10;
+    constexpr int bias = sizeof(Bits) == 4 ? 127 : 1023, drop = From::width - 10;  // drop: bits that a half has no place for
     const u2 sign = (u2)(x >> (8 * sizeof(Bits) - 16) & 0x8000u);
     const int exponent = (int)(x >> From::width) & (2 * bias + 1);
     if (is_nan(x)) {
         const u2 payload = (u2)(x >> drop & 0x03ffu);
         return f2{(u2)(sign | 0x7c00u | (payload ? payload : 1u))};
     }
-    const Bits even = (Bits)1 << drop;
-    if (exponent >= bias + 16) return f2{(u2)(sign | 0x7c00u)};
+    const Bits unit = (Bits)1 << drop;  // the lowest bit of a half
+    if (exponent >= bias + 16) return f2{(u2)(sign | 0x7c00u)};  // 2^16 or more becomes infinite
     if (exponent >= bias - 14) {
-        const Bits rounded = x + (even / 2 - 1) + (x >> drop & 1);
+        // A carry out of the significand increases the exponent, as it must, up to infinity.
+        const Bits rounded = x + (unit / 2 - 1) + (x >> drop & 1);
         return f2{(u2)(sign | (u2)((rounded >> drop) - ((Bits)(bias - 15) << 10)))};
     }
     // Below 2^-14, halves are multiples of 2^-24: shift the significand, by one bit at least, to that unit.
     const int shift = bias - 1 - exponent + (From::width - 23);
-    if (shift > From::width + 1) return f2{sign};
+    if (shift > From::width + 1) return f2{sign};  // less than half of 2^-24
     const Bits significand = (x & (((Bits)1 << From::width) - 1)) | (Bits)1 << From::width;
     const Bits rounded = significand + (((Bits)1 << (shift - 1)) - 1) + (significand >> shift & 1);
     return f2{(u2)(sign | (u2)(rounded >> shift))};

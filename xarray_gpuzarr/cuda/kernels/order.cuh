@@ -1,6 +1,6 @@
 // Swap the bytes of elements into the machine's order, without a branch for each element.
 
-// Selectors of `__byte_perm` that give the two halves of a word of 8 bytes with its bytes swapped.
+// Selectors of `__byte_perm` that give the two halves of a reordered word of 8 bytes.
 struct Order {
     u4 low, high;
 };

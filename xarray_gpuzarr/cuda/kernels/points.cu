@@ -1,7 +1,7 @@
 // Place single elements of decoded chunks anywhere in a flat output, and cast them.
 //
 // Grid: ceil(n_rows / (256 >> log_lanes)) * tiles_per_row blocks of 256 threads; a row is the points of one chunk.
-// 2^log_lanes threads share a row. In a tile, each thread takes 16 points, with four loads before four stores.
+// 2^log_lanes threads share a row. A tile is 16 points for each of them, taken with four loads before four stores.
 // Memory: the columns of points are read in order; elements and results may lie anywhere.
 // NumPy, per row: out[position[first:end]] = cast(chunk.ravel()[within[first:end]])
 

@@ -27,17 +27,18 @@ struct Target {
     Axis axis[8];
 };
 
-struct Side {  // one axis of the box that this block works on
+struct Side {  // one axis of the box that this block of threads works on; all but `index` and `count` in elements
     const i8* index;
     i8 in_first, in_step, in_stride, out_first, out_stride;
     u4 count;
 };
 
-struct Line {  // addresses of the line's first element in this tile
+struct Line {  // addresses of the first element of a line, in the chunk and in the output
     u8 in, out;
 };
 
-constexpr u4 n_threads = 256, n_each = 4, max_lines = 256, stage_nbytes = 17408;  // see axes.py
+constexpr u4 n_threads = 256, n_each = 4;
+constexpr u4 max_lines = 256, stage_nbytes = 17408;  // `MAX_LINES` and `STAGE_NBYTES` of axes.py
 
 // Return address + at * step. This is one instruction, which compilers do not choose by themselves.
 __device__ inline u8 stepped(u8 address, i4 at, i4 step)
@@ -47,7 +48,7 @@ __device__ inline u8 stepped(u8 address, i4 at, i4 step)
     return result;
 }
 
-// Divides numbers below 2^15 by a number up to 2^13.
+// Divides numbers below 2^15 by a number up to 2^13, with one multiplication: `factor` is 2^31 / divisor, rounded up.
 struct Divisor {
     u4 divisor, factor;
 
@@ -69,24 +70,25 @@ __device__ inline Side side_of(const Axis& axis, const i8* pieces)
     return side;
 }
 
-// Move the addresses by `at` positions along an axis.
-__device__ inline void advance(Line& place, const Side& side, u4 at)
+// Move the addresses to position `at` of an axis.
+__device__ inline void advance(Line& line, const Side& side, u4 at)
 {
-    place.in += sizeof(STORED) * (side.index ? side.index[at] * side.in_stride : side.in_first + at * side.in_step);
-    place.out += sizeof(RESULT) * (side.out_first + at * side.out_stride);
+    line.in += sizeof(STORED) * (side.index ? side.index[at] * side.in_stride : side.in_first + at * side.in_step);
+    line.out += sizeof(RESULT) * (side.out_first + at * side.out_stride);
 }
 
-// Return line `number`, counted over all axes except the last; `place` is the first line of the box.
-__device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 number)
+// Return line `number`, counted over all axes except the last. `line` has the addresses at the start of the chunk and of the
+// output, moved along the last axis already.
+__device__ inline Line line_of(Line line, const Side* side, u4 n_axes, u4 number)
 {
 #pragma unroll 1
     for (int axis = (int)n_axes - 2; axis > 0; --axis) {
         const u4 count = side[axis].count, outer = number / count;
-        advance(place, side[axis], number - outer * count);
+        advance(line, side[axis], number - outer * count);
         number = outer;
     }
-    if (n_axes > 1) advance(place, side[0], number);
-    return place;
+    if (n_axes > 1) advance(line, side[0], number);
+    return line;
 }
 
 // Sources of elements. `at` is the position along a line of the tile.
@@ -113,9 +115,10 @@ struct Staged {
     __device__ STORED at(u4 line, i4 at) const { return stage[line * pitch + at]; }
 };
 
-// Return `number`, but `last` if that is less: the last element is then loaded again, but not stored.
+// Return `number`, or `last` if that is less: threads behind the last element load it again, but do not store it.
 __device__ inline u4 up_to(u4 number, u4 last) { return number < last ? number : last; }
 
+// Cast the `n` elements of a tile of lines of `width` elements, and write them to the output.
 template <class Source>
 __device__ inline void place(const Source& source, const Line* lines, u4 width, u4 n, i4 out_step, const Cast& cast)
 {

@@ -16,7 +16,7 @@ __device__ inline u4 word_at(const Block& block, u4 at)
 struct Groups {
     u4 log_elements, nbytes;  // of a group: binary logarithm of the number of its elements, and length in bytes
     u4 stride, log_n;  // words from one group to the next; binary logarithm of the number of groups that fit
-    u4 reciprocal;  // 2^32 divided by the number of words of a group
+    u4 reciprocal;  // 2^32 divided by the number of words of a group, rounded up; 0 for one word, which has no gaps
 
     __device__ Groups(u4 log_elements, u4 typesize)
         : log_elements(log_elements), nbytes(typesize << log_elements), stride(nbytes / 4 | 1), log_n(10)
@@ -32,8 +32,8 @@ struct Groups {
     }
 };
 
-// Write elements to shared memory, from element `first` on, as many as fit. In a turn, a thread writes byte k of 4
-// elements. The loads of 4 turns are issued together.
+// Write elements of a byte shuffle to shared memory, from element `first` on, as many as fit. In a turn, a thread writes
+// byte k of 4 elements. The loads of 4 turns are issued together.
 __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     constexpr u4 ahead = 4;
@@ -57,7 +57,8 @@ __device__ inline void put_bytes(u4* shared, const Groups& groups, const Block& 
     }
 }
 
-// Write elements of a bit shuffle to shared memory likewise. In a turn, a thread writes byte k of 32 elements.
+// Write elements of a bit shuffle to shared memory, from element `first` on, as many as fit. In a turn, a thread writes byte
+// k of 32 elements.
 __device__ inline void put_bits(u4* shared, const Groups& groups, const Block& block, u4 first)
 {
     const u4 typesize = block.typesize, plane = block.n / 8;

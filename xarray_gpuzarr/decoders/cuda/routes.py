@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
-from xarray_gpuzarr.cuda.cast import can_cast
+from xarray_gpuzarr.cuda.cast import why_no_cast
 from xarray_gpuzarr.decoders.cuda.chain import find_chain, require_chain
 from xarray_gpuzarr.decoders.protocol import Route
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -33,7 +33,7 @@ def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     chain = find_chain(spec)
     if isinstance(chain, str):
         return chain
-    return can_cast(cast.viewed_dtype(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=cast.has_arithmetic)
+    return why_no_cast(cast.viewed_dtype(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=cast.has_arithmetic)
 
 
 def route(spec: ArraySpec, cast: Cast) -> Route:

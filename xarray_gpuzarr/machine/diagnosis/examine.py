@@ -10,14 +10,14 @@ from xarray_gpuzarr.decoders.cuda.checks import check_all
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
-from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, current_device, host_section
+from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, find_gpu, host_section
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, one_line
 
 Progress = Callable[[str], None]
 """Called with a text that says what is being examined."""
 
 USUAL_SIZES = Sizes()
-"""Sizes of what is read and copied, unless tests choose others."""
+"""Sizes of what is read and copied for users. Tests choose smaller ones."""
 
 
 def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diagnosis:
@@ -73,6 +73,7 @@ def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL_SIZES) -> I
 
 
 def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
+    """Yield the sections; a generator of its own, so that `examine` raises its errors when it is called."""
     progress("what is here")
     api: DeviceApi | None = None
     failure = ""
@@ -91,7 +92,7 @@ def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Se
 
 
 def _try_part(name: str, title: str, examine_part: Callable[[], Section]) -> Section:
-    """Return the section of a part or, if it raises an error, a section that reports this."""
+    """Return the section that `examine_part` returns or, if it raises an error, a section that reports this."""
     try:
         return examine_part()
     except Exception as error:  # noqa: BLE001  # a broken device raises anything, and the section reports it
@@ -100,13 +101,15 @@ def _try_part(name: str, title: str, examine_part: Callable[[], Section]) -> Sec
 
 
 def answers_section(api: DeviceApi) -> Section:
-    """Run all self-checks on a device. Return which of them it passed, and the time and the rate of each."""
+    """Run all self-checks on a device. Return a section with the outcome, the time and the rate of each."""
     rows = []
     failures = []
     facts = []
     for answer in check_all(api):
         verdict = "right" if answer.passed else "WRONG"
-        rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}" if answer.seconds > 0 else ""
+        rate = ""  # of a check that could not begin
+        if answer.seconds > 0:
+            rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}"
         rows.append((answer.name, verdict, f"{answer.seconds * 1e3:.2f}", rate))
         if not answer.passed:
             failures.append(f"{answer.name}: {answer.found}")
@@ -131,10 +134,10 @@ def answers_section(api: DeviceApi) -> Section:
 
 
 def _find_device(name: Device) -> tuple[DeviceApi | None, str]:
-    """Return a device and an empty text; or None and a text that says why the device cannot be used."""
+    """Return the device and an empty text; or None and a text that says why the device cannot be used."""
     try:
-        device = current_device(name)
-        _ = device.identity  # looks for nvCOMP, which may fail
+        device = find_gpu(name)
+        _ = device.identity  # its versions include that of nvCOMP, which may be missing
     except GpuZarrError as error:
         return None, f"{one_line(error)}. To mend it: {error.do}"
     except Exception as error:  # noqa: BLE001  # packages that do not fit together raise anything

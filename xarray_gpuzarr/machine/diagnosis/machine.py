@@ -27,7 +27,7 @@ from xarray_gpuzarr.process.threads import n_cores, thread_budget
 _PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "deflate")
 _GPU_PACKAGES = ("cupy", "rmm", "nvidia-libnvcomp", "kvikio", "dask-cuda")
 _ENDINGS = ("", "-cuda12x", "-cuda13x", "-cu12", "-cu13")
-"""Suffixes of the names of distributions for a CUDA version."""
+"""Endings of the names of distributions that are built for a CUDA version, such as ``cupy-cuda12x``."""
 _CUDA_13 = 13_000
 """CUDA 13.0, as the driver encodes versions."""
 
@@ -66,7 +66,7 @@ def machine_section(api: DeviceApi | None) -> Section:
 
 
 def _install(extra: str) -> str:
-    """Return what the user has to install, given the name of an extra of this package."""
+    """Return what the user has to install for a GPU; `extra` is the extra of this package that fits the driver."""
     command = f"pip install 'xarray-gpuzarr[{extra}]'"
     if cuda_version() is None:
         return f"the NVIDIA driver first, on a machine with a GPU; then {command}"
@@ -152,7 +152,7 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of the packages that are installed: name of the distribution -> version."""
+    """Return the versions of those `packages` that are installed, with any ending: name of distribution -> version."""
     versions = {}
     for name in (f"{package}{ending}" for package in packages for ending in _ENDINGS):
         try:

@@ -23,22 +23,22 @@ from xarray_gpuzarr.read import read_array
 from xarray_gpuzarr.stored.cf import Cast
 
 
-def current_device(device: str = "cuda") -> DeviceApi:
-    """Return a GPU: with ``"cuda"`` the current one of the calling thread, with ``"cuda:1"`` the one of that number."""
+def find_gpu(device: str = "cuda") -> DeviceApi:
+    """Return a GPU: the current one of the calling thread for ``"cuda"``, the one with number 1 for ``"cuda:1"``."""
     number = device.partition(":")[2]
     return native_device(int(number) if number else None)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReads:
-    """The ways in which arrays get to a device, to be timed."""
+    """Reads and uploads of arrays to a device, to be timed."""
 
     api: DeviceApi
     """The device."""
 
     @property
     def device(self) -> str:
-        """Name of the device as the option of reads, such as ``"cuda:0"``."""
+        """Value of the option `device` of reads that selects this device, such as ``"cuda:0"``."""
         return f"cuda:{self.api.index}"
 
     def read(self, array: zarr.Array[Any]) -> Any:
@@ -53,7 +53,7 @@ class DeviceReads:
         """Return a function that calls `run` and waits until the device has finished."""
 
         def run_and_wait() -> object:
-            with self.api.activate():  # CuPy copies within the current device
+            with self.api.activate():  # copies of CuPy run on the current device
                 result = run()
                 self.api.synchronize(self.api.consumer_stream())
             return result
@@ -67,10 +67,10 @@ def seconds_of(run: Callable[[], object], *, budget_s: float = 0.25, max_calls: 
     Parameters
     ----------
     run : callable
-        Called once for warming up, and then at least once. Its result is dropped after the time was taken.
+        Called once for warming up, and then at least once. Its result is dropped after the clock has stopped.
     budget_s : float
-        Seconds that the timed calls may take together. None begins that would exceed this if it took as long as the
-        last one.
+        Seconds that the timed calls may take together. There is no further call if it would exceed this by taking as
+        long as the last one.
     max_calls : int
         Largest number of calls that are timed.
     """
@@ -85,7 +85,7 @@ def seconds_of(run: Callable[[], object], *, budget_s: float = 0.25, max_calls: 
 
 
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
-"""Codecs that are measured on every host."""
+"""Codecs that `host_section` measures."""
 _MIB = 2**20
 _NUM_THREADS_VARIABLE = "XARRAY_GPUZARR_NUM_THREADS"
 
@@ -99,11 +99,11 @@ class Sizes:
     chunk_nbytes: int = _MIB
     """Decoded bytes of a chunk."""
     n_chunks: int = 32
-    """Number of chunks that the host reads. A GPU reads 16 times as many."""
+    """Number of chunks that the host reads. A GPU, which decodes hundreds at once, reads 16 times as many."""
 
 
 def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
-    """Measure how fast a device copies, and how fast it reads zstd from local files."""
+    """Return a section that says how fast a device copies, and how fast it reads zstd from local files."""
     with api.activate():
         rates = dict(_copies(api, sizes.copied_nbytes))
     device = DeviceReads(api)
@@ -146,7 +146,7 @@ def _copies(api: DeviceApi, nbytes: int) -> Iterator[tuple[str, float]]:
 
 
 def host_section(sizes: Sizes) -> Section:
-    """Measure how fast the host decodes each codec, with one thread and with all."""
+    """Return a section that says how fast the host decodes each of `CODECS`, with one thread and with all."""
     rows = []
     failures = []
     facts = {}
@@ -177,11 +177,11 @@ class Rates:
     alone: float
     """Rate of one thread."""
     every: float
-    """Rate of all threads that may decode at once."""
+    """Rate of as many threads as may decode at once."""
 
 
 def host_rates(sample: CodecSample) -> Rates:
-    """Measure how fast the host reads an array with one thread, and with all threads."""
+    """Return the rates at which the host reads an array with one thread, and with all threads."""
     nbytes = sample.n_chunks * sample.chunk_nbytes
     with _threads(1):
         alone_s = seconds_of(lambda: read_array(sample.array, device="host"))
@@ -191,7 +191,7 @@ def host_rates(sample: CodecSample) -> Rates:
 
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
-    """Let reads inside a ``with`` block use `n` threads."""
+    """Let reads inside a ``with`` block use `n` threads: each read looks at the environment."""
     previous = os.environ.get(_NUM_THREADS_VARIABLE)
     os.environ[_NUM_THREADS_VARIABLE] = str(n)
     try:

@@ -1,4 +1,7 @@
-"""`Section` and `Diagnosis`: the result of an examination, as text, HTML and a JSON document. Does not import rich."""
+"""`Section` and `Diagnosis`: the result of an examination, as text, HTML and a JSON document.
+
+This module does not import rich; the command line prints sections with it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Section:
     failures: Sequence[str] = ()
     """A sentence for each failure."""
     facts: Any = None
-    """The same for programs: mappings, lists, texts and numbers that JSON can represent."""
+    """The result for programs: mappings, lists, texts and numbers that JSON can represent."""
 
     def lines(self) -> list[str]:
         """Return the section as lines of plain text, without its title."""
@@ -100,7 +103,7 @@ class Diagnosis:
 
 
 def one_line(error: Exception) -> str:
-    """Return the class and the message of an error as one line."""
+    """Return the class and the message of an error as one line, without what was tried and what to do."""
     text = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())
 

@@ -1,7 +1,7 @@
 """`sample_of`: writes arrays of one shard for the measurements, with values like those of an instrument.
 
 Only a few distinct chunks are compressed, and the shard repeats them, so that a gigabyte is written in a second. A read
-decodes every copy.
+of the array decodes every repetition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SampleCodec:
     for_zarr: Callable[[], Any]
     """Returns zarr-python's codec, for the metadata."""
     codec: Any
-    """The codec of numcodecs that encodes."""
+    """The codec of numcodecs, which encodes."""
 
     def encode(self, chunk: Values) -> bytes:
         """Return the bytes that are stored for a chunk."""
@@ -108,13 +108,13 @@ class CodecSample:
 
 
 def on_host(values: Any) -> npt.NDArray[Any]:
-    """Return an array of the host or of a GPU as an array of NumPy."""
+    """Return a NumPy array with the values of an array on the host or on a GPU."""
     return np.asarray(values.get() if hasattr(values, "get") else values)
 
 
 @contextmanager
 def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[CodecSample]:
-    """Write an array to a temporary folder, which is deleted at the end of the ``with`` block.
+    """Write an array to a temporary folder, and yield it. The folder is deleted at the end of the ``with`` block.
 
     Parameters
     ----------
