@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
@@ -95,7 +96,8 @@ class WrittenObjects:
         """Remember objects. If there are too many, forget those that were first added longest ago."""
         self._names.update(dict.fromkeys(names))
         while len(self._names) > _MAX_WRITTEN:
-            self._names.pop(next(iter(self._names)), None)  # another thread may have popped it
+            with suppress(RuntimeError):  # another thread has changed the dictionary meanwhile
+                self._names.pop(next(iter(self._names)), None)
 
     def __contains__(self, name: Hashable) -> bool:
         return name in self._names
