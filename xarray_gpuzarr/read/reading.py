@@ -22,9 +22,10 @@ from xarray_gpuzarr.errors import (
 )
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.fetch.version_conflicts import care_by_store
+from xarray_gpuzarr.plan.crops import StackAxis, sample_length
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.plan.stack import StackAxis, sample_length, stack_target
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
