@@ -70,7 +70,7 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif type(key) is int and -length <= key < length:  # the last branch does the same, but takes 4 us longer
+        elif type(key) is int and -length <= key < length:  # the last branch does the same, but takes 4 us
             index = key + length if key < 0 else key
             ordered, back = slice(index, index + 1), 0
         else:

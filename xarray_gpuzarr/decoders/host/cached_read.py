@@ -1,7 +1,7 @@
 """`CachedRead`: the cache of decoded chunks as one read uses it.
 
-For each plan, `decoder` looks up the chunks (`CachedRead.look_up`), decodes those that were not found, and puts those
-that are to be kept (`CachedRead.put`).
+For each plan, the module `decoder` looks up the chunks (`CachedRead.look_up`), decodes those that were not found, and
+puts those that are to be kept into the cache (`CachedRead.put`).
 """
 
 from __future__ import annotations
@@ -77,10 +77,13 @@ class CachedRead:
         self._checks: list[PendingCheck] = []
         """Checks of the versions of shards that have been asked for."""
         self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
-        """Whether chunks are kept when they are first read, because decoding a part of them saves little or nothing."""
+        """Whether chunks are kept when they are first read. Those of a server are, since they come whole; others are if
+        decoding only a part of them saves little."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
-        """Look up the chunks of a plan. Return those found and those to be kept; None if there are neither.
+        """Look up those chunks of a plan of which the read takes a part.
+
+        Returns the chunks that were found and those that are to be kept; None if there are neither.
 
         Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
         `check` raises it.
@@ -101,7 +104,7 @@ class CachedRead:
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[objects[rows[i]]])
         if chunks.found and self._array.spec.index is not None:
-            row_by_object = {objects[row]: row for row in chunks.found}  # one cached chunk of each shard
+            row_by_object = {objects[row]: row for row in chunks.found}  # one cached chunk is enough for each shard
             check = self._versions.start_check([(plan.keys[n], offsets[row]) for n, row in row_by_object.items()])
             if self._is_remote:  # the requests for all plans are then under way together
                 self._checks.append(check)
@@ -117,8 +120,9 @@ class CachedRead:
     ) -> tuple[list[CachedChunk | None], list[int]]:
         """Return the cached chunks, in the order of `keys`, and the positions of those that were claimed.
 
-        `objects` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
-        that newer ones can take their places.
+        `objects` has the number of each chunk's object. Waits while another read decodes one of the chunks, unless this
+        read has claims itself. Chunks of an outdated version are removed from the cache, so that newer ones can take
+        their places.
         """
         while True:
             found, claimed, other = chunk_cache.cache.find(
@@ -138,8 +142,9 @@ class CachedRead:
         """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
         for row in rows:
             key, chunk = chunks.kept[row]
-            store_key = str(key[0][-1])
-            # The read itself makes sure that all bytes of a shard are of the version of its index.
+            store_key = str(key[0][-1])  # see `object_key`
+            # The read itself makes sure that all bytes of a shard are of the version of its index. Unsharded chunks are
+            # read of whatever version.
             if self._array.spec.index is not None or self._versions.settled_version(store_key) == chunk.version:
                 chunk_cache.cache.put(key, chunk)
 
@@ -149,14 +154,14 @@ class CachedRead:
             check()
 
     def forget_claim(self) -> None:
-        """Remove the claim of this read from its chunks, after they were put into the cache."""
+        """Remove this read's claim of its chunks, which were put into the cache before."""
         if self._claimed:
             chunk_cache.cache.forget(self._claimed, self._claim)
 
     def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Allocate memory for a chunk to keep. It is not kept if memory is short or the version of its object unknown.
+        """Add a chunk to `chunks.kept`, with memory to decode it into.
 
-        If memory is short, the cache is cleared.
+        It is not added if the version of its object is unknown, nor if there is no memory: the cache is then cleared.
         """
         if version is None:
             return

@@ -15,7 +15,7 @@ class CachedTasks:
     def __init__(self, read: HostRead, cached: CachedRead) -> None:
         self._read, self._cached = read, cached
         self._kept: list[tuple[PlanTasks, PlanChunks]] = []
-        """Plans with chunks that are to be kept."""
+        """Tasks of plans with chunks that are to be kept, and these chunks."""
 
     def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
         """Yield the tasks of all plans."""
@@ -26,7 +26,7 @@ class CachedTasks:
             elif self._read.source.is_local and self._read.output is not None:
                 # The loops treat rows that are decoded already and rows of files in the same call.
                 yield from self._plan_tasks(plan, chunks)
-            else:
+            else:  # tasks for cached chunks make no requests, so these need a plan of their own
                 cached, others = chunks.split(plan)
                 yield from self._plan_tasks(*cached)
                 yield from self._plan_tasks(*others)
@@ -37,6 +37,7 @@ class CachedTasks:
             self._cached.put(chunks, tasks.decoded_rows())
 
     def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
+        """Yield the tasks of one plan: a single one, without requests, if all its stored chunks are cached."""
         if not plan.n_chunks:
             return
         tasks = PlanTasks(self._read, plan, chunks=chunks)

@@ -38,8 +38,8 @@ class Compressor:
     """A compressor whose frames the host decodes."""
 
     decode_at_most: Callable[[memoryview, int], memoryview]
-    """Decodes a frame, or several where the format allows it, to at most the given number of bytes. The result is one
-    byte longer if the frames hold more."""
+    """Decodes a frame, or several where the format allows it. The second argument is the largest number of bytes that
+    the caller accepts; the result is longer if the frames hold more."""
     rate: float
     """Approximate number of bytes that one thread decodes in a second."""
     native: Codec | None
@@ -63,8 +63,8 @@ _COPY_RATE = 4e9
 """Approximate number of bytes that one thread copies in a second."""
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
 _BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
-"""In the flags of a Blosc frame: the first bit of the compressor, the flag of an uncompressed frame, and the number of
-snappy."""
+"""In the flags of a Blosc frame, its third byte: the first bit of the compressor's number, the flag of an uncompressed
+frame, and the number of snappy."""
 
 
 def _gzip_at_most(src: memoryview, most_nbytes: int) -> memoryview:
@@ -106,7 +106,7 @@ HOST_COMPRESSORS: dict[type, Compressor] = complete_table(
         ZstdSpec: Compressor(decode_at_most=zstd_at_most, rate=0.7e9, native="zstd"),
         GzipSpec: Compressor(decode_at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
         ZlibSpec: Compressor(decode_at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
-        # LZ4 and Blosc frames declare their length, which `check_declared` has checked.
+        # LZ4 and Blosc frames declare their length, which `check_declared` has checked, so these need no limit.
         Lz4Spec: Compressor(decode_at_most=_lz4_at_most, rate=2e9, native="lz4"),
         BloscSpec: Compressor(decode_at_most=_blosc_at_most, rate=2e9, native="blosc"),
     },

@@ -74,7 +74,8 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     try:
         unfinished = _decode_in_parts(zstd, context, in_buffer, out_buffer)
         if _is_error(unfinished) and not out_buffer.pos:
-            # Streaming refuses windows of more than 128 MiB. A single call needs no window.
+            # Streaming refuses a frame with a window of more than 128 MiB, before it writes anything. A single call
+            # needs no window.
             nbytes = int(zstd.decode(context, out_buffer.memory, out_buffer.size, in_buffer.memory, in_buffer.size))
             if not _is_error(nbytes):
                 unfinished = 0
