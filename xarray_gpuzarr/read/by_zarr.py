@@ -75,7 +75,7 @@ def read_by_zarr(
     except Exception as err:  # stores and codecs may raise anything
         opened = to_json(stored.zarr_array.metadata.to_dict())
         source = object_source(array.store)
-        # A server that does not answer is not asked for metadata either.
+        # `changed_metadata` makes a request, which would fail again if the server does not answer.
         changed = None if is_final(err) else changed_metadata(source, array.path, opened)
         error = changed or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",

@@ -1,7 +1,7 @@
 """Decoding of a whole chunk in Python: checksums, compressors and filters, one stage after another.
 
-`ChunkCodec` writes the decoded chunk to memory of the caller, or returns a part of the encoded bytes. Every failure of a
-library becomes a `FrameError` that names the stage.
+`ChunkCodec` writes the decoded chunk to memory of the caller, or returns it as a part of the encoded bytes. Every
+failure of a library becomes a `FrameError` that names the stage.
 """
 
 from __future__ import annotations
