@@ -14,7 +14,7 @@ class CachedTasks:
 
     def __init__(self, read: HostRead, cached: CachedRead) -> None:
         self._read, self._cached = read, cached
-        self._kept: list[tuple[PlanTasks, PlanChunks]] = []
+        self._to_keep: list[tuple[PlanTasks, PlanChunks]] = []
         """Tasks of plans with chunks that are to be kept, and these chunks."""
 
     def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
@@ -33,7 +33,7 @@ class CachedTasks:
 
     def put(self) -> None:
         """Put the decoded chunks that are to be kept into the cache. All tasks must have ended."""
-        for tasks, chunks in self._kept:
+        for tasks, chunks in self._to_keep:
             self._cached.put(chunks, tasks.decoded_rows())
 
     def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
@@ -41,9 +41,9 @@ class CachedTasks:
         if not plan.n_chunks:
             return
         tasks = PlanTasks(self._read, plan, chunks=chunks)
-        if chunks.kept:
-            self._kept.append((tasks, chunks))
-        if chunks.found and len(chunks.found) == plan.n_stored:
+        if chunks.to_keep:
+            self._to_keep.append((tasks, chunks))
+        if chunks.cached and len(chunks.cached) == plan.n_stored:
             yield Task(tasks.place_cached, starts_requests=False)
         else:
             yield from tasks.tasks()

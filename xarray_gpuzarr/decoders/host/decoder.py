@@ -201,7 +201,7 @@ def call_loops(
             if rows:
                 remaining.append((plan, call, rows))
         if cached is not None and chunks is not None:
-            cached.put(chunks, call.placed_rows(chunks.kept))
+            cached.put(chunks, call.placed_rows(chunks.to_keep))
     if cached is not None:
         cached.forget_claim()
     return remaining

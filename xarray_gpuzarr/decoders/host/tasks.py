@@ -100,7 +100,7 @@ class PlanTasks:
         """Return the rows that were decoded and are to be kept. All tasks must have ended."""
         if self.chunks is None or self.call is None:
             return self._decoded_rows
-        return self.call.placed_rows(self.chunks.kept)
+        return self.call.placed_rows(self.chunks.to_keep)
 
     def place_cached(self, _: None) -> None:
         """Place the chunks of a plan that are all either cached or missing."""
@@ -109,7 +109,7 @@ class PlanTasks:
             return
         assert self.chunks is not None
         # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
-        for row, chunk in self.chunks.found.items():
+        for row, chunk in self.chunks.cached.items():
             self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.piece_numbers[row])
 
     @cached_property
@@ -281,7 +281,7 @@ class PlanTasks:
 
         If there are loops, only chunks that they have decoded are kept, see `decoded_rows`.
         """
-        if self.chunks is None or self.call is not None or row not in self.chunks.kept:
+        if self.chunks is None or self.call is not None or row not in self.chunks.to_keep:
             return None
-        _, cached = self.chunks.kept[row]
+        _, cached = self.chunks.to_keep[row]
         return cached.memory
