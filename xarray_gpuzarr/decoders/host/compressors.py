@@ -43,7 +43,7 @@ class Compressor:
     rate: float
     """Approximate number of bytes that one thread decodes in a second."""
     native: Codec | None
-    """Name of the codec in the loops; None if they do not know it."""
+    """Name of the codec in the loops; None if they do not know it. They know all of today's."""
 
 
 LIBRARY_ERRORS = (
@@ -106,7 +106,7 @@ HOST_COMPRESSORS: dict[type, Compressor] = complete_table(
         ZstdSpec: Compressor(decode_at_most=zstd_at_most, rate=0.7e9, native="zstd"),
         GzipSpec: Compressor(decode_at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
         ZlibSpec: Compressor(decode_at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
-        # LZ4 and Blosc frames declare their length, which `check_declared` has checked, so these need no limit.
+        # LZ4 and Blosc frames declare their length, which `check_declared` has checked.
         Lz4Spec: Compressor(decode_at_most=_lz4_at_most, rate=2e9, native="lz4"),
         BloscSpec: Compressor(decode_at_most=_blosc_at_most, rate=2e9, native="blosc"),
     },
@@ -114,7 +114,7 @@ HOST_COMPRESSORS: dict[type, Compressor] = complete_table(
 
 
 def native_name(spec: BytesBytesSpec) -> Codec | None:
-    """Return the name of a compressor in the loops; None if they do not know it."""
+    """Return the name that a compressor of `HOST_COMPRESSORS` has in the loops; None if they do not know it."""
     if isinstance(spec, BloscSpec) and spec.cname == "snappy":
         return "blosc of snappy"
     return HOST_COMPRESSORS[type(spec)].native

@@ -50,7 +50,7 @@ class HostDecoder:
         """Whether reads use and fill the cache of decoded chunks."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
-        """Return a route that tells this package's decoding from that by zarr-python, chunk by chunk."""
+        """Return the route "host", or "host, by zarr-python" if only zarr-python knows a codec."""
         other = spec.codecs.other
         if other is None:
             return Route(where="host", why=why_decoded_slowly(spec.codecs))

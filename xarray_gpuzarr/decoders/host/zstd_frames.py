@@ -17,8 +17,8 @@ from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
 from xarray_gpuzarr.native.library import address, view_address
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
-_MOST_ERRORS = 120
-"""Number of libzstd's error codes, which it returns as the numbers just below 2**64."""
+_MAX_ERROR = 120
+"""``ZSTD_error_maxCode``, an upper bound of libzstd's error codes. Its functions return 2**64 minus the code."""
 
 
 class _BufferStruct(ctypes.Structure):
@@ -107,4 +107,4 @@ def _decode_in_parts(zstd: _Functions, context: Any, in_buffer: _BufferStruct, o
 
 def _is_error(returned: int) -> bool:
     """Whether the value that a function of libzstd returned is an error."""
-    return returned > 2**64 - _MOST_ERRORS
+    return returned > 2**64 - _MAX_ERROR
