@@ -84,7 +84,7 @@ def _by_loops(
     for block in blocks:
         for pieces in block.ranges:
             ranges += (pieces.start, pieces.stop)
-    numbers = array("q", ranges + index_addresses)
+    numbers = array("q", ranges + index_addresses)  # keeps both alive during the call
     ranges_address = numbers.buffer_info()[0]
     index_address = ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0
     memory, addresses = allocate_columns(n_rows, ndim)

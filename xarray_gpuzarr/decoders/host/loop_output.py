@@ -38,8 +38,8 @@ class _PieceTables:
     """Address of the requested elements along each axis, 0 if they are evenly spaced. Empty if they are along all
     axes."""
     table_address: int
-    """Address of the table of pieces: first requested elements, first positions in the output, and counts, all axes
-    one after another in each."""
+    """Address of three columns, each with the pieces of all axes one after another: the first requested element of each
+    piece (of an index array, the first position in it), the first position in the output, and the count."""
     memory: object
     """Keeps the arrays behind these addresses alive."""
 

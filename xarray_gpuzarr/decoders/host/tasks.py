@@ -67,7 +67,7 @@ class HostRead:
 
     @cached_property
     def rule(self) -> CoalesceRule:
-        """Rule by which neighbouring chunks are read together."""
+        """Rule by which neighbouring chunks are read together: the source's, with parts as short as the schedule wants."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
@@ -114,7 +114,7 @@ class PlanTasks:
 
     @cached_property
     def piece_numbers(self) -> list[list[int]]:
-        """Piece numbers of each chunk along the axes, see `ReadPlan.all_piece_numbers`."""
+        """`ReadPlan.all_piece_numbers` as lists, one for each chunk."""
         rows: list[list[int]] = self.plan.all_piece_numbers.tolist()
         return rows
 
