@@ -1,6 +1,7 @@
 """Choice of the decoder for a device, and checks of what a machine lacks for a GPU.
 
-All decoders come from `decoder_for`. The functions below it use the host's decoder instead if a GPU is unusable.
+`decoder_for` returns the decoder; no other function chooses one. `usable_device` and `read_with_usable` turn to the
+host instead if a GPU turns out to be unusable.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
     "fletcher32": _fletcher32,
     "jenkins_lookup3": jenkins_lookup3,
 }
+"""Functions that return the checksum of a payload. Their second argument is a seed, which only jenkins_lookup3 has."""
 
 
 def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:

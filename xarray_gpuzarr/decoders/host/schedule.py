@@ -103,7 +103,7 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     n_loop_threads = 1
     if is_single and array.is_copied:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))
-    elif not array.is_copied and (by_loops or n_threads == 1):
+    elif not array.is_copied and (by_loops or n_threads == 1):  # otherwise, several threads call the loops
         n_loop_threads = max(1, min(int(seconds / costs.loop_thread_s), budget))
     return Schedule(
         budget=budget,

@@ -67,7 +67,8 @@ class HostRead:
 
     @cached_property
     def rule(self) -> CoalesceRule:
-        """Rule by which neighbouring chunks are read together: the source's, with parts as short as the schedule wants."""
+        """Rule by which neighbouring chunks are read together: the source's, but with parts no longer than `part_nbytes`
+        of the schedule."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
