@@ -154,6 +154,11 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
         decreases.
     length, chunk_length : int
         Number of elements of the array and of a chunk along the axis.
+
+    Raises
+    ------
+    MemoryError
+        If there are too many pieces to make columns of them.
     """
     if isinstance(selected, slice):
         start, stop, step = selected.indices(length)

@@ -61,8 +61,12 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
 
     Raises
     ------
-    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    SelectionError
+        If the selection does not fit the array.
+    MetadataError, ShardIndexError, CorruptChunkError, UnsupportedCodecError, StoreReadError, HostMemoryError
         Each names the array, and the store key where there is one.
+    DeviceUnavailableError, DeviceMemoryError
+        If the device cannot be used, or lacks memory.
     """
     spec = stored.spec
     outer = outer_selection(selection, stored.shape)
@@ -237,7 +241,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     ------
     GpuZarrError
         `ArrayTypeError`, `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
-        `ShardIndexError`, `CorruptChunkError`, `HostMemoryError`.
+        `ShardIndexError`, `CorruptChunkError`, `UnsupportedCodecError`, `HostMemoryError`, `DeviceMemoryError`.
 
     Examples
     --------

@@ -87,7 +87,7 @@ class CachedRead:
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
         """Look up those chunks of a plan of which the read takes a part.
 
-        Returns the chunks that were found and those that are to be kept; None if there are neither.
+        Returns the chunks that are cached and those that are to be kept; None if there are neither.
 
         Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
         `check` raises it.
@@ -100,11 +100,11 @@ class CachedRead:
         object_keys = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
         keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
-        found, claimed = self._find(keys, [objects[row] for row in rows], versions)
-        if not claimed and found.count(None) == len(found):  # most reads of single elements end here
-            counters.add(n_cache_misses=len(found))
+        entries, claimed = self._find(keys, [objects[row] for row in rows], versions)
+        if not claimed and entries.count(None) == len(entries):  # most reads of single elements end here
+            counters.add(n_cache_misses=len(entries))
             return None
-        chunks = PlanChunks(cached={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, to_keep={})
+        chunks = PlanChunks(cached={row: chunk for row, chunk in zip(rows, entries, strict=True) if chunk}, to_keep={})
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[objects[rows[i]]])
         if chunks.cached and self._array.spec.index is not None:
@@ -129,16 +129,18 @@ class CachedRead:
         their places.
         """
         while True:
-            found, claimed, other = chunk_cache.cache.find(
+            entries, claimed, other = chunk_cache.cache.find(
                 keys, self._claim, keeps_at_once=self._keeps_at_once, may_wait=not self._claimed
             )
             self._claimed += [keys[i] for i in claimed]
             if other is not None:
                 crew.run_without_turn(other.wait)
                 continue
-            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[objects[i]]]
+            stale = [
+                i for i, chunk in enumerate(entries) if chunk is not None and chunk.version != versions[objects[i]]
+            ]
             if not stale:
-                return found, claimed
+                return entries, claimed
             for i in stale:
                 chunk_cache.cache.entries.drop(keys[i])
 

@@ -65,7 +65,10 @@ class HostDecoder:
         return host_memory.result_memory.empty(shape, dtype)
 
     def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any:
-        """Read a few chunks of a local file by one call of the compiled loops; see `Decoder.read_without_plan`."""
+        """Read a few chunks of a local file, or of an object in memory, by one call of the compiled loops.
+
+        See `Decoder.read_without_plan`, and `read_short` for the cases in which None is returned.
+        """
         array = host_array(spec, cast, loops())
         return read_short(array, target, source, out, costs=self.costs, keeps_chunks=self._keeps_chunks)
 

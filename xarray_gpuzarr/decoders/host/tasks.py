@@ -67,8 +67,7 @@ class HostRead:
 
     @cached_property
     def rule(self) -> CoalesceRule:
-        """Rule by which neighbouring chunks are read together: the source's, but with parts no longer than `part_nbytes`
-        of the schedule."""
+        """Rule by which neighbouring chunks are read together, with parts no longer than those of the schedule."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
