@@ -171,7 +171,7 @@ class PreparedDecoder(Decoder, Protocol):
         """
 
     def prepare_threads(self, n_threads: int) -> None:
-        """Allocate the streams and the host memory that reads on `n_threads` threads will use. Further calls add to it."""
+        """Allocate the streams and the host memory for reads on `n_threads` threads. Further calls add to these."""
 
     def close(self) -> None:
         """Wait until all reads have ended, and free what is kept for later ones, which allocate it again."""

@@ -1,8 +1,8 @@
 """The cache of decoded chunks: after a read of a part of a chunk, a read of another part needs no decoding.
 
-A process has one cache, of bounded size. It keeps the elements of chunks as the loops place them, before CF decoding. A
-chunk belongs to one version of its object, and is used only if the object is known to have that version, see
-`ChunkVersions`. `cached_read` has the cache as a single read uses it.
+A process has one cache, of bounded size. It keeps elements before CF decoding: as the compiled loops take them to place
+them, or without the loops, decoded chunks. A chunk belongs to one version of its object, and is used only if the object
+is known to have that version, see `ChunkVersions`. `cached_read` has the cache as a single read uses it.
 
 Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
 the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
