@@ -100,7 +100,7 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
         given for each sample, if indices decrease, a count is negative, or a step less than 1. Slices that reach
         beyond the array are cut off, as in NumPy.
     MemoryError
-        If there are too many boxes to count.
+        If there are too many boxes or pieces to make columns of them.
     """
     cut_axes = [
         _cut_axis(axis, selected, n_samples, length, chunk_length)
@@ -130,6 +130,7 @@ def _sample_pieces(n_samples: int) -> AxisPieces:
 
 def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.piece_numbers`."""
+    # For each axis: the number of pieces of any sample, or a column with that of each sample.
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
     _check_number(n_samples * math.prod(max_pieces), "boxes of a stack")
