@@ -61,7 +61,7 @@ def conversion(before: str, after: str) -> list[Step]:
     # The loops convert to float16 from other floats only, and to a complex dtype from another one or from the float of
     # its parts.
     between = {"f2": "f4", "c8": "f4", "c16": "f8"}.get(after)
-    is_direct = between in (None, before) or before[0] == "c" or (before[0] == "f" and after == "f2")
+    is_direct = before in (between, "c8", "c16") or (before[0] == "f" and after == "f2")
     dtypes = [before, after] if is_direct or between is None else [before, between, after]
     steps: list[Step] = []
     for source, result in pairwise(dtypes):
