@@ -24,7 +24,8 @@ from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import address
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.crops import Crops
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read.reading import read, read_target
 from xarray_gpuzarr.read.stored_array import stored_array

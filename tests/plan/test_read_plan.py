@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.crops import Crops
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.plan.targets import PointTarget, box_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.metadata import parse_array

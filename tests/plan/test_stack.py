@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
+from xarray_gpuzarr.plan.crops import Crops
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 

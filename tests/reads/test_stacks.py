@@ -16,7 +16,8 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.crops import Crops
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, read_target, reading, stored_array
 from xarray_gpuzarr.stored.cf import Cast

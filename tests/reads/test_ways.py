@@ -39,7 +39,8 @@ from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, read_array, zarr_pipeline
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.crops import Crops
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import read, read_target, stored_array
 from xarray_gpuzarr.read.reading import read_points

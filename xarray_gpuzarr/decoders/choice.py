@@ -1,6 +1,7 @@
 """Choice of the decoder for a device, and checks of what a machine lacks for a GPU.
 
-`decoder_for` returns the decoder; no other function chooses one.
+`decoder_for` returns the decoder; no other function chooses one. `usable_device` and `read_with_usable` turn to the
+host instead if a GPU turns out to be unusable.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
 _CUDA_PACKAGES = {"cupy": "CuPy", "rmm": "RMM", "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)"}
-"""Packages that `device="cuda"` needs: name of the module, and name for people."""
+"""Packages that `device="cuda"` needs: name of the module, and name in messages."""
 _DEVICES = ("auto", "cuda", "host", "workers")
 _ALWAYS_AVAILABLE = frozenset({"auto", "posix"})
 """Values of `storage` that every device accepts."""
@@ -37,7 +38,7 @@ _OTHER_NAMES = {"cpu": "host", "gpu": "cuda"}
 """Names of devices in other packages, and the names here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 _PER_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
-"""Environment variable with which CuPy uses a default stream per thread."""
+"""Environment variable that lets CuPy use a default stream per thread, unless it is 0."""
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
@@ -68,7 +69,7 @@ def _n_visible() -> int | None:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return count
-    # CUDA ignores all GPUs after the first one that does not exist, such as the usual -1.
+    # CUDA ignores all entries from the first one on that names no GPU, such as the usual -1.
     visible = list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, listed.split(","))))
     return len(visible) if count is None else min(count, len(visible))
 
@@ -191,7 +192,7 @@ def _resolve_with_gpu(device: str) -> Device:
 
 
 def similar_device_hint(device: object, known: Iterable[str] = _DEVICES) -> str:
-    """Return words that suggest a known device with a similar name; an empty string if there is none."""
+    """Return words that suggest the device of `known` with the most similar name; an empty string if there is none."""
     name = str(device)
     return similar_name_hint(_OTHER_NAMES.get(name, name), known)
 
@@ -223,12 +224,15 @@ def decoder_for(device: str) -> Decoder:
     decoder: Decoder = cuda.CudaDecoder()
     if resolved == "cuda":
         return decoder
-    # A client may have no GPU. Only a read needs the decoder that the last argument returns.
+    # "workers": this may be a client without a GPU, where `decoder_for("cuda")` fails. So only a read calls it.
     return WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 
 
 def usable_device(device: str) -> Device:
-    """Return `resolve_device(device)`, or ``"host"`` if `device` is "auto" and the GPU is unusable. Starts CUDA."""
+    """Return `resolve_device(device)`, or ``"host"`` if `device` is "auto" and the GPU is unusable.
+
+    For ``"auto"``, this starts CUDA if there is a GPU.
+    """
     resolved = resolve_device(device)
     return "host" if device == "auto" and not is_usable(decoder_for(resolved)) else resolved
 
@@ -256,7 +260,8 @@ def read_with_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result]
         try:
             return read(decoder)
         except DeviceUnavailableError:
-            # The device may have become unusable since it was checked. If it has not, the error has another cause.
+            # The device may have become unusable since it was checked; the host then reads. Otherwise, the error has
+            # another cause.
             if is_usable(decoder):
                 raise
     return read(decoder_for("host"))

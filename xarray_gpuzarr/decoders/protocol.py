@@ -21,7 +21,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 Device = str
-"""Where arrays are decoded and live: ``host``, ``workers``, ``cuda``, or ``cuda:1`` with any number.
+"""Where arrays are decoded and live: ``host``, ``workers``, ``cuda``, or a GPU by its number, such as ``cuda:1``.
 
 ``workers`` means the GPUs of a cluster's workers, even if the client has none; ``cuda`` means the calling thread's
 current GPU.
@@ -49,7 +49,7 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> Device:
-        """Where results live: ``"host"``, or ``"cuda"`` for any GPU, including those of workers."""
+        """Kind of device on which results live: ``"host"``, or ``"cuda"`` for any GPU, including those of workers."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Return where the chunks of an array are decoded, and why, without reading any of them."""
@@ -57,7 +57,7 @@ class Decoder(Protocol):
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype that results have if `dtype` is requested.
 
-        Only the byte order may differ: arrays on a device always have the machine's.
+        Only the byte order may differ: arrays on a GPU always have the machine's.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -107,12 +107,12 @@ class Decoder(Protocol):
         cast : Cast
             Conversion of stored elements to those of the result.
         out : array of this decoder's library, or None
-            Receives the result if shape, dtype and layout fit: any strides on the host, C order on a device.
+            Receives the result if shape, dtype and layout fit: any strides on the host, C order on a GPU.
 
         Returns
         -------
         array of this decoder's library
-            `out`, or a new array in C order: shape `target.shape`, dtype `cast.dtype`, on `device`.
+            `out`, or a new array in C order: shape `target.shape`, dtype ``result_dtype(cast.dtype)``, on `device`.
 
         Raises
         ------
@@ -136,8 +136,8 @@ class Decoder(Protocol):
     def may_retry(self, err: Exception) -> bool:
         """Whether a read that ended in an error of the device may succeed if it is repeated.
 
-        If the device has decoded an array to other values than the host, this lets the host decode the array from now
-        on. A read that ran out of memory is to be repeated through `alone`.
+        If the error says that the device has decoded an array to other values than the host, this call also lets the
+        host decode the array from now on. A read that ran out of memory is to be repeated through `alone`.
         """
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
@@ -171,7 +171,7 @@ class PreparedDecoder(Decoder, Protocol):
         """
 
     def prepare_threads(self, n_threads: int) -> None:
-        """Allocate the streams and the host memory that reads on `n_threads` further threads will use."""
+        """Allocate the streams and the host memory for reads on `n_threads` threads. Further calls add to these."""
 
     def close(self) -> None:
         """Wait until all reads have ended, and free what is kept for later ones, which allocate it again."""

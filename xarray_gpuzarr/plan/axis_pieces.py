@@ -44,7 +44,8 @@ class AxisPieces:
     length: int
     """Number of positions in the selection."""
     is_cached: bool = False
-    """Whether the next read of the same elements gets this object again."""
+    """Whether the next read of the same elements gets this very object. Values computed from it are then worth caching
+    (`OutputBoxes`)."""
     index_start: Column | None = None
     """First position of each piece in `index`; None if it is `out_start`. It differs for stacks, whose samples share
     one `index`."""
@@ -96,23 +97,23 @@ def shards_of_span(span: Span, per_shard: int) -> Iterator[tuple[int, range]]:
 
     A shard has `per_shard` chunks along the axis.
     """
-    first, count, step, n_pieces, chunk_length = span
+    first, n_elements, step, n_pieces, chunk_length = span
     first_chunk = first // chunk_length
     shard_length = chunk_length * per_shard
     if n_pieces == 1:
         yield first_chunk // per_shard, _ONE_PIECE
         return
-    if step > shard_length:
-        for i in range(count):
+    if step > shard_length:  # each element is a piece, and lies in a shard of its own
+        for i in range(n_elements):
             yield (first + i * step) // shard_length, range(i, i + 1)
         return
     start = 0
-    for shard in range(first // shard_length, (first + (count - 1) * step) // shard_length + 1):
+    for shard in range(first // shard_length, (first + (n_elements - 1) * step) // shard_length + 1):
         end = (shard + 1) * shard_length
         if step <= chunk_length:
             stop = min(n_pieces, end // chunk_length - first_chunk)
         else:  # each element is a piece
-            stop = min(count, -((first - end) // step))  # the division is rounded up
+            stop = min(n_elements, -((first - end) // step))  # the division is rounded up
         yield shard, range(start, stop)
         start = stop
 
@@ -153,6 +154,11 @@ def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> 
         decreases.
     length, chunk_length : int
         Number of elements of the array and of a chunk along the axis.
+
+    Raises
+    ------
+    MemoryError
+        If there are too many pieces to make columns of them.
     """
     if isinstance(selected, slice):
         start, stop, step = selected.indices(length)

@@ -51,8 +51,8 @@ class CoalesceRule:
     max_raw_nbytes: int
     """Longest request, in bytes, for bytes that are read to their final place. It need not fit a core's cache."""
     max_together: int = 1
-    """Largest number of joined ranges of one object that a thread reads one after another. Together they have at most
-    `max_nbytes` bytes, unless there is only one. It is 1 for stores that answer many requests at the same time."""
+    """Largest number of joined ranges of one object that one thread reads, one after another. Together they have at
+    most `max_nbytes` bytes, unless there is only one. It is 1 for stores that answer many requests at the same time."""
     min_skipped_gap_nbytes: int | None = None
     """Shortest gap in bytes that is skipped while there are few requests. If None, all gaps up to `max_gap_nbytes` are
     read."""

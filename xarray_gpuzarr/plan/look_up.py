@@ -1,7 +1,7 @@
 """Plans from shard indexes: the byte range of each requested chunk, sorted by object and offset.
 
-If the compiled loops are available, they look up the chunks of box targets. NumPy takes as long for that as for
-decoding a chunk of 16 KB.
+If the compiled loops are available, they look up the chunks of evenly spaced box targets. For a plan of a few chunks,
+NumPy takes as long as decoding a chunk of 16 KB does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _by_loops(
         keys = tuple(map(spec.keys.key, product(*chunks)))
         longest_nbytes = WHOLE_OBJECT
     else:
-        keys = tuple([str(block.key) for block in blocks])
+        keys = tuple([str(block.key) for block in blocks])  # these are text, since the blocks are shards
         longest_nbytes = 0
         for index in indexes:
             index_addresses += (0, 0) if index is None else index.addresses
@@ -84,7 +84,7 @@ def _by_loops(
     for block in blocks:
         for pieces in block.ranges:
             ranges += (pieces.start, pieces.stop)
-    numbers = array("q", ranges + index_addresses)
+    numbers = array("q", ranges + index_addresses)  # keeps both alive during the call
     ranges_address = numbers.buffer_info()[0]
     index_address = ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0
     memory, addresses = allocate_columns(n_rows, ndim)
@@ -130,6 +130,7 @@ def _by_numpy(
             offset[start:stop] = index.offset.take(position[start:stop])
             nbytes[start:stop] = index.nbytes.take(position[start:stop])
     is_stored = nbytes != MISSING
+    # By object, then by offset. An empty chunk comes before the one that begins at the same offset.
     order = np.lexsort((nbytes, offset, object_number))
     order = order[is_stored.take(order)]
     piece_numbers = np.concatenate([piece_numbers.take(order, axis=0), piece_numbers[~is_stored]])

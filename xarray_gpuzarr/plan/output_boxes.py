@@ -22,12 +22,12 @@ Flags = npt.NDArray[np.bool_]
 
 @record
 class Placement:
-    """Positions of some chunks in the output, one row for each chunk."""
+    """Positions of the boxes of some chunks in the output, one row for each box."""
 
     whole: Flags
     """Whether all elements of the stored chunk are requested, in order; shape (n,)."""
     contiguous: Flags
-    """Whether the box is contiguous in a C-ordered output; shape (n,)."""
+    """Whether the box that the chunk fills is contiguous in a C-ordered output; shape (n,)."""
     out_offset: Column
     """Offset of the first element of the box in the output, in units of the strides; shape (n,)."""
 

@@ -1,6 +1,6 @@
 """Chunks of which a read takes only a part.
 
-The cache of decoded chunks keeps these: another read may take another part of them soon.
+The cache of decoded chunks keeps such chunks, since another read may soon take another part of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _Flags = npt.NDArray[np.bool_]
 
 
 class PartialChunks:
-    """The chunks of a target of which a read takes only a part: fewer elements than lie inside the array.
+    """The chunks of a target of which a read takes fewer elements than the chunk has inside the array.
 
-    The chunks of a stack are treated alike: all count as partial unless every piece has all elements of a full chunk.
+    The chunks of a stack are not told apart: all count as partial unless every piece has all elements of a full chunk.
     """
 
     def __init__(self, target: Target, grid: ChunkGrid) -> None:
         self.all_are_partial = isinstance(target, PointTarget)
         """Whether all chunks are partial."""
         self._axes: list[_Flags | None] = []
-        """For each axis, whether each piece is less than its chunk; None if no piece is."""
+        """For each axis, whether each piece is less than its chunk; None if no piece is. Empty if `all_are_partial` was
+        found without looking at pieces."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
             self.all_are_partial = takes_part(target)
         elif isinstance(target, BoxTarget):
@@ -71,7 +72,7 @@ _MAX_SPARSITY = 100
 """Chunks are worth keeping if a read takes at least one of this many of their elements. Keeping a chunk means to write
 all of it to memory outside the CPU's caches, which costs a tenth of the time of decoding gzip (November 2026)."""
 _NEARLY_ALL = 7 / 8
-"""A chunk of which more than this share is decoded counts as decoded as a whole."""
+"""A chunk of which more than this share is decoded counts as decoded as a whole, as in `decode_part` of `loops.c`."""
 
 
 def takes_much(target: Target, grid: ChunkGrid) -> bool:
@@ -101,7 +102,7 @@ def _reach(target: Target) -> float:
 
 
 def takes_part(target: BoxTarget) -> bool:
-    """Whether a box of evenly spaced elements is less than its chunks have inside the array."""
+    """Whether a box of evenly spaced elements has fewer elements than its chunks have inside the array."""
     assert target.spans is not None
     for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
         end = first + (n_elements - 1) * step + 1

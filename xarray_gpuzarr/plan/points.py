@@ -44,7 +44,7 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     Raises
     ------
     SelectionError
-        If a coordinate lies outside the array.
+        If coordinates are not integers, or one lies outside the array.
     """
     n_points = len(points[0]) if points else 0
     chunk, chunk_offset = np.empty((2, n_points, len(grid.shape)), np.int64)

@@ -28,7 +28,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 CHUNKS_PER_BLOCK = 1024
-"""Number of unsharded chunks in a block. Planning a block takes 100 us, decoding it some milliseconds."""
+"""Largest number of unsharded chunks in a block. Planning a block takes 100 us, decoding it some milliseconds."""
 OBJECTS_PER_PART = 16
 """Largest number of unsharded chunks in a part, if the chunks are small. One thread reads a part, and all requests of
 a part start at the same time."""
@@ -41,7 +41,7 @@ class Block:
     key: str | None
     """Store key of the shard; None for unsharded chunks."""
     n_rows: int
-    """Number of chunks."""
+    """Number of chunks, each of which is a row of the plan."""
     ranges: tuple[range, ...]
     """Piece numbers along each axis for a box target; for other targets, one range of positions in `groups`."""
     groups: Column | None = None
@@ -184,7 +184,7 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            # Share of the read's chunks in this plan: `coalesce` allots it that share of `rule.n_cheap_requests`.
+            # `coalesce` allots this plan the same share of `rule.n_cheap_requests` as it has of the read's chunks.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))

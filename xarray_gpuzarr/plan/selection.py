@@ -23,7 +23,8 @@ class OuterSelection:
     selectors: tuple[slice | Column, ...]
     """For each axis a slice with a positive step, or an index array that never decreases."""
     undo: tuple[tuple[int, slice | Column | int], ...]
-    """Pairs of axis and index that turn the increasing result into the requested one, in order of application."""
+    """Pairs of axis and index that turn the increasing result into the requested one, in order of application. A slice
+    reverses the axis, an array takes its elements in another order or repeatedly, an integer (always 0) drops it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif type(key) is int and -length <= key < length:  # not needed, but the branch below takes 4 us
+        elif type(key) is int and -length <= key < length:  # the last branch does the same, but takes 4 us
             index = key + length if key < 0 else key
             ordered, back = slice(index, index + 1), 0
         else:
@@ -118,7 +119,7 @@ def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
     except (TypeError, ValueError) as err:
         raise _bad_index(key, str(err)) from err
     if step > 0:
-        return slice(start, max(start, stop), step), None
+        return slice(start, max(start, stop), step), None  # an empty slice ends where it starts
     reverse = slice(None, None, -1)
     n = len(range(start, stop, step))
     if not n:

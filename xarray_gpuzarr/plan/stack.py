@@ -1,51 +1,27 @@
 """Stacks: crops of one array that are read together, each chunk once for all samples.
 
-The output has an axis of samples before the axes of the array. A *box* is the part of a sample that lies in one chunk:
-a row of piece numbers, with the number of the sample in front. `stack_target` sorts the boxes by chunk.
+The output has an axis of samples before the axes of the array. A *box* is the part of a sample that lies in one chunk.
+A row of numbers describes it: that of the sample, and a piece number along each axis of the array (see `axis_pieces`).
+`stack_target` sorts the boxes by chunk.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from xarray_gpuzarr.errors import SelectionError
 from xarray_gpuzarr.plan.axis_pieces import TOO_MANY_PIECES, AxisPieces, intersect_axis, strided_pieces
+from xarray_gpuzarr.plan.crops import Crops, StackAxis, bad_crops, checked_crops, checked_table
 from xarray_gpuzarr.plan.points import chunk_numbers, run_starts, stable_order
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crops:
-    """Elements of each sample along one axis: evenly spaced, the same number for all, from a start of their own."""
-
-    start: Column
-    """First element of each sample, counted from the start of the axis; shape (n_samples,)."""
-    count: int
-    """Number of elements of each sample."""
-    step: int = 1
-    """Distance between elements, at least 1."""
-
-
-StackAxis = slice | Column | Crops
-"""Elements of the samples along one axis. The same for all samples: a slice with a positive step, or int64 of shape
-(n,). Different ones: int64 of shape (n_samples, n), or `Crops`. Index arrays never decrease along a row."""
-
-
-def sample_length(axis: StackAxis) -> int:
-    """Return the number of elements of each sample along an axis. A slice must have a stop."""
-    if isinstance(axis, Crops):
-        return axis.count
-    if isinstance(axis, slice):
-        return len(range(axis.start or 0, axis.stop, axis.step or 1))
-    return int(np.shape(axis)[-1])
+_CutAxis = tuple[AxisPieces, Column | None]
+"""Pieces along an axis of an array, and the number of pieces of each sample; None if all samples have the same
+pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +59,8 @@ class StackTarget:
     def chunk_coordinates(self, piece_numbers: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim).
 
-        `piece_numbers` are rows of `ReadPlan.all_piece_numbers`, here and below: the number of each chunk's group.
+        Here and below, `piece_numbers` are rows of `ReadPlan.all_piece_numbers`. For a stack, each has one column: the
+        number of the chunk's group.
         """
         return self.groups.chunk.take(piece_numbers[:, 0], axis=0)
 
@@ -110,7 +87,7 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     Parameters
     ----------
     axes : sequence of StackAxis
-        Elements of the samples along each axis of the array. A sample has the values of ``array[np.ix_(...)]``.
+        Elements of the samples along each axis of the array. A sample is ``array[np.ix_(...)]`` of its elements.
     n_samples : int
         Number of samples.
     grid : ChunkGrid
@@ -119,10 +96,11 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     Raises
     ------
     SelectionError
-        If an element lies outside the array (negative ones do not count from the end), if starts or indices are not
-        integers or not given for each sample, if indices decrease, or if a count or step is not allowed.
+        If a start or index lies outside the array (negative ones do not count from the end), is not an integer or not
+        given for each sample, if indices decrease, a count is negative, or a step less than 1. Slices that reach
+        beyond the array are cut off, as in NumPy.
     MemoryError
-        If there are too many boxes to count.
+        If there are too many boxes or pieces to make columns of them.
     """
     cut_axes = [
         _cut_axis(axis, selected, n_samples, length, chunk_length)
@@ -152,6 +130,7 @@ def _sample_pieces(n_samples: int) -> AxisPieces:
 
 def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.piece_numbers`."""
+    # For each axis: the number of pieces of any sample, or a column with that of each sample.
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
     _check_number(n_samples * math.prod(max_pieces), "boxes of a stack")
@@ -180,52 +159,33 @@ def _check_number(n: int, noun: str) -> None:
 
 
 def _count_up(n: Column) -> Column:
-    """Return the numbers ``0, 1, ... n[i] - 1`` for each i, one after another."""
+    """Return the numbers ``0, 1, ... n[i] - 1`` for each i, all in one column."""
     end = n.cumsum()
     numbers: Column = np.arange(end[-1] if len(n) else 0, dtype=np.int64) - (end - n).repeat(n)
     return numbers
-
-
-_CutAxis = tuple[AxisPieces, Column | None]
-"""Pieces along an axis of an array, and the number of pieces of each sample; None if all samples have the same
-pieces."""
 
 
 def _cut_axis(axis: int, selected: StackAxis, n_samples: int, length: int, chunk_length: int) -> _CutAxis:
     """Check the elements of the samples along an axis, and cut them at the borders of chunks."""
     if isinstance(selected, slice):
         if selected.step is not None and selected.step < 1:
-            raise _bad_crops(f"{selected} on axis {axis}")
+            raise bad_crops(f"{selected} on axis {axis}")
         return intersect_axis(selected, length, chunk_length), None
     if isinstance(selected, Crops):
-        return _cut_crops(_checked_crops(selected, n_samples, axis, length), length, chunk_length)
-    table = _checked_table(selected, n_samples, axis, length)
+        return _cut_crops(checked_crops(selected, n_samples, axis, length), length, chunk_length)
+    table = checked_table(selected, n_samples, axis, length)
     count = table.shape[1]
     if count < 2:
         start = table[:, 0] if count else np.zeros(len(table), np.int64)
         return _cut_crops(Crops(start=start, count=count), length, chunk_length)
     steps = np.diff(table, axis=1)
     step = int(steps[0, 0]) if len(steps) else 1
-    if step and (steps == step).all():
+    if step and (steps == step).all():  # `Crops` have no step 0, which repeats one index
         return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
     if len(table) > 1:
         return _cut_table(table, chunk_length)
     # All samples have the elements of the one row, or there is only one sample.
     return intersect_axis(table[0], length, chunk_length), None
-
-
-def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops:
-    """Return crops whose elements all lie on an axis of the given length. Raises `SelectionError`."""
-    start = np.asarray(crops.start)
-    count = operator.index(crops.count)
-    step = operator.index(crops.step)
-    if start.shape != (n_samples,) or count < 0 or step < 1:
-        starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
-        raise _bad_crops(f"{starts}, on axis {axis}, for {n_samples} samples")
-    if count:
-        extent = (count - 1) * step
-        start = _checked_index(start, axis, length, length - extent, f" and {extent} elements behind it")
-    return Crops(start=start, count=count, step=step)
 
 
 def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
@@ -237,7 +197,9 @@ def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
         first = int(start[0])
         return intersect_axis(slice(first, first + (count - 1) * step + 1, step), length, chunk_length), None
     extent = (count - 1) * step
-    _check_number(len(start) * min(count, extent // chunk_length + 2), "pieces along an axis of a stack")
+    # An upper bound for one sample: its last element lies `extent` behind its first one.
+    max_pieces = min(count, extent // chunk_length + 2)
+    _check_number(len(start) * max_pieces, "pieces along an axis of a stack")
     if step > chunk_length:  # each element lies in a chunk of its own, and chunks between them hold none
         n = np.full(len(start), count)
         chunk = (start[:, None] + np.arange(count) * step).reshape(-1) // chunk_length
@@ -267,39 +229,3 @@ def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
         length=count,
     )
     return pieces, np.count_nonzero(is_first, axis=1)
-
-
-def _checked_table(selected: Column, n_samples: int, axis: int, length: int) -> Column:
-    """Return an index array of shape (n_samples, n); of a single row if all samples have the same elements."""
-    table = np.asarray(selected)
-    if table.ndim == 1:
-        table = table[None]
-    elif table.ndim != 2 or len(table) != n_samples:
-        raise _bad_crops(f"an index array of shape {table.shape} on axis {axis}, for {n_samples} samples")
-    table = _checked_index(table, axis, length, length)
-    if (table[:, 1:] < table[:, :-1]).any():
-        raise _bad_crops(f"indices that decrease, on axis {axis}")
-    return table
-
-
-def _checked_index(index: npt.NDArray[Any], axis: int, length: int, end: int, suffix: str = "") -> Column:
-    """Return indices as int64.
-
-    Raises `SelectionError` unless all lie in ``[0, end)``; its message names the first other index, followed by
-    `suffix`.
-    """
-    if index.size and index.dtype.kind not in "iu":
-        raise _bad_crops(f"an index of dtype {index.dtype} on axis {axis}")
-    is_outside = (index < 0) | (index >= max(0, end))
-    if is_outside.any():
-        raise _bad_crops(f"index {index[is_outside][0]}{suffix} on axis {axis} of length {length}")
-    return index.astype(np.int64, copy=False)
-
-
-def _bad_crops(found: str) -> SelectionError:
-    return SelectionError(
-        "the crops do not fit the array",
-        tried="to stack crops of equal shape",
-        found=found,
-        do="give starts or indices inside the array, counted from its start, for each sample; indices never decrease",
-    )

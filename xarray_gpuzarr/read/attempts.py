@@ -49,13 +49,15 @@ class Attempts:
         self.cuts_objects = not uncut_stores or source.identity not in uncut_stores
         """Whether the next attempt may request an object in pieces."""
         self.seen_shards: dict[str, bool] = {}
-        """Shards whose index some attempt has used: by key, whether it was read rather than found in the cache."""
+        """Shards whose index some attempt has used: by key, True if the store was asked for it, False if it was only
+        found in the cache."""
         self._versions: VersionConflicts | None = None
         """Versions of objects that earlier attempts have met."""
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
-        """Types of errors after which the read was repeated, which happens once for each."""
+        """Types of the errors after which memory was freed, or the decoder allowed another attempt: once for each
+        type."""
 
     def prepare_retry(self, err: Exception) -> bool:
         """Set up the next attempt after an error. Return whether there is one; if not, the caller raises the error.
@@ -64,10 +66,10 @@ class Attempts:
         the device is unusable or has decoded other values than the host. This function adds the name of the store to
         the error. It raises `MetadataError` if chunks could not be decoded because the array's metadata have changed.
         """
-        if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
+        if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):  # options are not a matter of the store
             err.within(self._source.name)
         if isinstance(err, PiecesDifferError):
-            if err.lacks_versions:
+            if err.lacks_versions:  # so later reads of the store would fail in the same way
                 uncut_stores.add(self._source.identity)
             was_cut = self.cuts_objects
             self.cuts_objects = False

@@ -57,16 +57,7 @@ def read_by_zarr(
     before = account.stage
     try:
         account.switch("zarr")
-        if pointwise:
-            values = array.vindex[tuple([coordinates.reshape(-1) for coordinates in key])]
-        else:
-            values = array.oindex[key] if array.ndim else array[()]
-        block: np.ndarray[Any, Any]
-        if isinstance(values, np.ndarray):
-            block = values
-        else:  # an array without axes gives a scalar, which has lost the byte order of the dtype
-            block = np.empty((), array.dtype)
-            block[()] = values
+        block = _select(array, key, pointwise=pointwise)
     except ChunkNotFoundError as err:
         store_name = object_source(array.store).name
         raise missing_chunks_error(f"/{array.path}", "chunks", str(err)).within(store_name) from err
@@ -75,7 +66,7 @@ def read_by_zarr(
     except Exception as err:  # stores and codecs may raise anything
         opened = to_json(stored.zarr_array.metadata.to_dict())
         source = object_source(array.store)
-        # A server that does not answer is not asked for metadata either.
+        # `changed_metadata` makes a request, which would fail again if the server does not answer.
         changed = None if is_final(err) else changed_metadata(source, array.path, opened)
         error = changed or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
@@ -93,6 +84,20 @@ def read_by_zarr(
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
     return read_with_usable(decoder, lambda usable: usable.upload(block, stored.cast), or_host=or_host)
+
+
+def _select(array: zarr.Array[Any], key: tuple[Any, ...], *, pointwise: bool) -> np.ndarray[Any, Any]:
+    """Return a selection that zarr-python reads; `key` and `pointwise` are those of `read_by_zarr`."""
+    if pointwise:
+        values = array.vindex[tuple([coordinates.reshape(-1) for coordinates in key])]
+    else:
+        values = array.oindex[key] if array.ndim else array[()]
+    if isinstance(values, np.ndarray):
+        return values
+    # An array without axes gives a scalar, which has lost the byte order of the dtype.
+    block = np.empty((), array.dtype)
+    block[()] = values
+    return block
 
 
 def checked_array(array: zarr.Array[Any]) -> zarr.Array[Any]:

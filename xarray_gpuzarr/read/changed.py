@@ -12,13 +12,14 @@ from xarray_gpuzarr.fetch.source import ObjectSource
 from xarray_gpuzarr.stored.metadata import to_json
 
 _HARMLESS_FIELDS = {"shape", "fill_value", "dimension_names"}
-"""Fields of metadata whose change leaves chunks as they are, such as a longer axis."""
+"""Fields of metadata on which encoded chunks do not depend."""
 
 
 def describe_changes(opened: str, document: bytes) -> str:
-    """Return a description of changes in an array's metadata; an empty string if stored chunks do not depend on them.
+    """Return a description of changes in an array's metadata.
 
-    Raises exceptions of any kind if `document` is not the metadata of an array, or zarr-python cannot parse it.
+    An empty string if there are none, or stored chunks do not depend on them. Raises exceptions of any kind if
+    `document` is not the metadata of an array, or zarr-python cannot parse it.
 
     Parameters
     ----------
@@ -42,8 +43,8 @@ def describe_changes(opened: str, document: bytes) -> str:
 def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataError | None:
     """Return the error for an array whose metadata have changed.
 
-    None if they have not, if stored chunks do not depend on the changes, or if that cannot be told. This makes one
-    request, and is meant for reads that have failed.
+    Returns None if they have not, if stored chunks do not depend on the changes, or if the stored metadata cannot be
+    read. This makes one request, and is meant for reads that have failed.
 
     Parameters
     ----------

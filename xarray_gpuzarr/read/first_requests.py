@@ -17,10 +17,10 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
-    """Whether objects of an array may be requested before a read begins. `by_host`: whether the host decodes.
+    """Whether objects of an array may be requested before a read begins. `by_host` says whether the host decodes.
 
-    They are not requested ahead if they are not remote, if a missing object is an error, which only the read itself
-    detects, or if the read requests unsharded chunks in pieces.
+    They may not if zarr-python reads the array, if the store is not remote, if a missing object is an error (which only
+    the read itself detects), or if the read requests unsharded chunks in pieces.
     """
     spec, source = stored.spec, stored.source
     if not isinstance(spec, ArraySpec) or source is None or isinstance(source, StrictSource) or not source.is_remote:
@@ -31,7 +31,10 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
 
 
 def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
-    """Return the first requests of a read; none unless the outer selection is evenly spaced along each axis."""
+    """Return the first requests of a read, of an array that `may_ask_ahead`.
+
+    The list is empty unless the outer selection is evenly spaced along each axis.
+    """
     spec, source = stored.spec, stored.source
     assert isinstance(spec, ArraySpec)
     assert source is not None

@@ -16,15 +16,13 @@ import zarr
 
 from xarray_gpuzarr.decoders.choice import decoder_for, resolve_storage
 from xarray_gpuzarr.decoders.protocol import Decoder
-from xarray_gpuzarr.errors import (
-    GpuZarrError,
-    HostMemoryError,
-)
+from xarray_gpuzarr.errors import GpuZarrError, HostMemoryError
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.fetch.version_conflicts import care_by_store
+from xarray_gpuzarr.plan.crops import StackAxis, sample_length
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.plan.stack import StackAxis, sample_length, stack_target
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.plan.targets import PointTarget, Target, box_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.read_progress import ReadProgress, shown_bars
@@ -36,7 +34,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
 _MOST_ELEMENTS = 2**56
-"""Most elements of a result, so that NumPy can count its bytes in int64."""
+"""A result has fewer elements, so that NumPy can count its bytes in int64, whatever the dtype."""
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None, *, or_host: bool = False) -> Any:
@@ -58,12 +56,17 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
     Returns
     -------
     array of the decoder's library
-        dtype `stored.cast.dtype`, on the decoder's device: `out`, a view of it, or another array.
+        `out`, a view of it, or another array, on the decoder's device. Dtype `stored.cast.dtype`, on a GPU in the
+        machine's byte order.
 
     Raises
     ------
-    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    SelectionError
+        If the selection does not fit the array.
+    MetadataError, ShardIndexError, CorruptChunkError, UnsupportedCodecError, StoreReadError, HostMemoryError
         Each names the array, and the store key where there is one.
+    DeviceUnavailableError, DeviceMemoryError
+        If the device cannot be used, or lacks memory.
     """
     spec = stored.spec
     outer = outer_selection(selection, stored.shape)
@@ -73,7 +76,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
         target = box_target(outer, spec.grid)
         return outer.restore(_read_target(stored, spec, target, decoder, out, or_host=or_host))
     except MemoryError as err:
-        if isinstance(err, GpuZarrError):
+        if isinstance(err, GpuZarrError):  # an error of this package, such as `DeviceMemoryError`, is worded already
             raise
         raise _no_host_memory(spec, outer.shape, err) from err
 
@@ -81,8 +84,8 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
     """Read single elements.
 
-    `points` has an integer array for each axis; they are broadcast against each other. The result has the broadcast
-    shape. Otherwise, parameters, result and errors are those of `read`.
+    `points` has an integer array for each axis, of which there is at least one. They are broadcast against each other,
+    and the result has the broadcast shape. Otherwise, parameters, result and errors are those of `read`.
     """
     spec = stored.spec
     arrays = np.broadcast_arrays(*points)
@@ -107,7 +110,7 @@ def read_stacked(
     """
     shape = (n_samples, *map(sample_length, axes))
     try:
-        if decoder.device == "host":  # check first, since listing the boxes takes time and memory
+        if decoder.device == "host":  # check before `stack_target`, which takes time and memory to list the boxes
             _require_room(shape, stored.cast.dtype)
         return _read_target(stored, spec, stack_target(axes, n_samples, spec.grid), decoder, out)
     except MemoryError as err:
@@ -140,7 +143,7 @@ def _read_target(
     before = account.stage
     try:
         account.switch("decode")
-        # Reads in one call report no progress, and take no more than the usual care.
+        # A read in one call reports no progress, and takes only `Care.USUAL`.
         if not shown_bars and source.identity not in care_by_store:
             array = decoder.read_without_plan(source, spec, target, stored.cast, out)
             if array is not None:
@@ -148,7 +151,7 @@ def _read_target(
         attempts = Attempts(source, spec, decoder, or_host=or_host)
         while True:
             try:
-                if attempts.is_alone:  # the last error is gone by now, and the memory that it kept alive is free
+                if attempts.is_alone:  # outside of the last `except`, so that no error keeps device memory alive
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
             except Exception as err:
@@ -197,7 +200,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
 
 
 def _require_room(shape: tuple[int, ...], dtype: str) -> None:
-    """Raise `MemoryError` if NumPy cannot allocate an array."""
+    """Raise `MemoryError` if NumPy cannot allocate a result."""
     if math.prod(shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {shape}")
     np.empty(shape, dtype)  # raises `MemoryError`; the array itself is not used
@@ -238,7 +241,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     ------
     GpuZarrError
         `ArrayTypeError`, `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
-        `ShardIndexError`, `CorruptChunkError`, `HostMemoryError`.
+        `ShardIndexError`, `CorruptChunkError`, `UnsupportedCodecError`, `HostMemoryError`, `DeviceMemoryError`.
 
     Examples
     --------

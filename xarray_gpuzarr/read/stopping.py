@@ -20,16 +20,17 @@ from xarray_gpuzarr.process.threads import thread_budget
 class Stop:
     """A flag that another thread sets to stop a read."""
 
-    __slots__ = ("_give_up", "_is_set")
+    __slots__ = ("_give_up_functions", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        self._give_up: list[Callable[[], None]] = []
+        self._give_up_functions: list[Callable[[], None]] = []
+        """Functions that end the waits of the read's attempts for answers."""
 
     def set(self) -> None:
         """Stop the read: at its next request, or now if it waits for answers."""
         self._is_set = True
-        for give_up in self._give_up:
+        for give_up in self._give_up_functions:
             give_up()
 
     def check(self) -> None:
@@ -40,12 +41,12 @@ class Stop:
     def check_from_now_on(self, give_up: Callable[[], None]) -> None:
         """Register `give_up`, which ends a wait for answers, for `set` to call; then `check`."""
         # In this order: a `set` between the two steps is noticed by the check.
-        self._give_up.append(give_up)
+        self._give_up_functions.append(give_up)
         self.check()
 
 
 class StoppableDecoder:
-    """A decoder whose reads stop between two requests."""
+    """A decoder whose reads end once `stop` is set. Reads without a plan are not stopped, since they are short."""
 
     def __init__(self, decoder: Decoder, stop: Stop) -> None:
         self._decoder = decoder
@@ -60,6 +61,7 @@ class StoppableDecoder:
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
 
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
+        """Yield `plans`. Raises `CancelledError` instead of yielding the next one if the read is to stop."""
         for plan in plans:
             self._stop.check()
             yield plan
@@ -95,7 +97,7 @@ class _StoppableSource:
 
 
 _REMOTE_READS = 32
-"""Most concurrent reads from one server, of up to 48 requests each."""
+"""Largest number of concurrent reads from one server, each of up to 48 requests, unless more threads may decode."""
 
 
 def read_threads(server: Hashable) -> ThreadPoolExecutor:

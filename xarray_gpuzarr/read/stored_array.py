@@ -79,7 +79,7 @@ class StoredArray:
     """Conversion of stored elements to those of the result."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The fields are bytes here because other versions, whose classes may differ, may be unable to unpickle them.
+        # Other versions, whose classes may differ, may be unable to unpickle these fields, so they are passed as bytes.
         fields = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
         return _unpickled, (own_version(), fields, self.source, self.zarr_array)
 
@@ -118,7 +118,7 @@ class StoredArray:
     def how_read(self, decoder: Decoder) -> str:
         """Return how stored bytes reach the decoder's device: "gds", or "posix: " and the reason.
 
-        An empty string if there is only one way.
+        Returns an empty string if the array is not in local files, or the decoder has no choice.
         """
         if isinstance(self.spec, Unplanned) or not isinstance(self.source, LocalSource):
             return ""
@@ -141,7 +141,7 @@ def _unpickled(version: str, fields: bytes, source: Any, zarr_array: Any) -> Sto
 
 
 def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
-    """Return the description of an open zarr array that `read` takes.
+    """Return an open zarr array in the form that `read` takes.
 
     Parameters
     ----------

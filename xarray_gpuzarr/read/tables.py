@@ -18,7 +18,8 @@ from xarray_gpuzarr.process.read_progress import ReadProgress
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _MOST_ROWS = 1024
-"""Most rows in a plan of several shards whose indexes are cached. Planning them takes 100 us, decoding milliseconds."""
+"""Largest number of rows in a plan of several shards, whose indexes are cached. Planning so many takes 100 us, decoding
+them milliseconds."""
 
 
 class ChunkTables:
@@ -47,7 +48,7 @@ class ChunkTables:
         self._requested: deque[tuple[Block, FetchedIndex | PendingIndex]] = deque()
         """Blocks whose indexes have been requested, or found in the cache behind such blocks."""
         self._held_back: tuple[Block, FetchedIndex] | None = None
-        """Block that would have made the last plan too long."""
+        """Block that would have made the last plan too long, so it begins the next one; None if there was no such."""
         self.n_shards = 0
         """Number of shards, or of unsharded chunks, in all plans so far."""
         self.decoded_nbytes = 0
@@ -135,13 +136,12 @@ class ChunkTables:
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in indexed]
         plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
-        # A chunk that is too long may mean that the cached index is that of an earlier array.
         is_too_long = plan.longest_nbytes > spec.max_encoded_nbytes
         if is_too_long or plan.n_stored < plan.n_chunks:
-            # If no chunk of a shard is requested, no request will show that the shard was replaced. So its cached index
-            # is read again. If a chunk is too long, this is done for all cached indexes.
-            used = set() if is_too_long else set(plan.object.tolist())
-            doubtful = [n for n, (_, found) in enumerate(indexed) if found.from_cache and n not in used]
+            # If no chunk of a shard is stored, no request will show that the shard was replaced. So its cached index is
+            # read again. If a chunk is too long, a cached index may be that of an earlier array: all are read again.
+            requested = set() if is_too_long else set(plan.object.tolist())
+            doubtful = [n for n, (_, found) in enumerate(indexed) if found.from_cache and n not in requested]
             for n in doubtful:
                 indexed[n] = blocks[n], snapshot.refetch_index(plan.keys[n])
             if doubtful:

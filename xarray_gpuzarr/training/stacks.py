@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.protocol import Decoder
-from xarray_gpuzarr.plan.stack import Crops, StackAxis
+from xarray_gpuzarr.plan.crops import Crops, StackAxis
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read import read, read_stacked
 from xarray_gpuzarr.stored.array_spec import Unplanned

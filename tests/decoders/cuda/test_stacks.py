@@ -15,7 +15,8 @@ from zarr.storage import LocalStore, MemoryStore
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.plan.crops import Crops
+from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read_target, stored_array
 from xarray_gpuzarr.stored.cf import Cast

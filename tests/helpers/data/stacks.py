@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.plan.stack import Crops
+from xarray_gpuzarr.plan.crops import Crops
 
 
 @st.composite

@@ -19,7 +19,7 @@ from helpers.data.corpus import BLOSC_CNAMES, NUMERIC_DTYPES, SHUFFLES, edge_val
 from helpers.data.selections import numpy_outer
 from helpers.data.stacks import numpy_stack
 from helpers.stores.shards import chunk_bytes, index_entries, with_chunk
-from xarray_gpuzarr.plan.stack import Crops
+from xarray_gpuzarr.plan.crops import Crops
 from xarray_gpuzarr.stored.cf import Cast
 
 NAME = "t"

@@ -1,4 +1,4 @@
-"""The host decoder: the same plans as the CUDA decoder's, carried out with NumPy on threads."""
+"""The host decoder carries out the same plans as the CUDA decoder, by compiled loops or with NumPy, on threads."""
 
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 

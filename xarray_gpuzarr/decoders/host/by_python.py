@@ -29,7 +29,8 @@ Key = tuple[Any, ...]
 class ChunkPlacer:
     """Decodes the chunks of one read, one by one, and places them in the output.
 
-    `numbers` in its methods are a row of `ReadPlan.all_piece_numbers`: the piece numbers of a chunk.
+    `numbers` in its methods, and in those of `BoxKeys` and `PointKeys`, are the chunk's row of
+    `ReadPlan.all_piece_numbers`: its piece numbers along the axes, or for stacks and points the number of its group.
     """
 
     def __init__(self, array: HostArray, target: Target, out: Array) -> None:
@@ -44,13 +45,13 @@ class ChunkPlacer:
         self.place_chunk(self._decode(src), numbers)
 
     def place_and_keep(self, src: memoryview, numbers: list[int], memory: Array) -> None:
-        """Decode a chunk into `memory`, uint8 of the decoded length, and place it. Raises `FrameError`."""
+        """Decode a chunk into `memory`, uint8 of its decoded length, and place it. Raises `FrameError`."""
         chunk = self._array.elements(memory)
         chunk[...] = self._decode(src)
         self.place_chunk(chunk, numbers)
 
     def place_chunk(self, chunk: Array, numbers: list[int]) -> None:
-        """Place a decoded chunk, of the chunk's shape."""
+        """Cast the requested elements of a decoded chunk, and write them to the output."""
         for key, elements in self._keys.boxes(chunk, numbers):
             self._out[key] = cast_array(self._array.cast, elements)
 
@@ -60,7 +61,9 @@ class ChunkPlacer:
             self._out[key] = self._array.fill[0]
 
     def contiguous_box(self, numbers: list[int]) -> memoryview | None:
-        """Return the memory in the output that a chunk can be decoded straight into; None if there is none.
+        """Return the memory in the output that a chunk can be decoded straight into.
+
+        Returns None unless `HostArray.may_be_direct`, the whole chunk is requested, and its box is contiguous.
 
         Each call makes a new view. Without the GIL, CPython loses count of the slices that threads take from a view
         that they share, and releases it (python/cpython issue 127716).
@@ -130,7 +133,7 @@ class BoxKeys:
         return self._stack.groups.piece_numbers.tolist(), self._stack.groups.bounds.tolist()
 
     def _piece_numbers(self, numbers: list[int]) -> list[list[int]]:
-        """Return the piece numbers of each box of a chunk."""
+        """Return the piece numbers of each box of a chunk; in a stack, the number of the sample comes first."""
         if self._stack is None:
             return [numbers]
         rows, bounds = self._stack_boxes
@@ -138,13 +141,13 @@ class BoxKeys:
         return rows[bounds[group] : bounds[group + 1]]
 
     def out_keys(self, numbers: list[int]) -> Iterator[Key]:
-        """Return the index of each box of a chunk in the output."""
+        """Return an iterator over the boxes of a chunk: the index of each in the output."""
         # The ellipsis keeps an array without axes an array.
         return ((*map(getitem, self._out_keys, box), ...) for box in self._piece_numbers(numbers))
 
     def boxes(self, chunk: Array, numbers: list[int]) -> Iterator[tuple[Key, Array]]:
         """Yield the boxes of a decoded chunk: the index of each in the output, and its elements."""
-        # The boxes of a stack have a leading axis of samples.
+        # The boxes of a stack have a leading axis of samples, of length 1.
         chunk_of_stack = chunk if self._stack is None else chunk[None]
         for box, out_key in zip(self._piece_numbers(numbers), self.out_keys(numbers), strict=True):
             keys = tuple(map(getitem, self._in_keys, box))

@@ -1,7 +1,7 @@
 """`CachedRead`: the cache of decoded chunks as one read uses it.
 
-For each plan, `decoder` looks up the chunks (`CachedRead.look_up`), decodes those that were not found, and puts those
-that are to be kept (`CachedRead.put`).
+For each plan, the module `decoder` looks up the chunks (`CachedRead.look_up`), decodes those that were not found, and
+puts those that are to be kept into the cache (`CachedRead.put`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,26 @@ from xarray_gpuzarr.process.records import record
 
 @record
 class PlanChunks:
-    """Chunks of one plan that were found in the cache, and chunks that are to be kept there."""
+    """Chunks of one plan that are in the cache, and chunks that are to be kept there."""
 
-    found: dict[int, CachedChunk]
+    cached: dict[int, CachedChunk]
     """Cached chunks by row of the plan."""
-    kept: dict[int, tuple[ChunkKey, CachedChunk]]
-    """Chunks to keep, by row of the plan: each is decoded as a whole into the memory of its `CachedChunk`."""
+    to_keep: dict[int, tuple[ChunkKey, CachedChunk]]
+    """Chunks to put into the cache, by row of the plan: the key of each, and the `CachedChunk` that the whole chunk is
+    decoded into."""
 
     def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
-        """Return the plan of the cached chunks and the plan of all others, each with its own `PlanChunks`."""
-        found = np.array(sorted(self.found), np.int64)
-        others = np.delete(np.arange(plan.n_stored), found)
-        cached = PlanChunks(found={i: self.found[row] for i, row in enumerate(found.tolist())}, kept={})
-        kept = {i: self.kept[row] for i, row in enumerate(others.tolist()) if row in self.kept}
-        cached_plan = plan.take(found, plan.missing_piece_numbers[:0])
-        other_plan = plan.take(others, plan.missing_piece_numbers)
-        return (cached_plan, cached), (other_plan, PlanChunks(found={}, kept=kept))
+        """Return the plan of the cached chunks, and that of all others and of missing chunks, each with its chunks."""
+        cached_rows = np.array(sorted(self.cached), np.int64)
+        other_rows = np.delete(np.arange(plan.n_stored), cached_rows)
+        # The chunks by row of the new plans.
+        cached = {i: self.cached[row] for i, row in enumerate(cached_rows.tolist())}
+        to_keep = {i: self.to_keep[row] for i, row in enumerate(other_rows.tolist()) if row in self.to_keep}
+        cached_plan = plan.take(cached_rows, plan.missing_piece_numbers[:0])
+        other_plan = plan.take(other_rows, plan.missing_piece_numbers)
+        cached_chunks = PlanChunks(cached=cached, to_keep={})
+        other_chunks = PlanChunks(cached={}, to_keep=to_keep)
+        return (cached_plan, cached_chunks), (other_plan, other_chunks)
 
 
 class _Versions(dict[int, Version]):
@@ -77,10 +81,13 @@ class CachedRead:
         self._checks: list[PendingCheck] = []
         """Checks of the versions of shards that have been asked for."""
         self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
-        """Whether chunks are kept when they are first read, because decoding a part of them saves little or nothing."""
+        """Whether chunks are kept when they are first read. Those of a server are, since they come whole; others are if
+        decoding only a part of them saves little."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
-        """Look up the chunks of a plan. Return those found and those to be kept; None if there are neither.
+        """Look up those chunks of a plan of which the read takes a part.
+
+        Returns the chunks that are cached and those that are to be kept; None if there are neither.
 
         Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
         `check` raises it.
@@ -93,53 +100,57 @@ class CachedRead:
         object_keys = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
         keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
-        found, claimed = self._find(keys, [objects[row] for row in rows], versions)
-        if not claimed and found.count(None) == len(found):  # most reads of single elements end here
-            counters.add(n_cache_misses=len(found))
+        entries, claimed = self._find(keys, [objects[row] for row in rows], versions)
+        if not claimed and entries.count(None) == len(entries):  # most reads of single elements end here
+            counters.add(n_cache_misses=len(entries))
             return None
-        chunks = PlanChunks(found={row: chunk for row, chunk in zip(rows, found, strict=True) if chunk}, kept={})
+        chunks = PlanChunks(cached={row: chunk for row, chunk in zip(rows, entries, strict=True) if chunk}, to_keep={})
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[objects[rows[i]]])
-        if chunks.found and self._array.spec.index is not None:
-            row_by_object = {objects[row]: row for row in chunks.found}  # one cached chunk of each shard
+        if chunks.cached and self._array.spec.index is not None:
+            row_by_object = {objects[row]: row for row in chunks.cached}  # one cached chunk is enough for each shard
             check = self._versions.start_check([(plan.keys[n], offsets[row]) for n, row in row_by_object.items()])
             if self._is_remote:  # the requests for all plans are then under way together
                 self._checks.append(check)
             else:
                 check()
-        n_hits = len(chunks.found)
+        n_hits = len(chunks.cached)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
-        return chunks if chunks.found or chunks.kept else None
+        return chunks if chunks.cached or chunks.to_keep else None
 
     def _find(
         self, keys: Sequence[ChunkKey], objects: Sequence[int], versions: _Versions
     ) -> tuple[list[CachedChunk | None], list[int]]:
         """Return the cached chunks, in the order of `keys`, and the positions of those that were claimed.
 
-        `objects` has the number of each chunk's object. Chunks of an outdated version are removed from the cache, so
-        that newer ones can take their places.
+        `objects` has the number of each chunk's object. Waits while another read decodes one of the chunks, unless this
+        read has claims itself. Chunks of an outdated version are removed from the cache, so that newer ones can take
+        their places.
         """
         while True:
-            found, claimed, other = chunk_cache.cache.find(
+            entries, claimed, other = chunk_cache.cache.find(
                 keys, self._claim, keeps_at_once=self._keeps_at_once, may_wait=not self._claimed
             )
             self._claimed += [keys[i] for i in claimed]
             if other is not None:
                 crew.run_without_turn(other.wait)
                 continue
-            stale = [i for i, chunk in enumerate(found) if chunk is not None and chunk.version != versions[objects[i]]]
+            stale = [
+                i for i, chunk in enumerate(entries) if chunk is not None and chunk.version != versions[objects[i]]
+            ]
             if not stale:
-                return found, claimed
+                return entries, claimed
             for i in stale:
                 chunk_cache.cache.entries.drop(keys[i])
 
     def put(self, chunks: PlanChunks, rows: Sequence[int]) -> None:
         """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
         for row in rows:
-            key, chunk = chunks.kept[row]
-            store_key = str(key[0][-1])
-            # The read itself makes sure that all bytes of a shard are of the version of its index.
+            key, chunk = chunks.to_keep[row]
+            store_key = str(key[0][-1])  # see `object_key`
+            # The read itself makes sure that all bytes of a shard are of the version of its index. Unsharded chunks are
+            # read of whatever version.
             if self._array.spec.index is not None or self._versions.settled_version(store_key) == chunk.version:
                 chunk_cache.cache.put(key, chunk)
 
@@ -149,14 +160,14 @@ class CachedRead:
             check()
 
     def forget_claim(self) -> None:
-        """Remove the claim of this read from its chunks, after they were put into the cache."""
+        """Remove this read's claim of its chunks, which were put into the cache before."""
         if self._claimed:
             chunk_cache.cache.forget(self._claimed, self._claim)
 
     def _keep(self, chunks: PlanChunks, row: int, key: ChunkKey, version: Version) -> None:
-        """Allocate memory for a chunk to keep. It is not kept if memory is short or the version of its object unknown.
+        """Add a chunk to `chunks.to_keep`, with memory to decode it into.
 
-        If memory is short, the cache is cleared.
+        It is not added if the version of its object is unknown, nor if there is no memory: the cache is then cleared.
         """
         if version is None:
             return
@@ -169,7 +180,7 @@ class CachedRead:
         chunk = CachedChunk(
             memory=memory, address=address(memory), version=version, nbytes=nbytes + chunk_cache.ENTRY_NBYTES
         )
-        chunks.kept[row] = key, chunk
+        chunks.to_keep[row] = key, chunk
 
 
 def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedRead | None:

@@ -14,8 +14,8 @@ class CachedTasks:
 
     def __init__(self, read: HostRead, cached: CachedRead) -> None:
         self._read, self._cached = read, cached
-        self._kept: list[tuple[PlanTasks, PlanChunks]] = []
-        """Plans with chunks that are to be kept."""
+        self._to_keep: list[tuple[PlanTasks, PlanChunks]] = []
+        """Tasks of plans with chunks that are to be kept, and these chunks."""
 
     def tasks(self, plans: Iterator[ReadPlan]) -> Iterator[Task]:
         """Yield the tasks of all plans."""
@@ -26,23 +26,24 @@ class CachedTasks:
             elif self._read.source.is_local and self._read.output is not None:
                 # The loops treat rows that are decoded already and rows of files in the same call.
                 yield from self._plan_tasks(plan, chunks)
-            else:
+            else:  # tasks for cached chunks make no requests, so these need a plan of their own
                 cached, others = chunks.split(plan)
                 yield from self._plan_tasks(*cached)
                 yield from self._plan_tasks(*others)
 
     def put(self) -> None:
         """Put the decoded chunks that are to be kept into the cache. All tasks must have ended."""
-        for tasks, chunks in self._kept:
+        for tasks, chunks in self._to_keep:
             self._cached.put(chunks, tasks.decoded_rows())
 
     def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
+        """Yield the tasks of one plan: a single one, without requests, if all its stored chunks are cached."""
         if not plan.n_chunks:
             return
         tasks = PlanTasks(self._read, plan, chunks=chunks)
-        if chunks.kept:
-            self._kept.append((tasks, chunks))
-        if chunks.found and len(chunks.found) == plan.n_stored:
+        if chunks.to_keep:
+            self._to_keep.append((tasks, chunks))
+        if chunks.cached and len(chunks.cached) == plan.n_stored:
             yield Task(tasks.place_cached, starts_requests=False)
         else:
             yield from tasks.tasks()

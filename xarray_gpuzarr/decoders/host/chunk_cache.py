@@ -1,8 +1,8 @@
 """The cache of decoded chunks: after a read of a part of a chunk, a read of another part needs no decoding.
 
-A process has one cache, of bounded size. It keeps the elements of chunks as the loops place them, before CF decoding. A
-chunk belongs to one version of its object, and is used only if the object is known to have that version, see
-`ChunkVersions`. `cached_read` has the cache as a single read uses it.
+A process has one cache, of bounded size. It keeps elements before CF decoding: as the compiled loops take them to place
+them, or without the loops, decoded chunks. A chunk belongs to one version of its object, and is used only if the object
+is known to have that version, see `ChunkVersions`. `cached_read` has the cache as a single read uses it.
 
 Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
 the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
@@ -40,7 +40,8 @@ us."""
 _MOST_SEEN = 16_384
 """Largest number of remembered keys of chunks that were read once. They take about 5 MB."""
 _RECHECK_INTERVAL_S = 0.5
-"""Seconds after which a thread that waits for a chunk looks it up again."""
+"""Seconds after which a thread that waits for the end of a claim looks its chunks up again. They may be in the cache by
+then, since a claim ends with the whole read."""
 
 
 @record
@@ -64,7 +65,7 @@ class Claim:
         self._under_way = Lock()
         self._under_way.acquire()
         self.end = self._under_way.release
-        """End the claim. From then on, other reads may decode those of its chunks that are not in the cache."""
+        """Ends the claim. From then on, other reads may decode those of its chunks that are not in the cache."""
 
     @property
     def has_ended(self) -> bool:
@@ -85,7 +86,7 @@ class ChunkCache:
         self.entries: LimitedCache[ChunkKey, CachedChunk] = LimitedCache()
         self._claims: dict[ChunkKey, Claim] = {}
         self._seen: dict[ChunkKey, None] = {}
-        """Keys of chunks that were looked up before, the oldest first."""
+        """Keys of chunks that were looked up before by reads that do not keep chunks at once, the oldest first."""
 
     def find(
         self, keys: Sequence[ChunkKey], claim: Claim, *, keeps_at_once: bool, may_wait: bool
@@ -101,7 +102,8 @@ class ChunkCache:
         keeps_at_once : bool
             Whether chunks are kept when they are first read. If not, a chunk is kept from the second look-up on.
         may_wait : bool
-            Whether the calling read can wait for the claim of another read.
+            Whether the calling read can wait for the claim of another read. If not, both decode the chunk, and only the
+            other one keeps it.
 
         Returns
         -------
@@ -117,8 +119,8 @@ class ChunkCache:
             missing = [i for i, chunk in enumerate(chunks) if chunk is None]
             if not missing:
                 return chunks, [], None
-            of_others = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
-            under_way = {i: other for i, other in of_others.items() if other is not claim and not other.has_ended}
+            claims = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
+            under_way = {i: other for i, other in claims.items() if other is not claim and not other.has_ended}
             if under_way and may_wait:
                 return chunks, [], next(iter(under_way.values()))
             seen = self._seen
@@ -152,7 +154,7 @@ class ChunkCache:
         self.entries.clear()
 
     def _remember(self, keys: Sequence[ChunkKey]) -> None:
-        """Remember keys of chunks, and forget the oldest if there are too many."""
+        """Remember keys of chunks, and forget the oldest if there are too many. The caller holds the lock."""
         self._seen.update(dict.fromkeys(keys))
         while len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -182,12 +184,13 @@ def are_kept_at_once(array: HostArray, target: Target) -> bool:
 
 
 def may_be_kept(array: HostArray, n_chunks: int) -> bool:
-    """Whether the cache may keep `n_chunks` chunks of an array."""
+    """Whether the cache may keep `n_chunks` chunks of an array. Shrinks the cache if its limit was lowered."""
     limit = fetch_options().cache_nbytes
     nbytes = array.kept_nbytes
-    if cache.entries.nbytes > limit:  # the limit was lowered
+    if cache.entries.nbytes > limit:
         cache.entries.shrink(limit)
-    # Raw chunks are not kept, since the page cache of the system has them already.
+    # Raw chunks are not kept, since the page cache of the system has them already. A chunk that is longer than half of
+    # the limit would displace most others.
     if array.is_copied or not 0 < nbytes <= limit // 2:
         return False
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit

@@ -1,7 +1,7 @@
 """Decoding of a whole chunk in Python: checksums, compressors and filters, one stage after another.
 
-`ChunkCodec` writes the decoded chunk to memory of the caller. Every failure of a library becomes a `FrameError` that
-names the stage.
+`ChunkCodec` writes the decoded chunk to memory of the caller, or returns it as a part of the encoded bytes. Every
+failure of a library becomes a `FrameError` that names the stage.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
     "fletcher32": _fletcher32,
     "jenkins_lookup3": jenkins_lookup3,
 }
+"""Functions that return the checksum of a payload. Their second argument is a seed, which only jenkins_lookup3 has."""
 
 
 def strip_checksum(spec: ChecksumSpec, src: memoryview) -> memoryview:
@@ -139,7 +140,7 @@ class ChunkCodec:
         FrameError
             If `src` does not decode to exactly `chunk_nbytes` bytes. Names the codec.
         CodecFailure
-            If the library of a codec is missing.
+            If the library of a codec is missing. It is a `FrameError`, too.
         """
         decoded = self._decode(src, dst)
         if decoded is not dst:
@@ -148,7 +149,11 @@ class ChunkCodec:
             copy_bytes(decoded, dst)
 
     def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
-        """Return the decoded chunk: `dst`, or a part of the memory of earlier stages if the last one is a checksum."""
+        """Return the decoded chunk. It is in `dst`, unless the last stage is a checksum or there is no stage.
+
+        It is then a part of `src`, or of memory of earlier stages, which the next call on this thread overwrites. If
+        `is_view`, `dst` is not needed and may be None.
+        """
         last = len(self._stages) - 1
         for number, (stage, nbytes) in enumerate(zip(self._stages, self._decoded_nbytes, strict=True)):
             try:

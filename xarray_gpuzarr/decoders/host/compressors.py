@@ -38,12 +38,12 @@ class Compressor:
     """A compressor whose frames the host decodes."""
 
     decode_at_most: Callable[[memoryview, int], memoryview]
-    """Decodes a frame, or several where the format allows it, to at most the given number of bytes. The result is one
-    byte longer if the frames hold more."""
+    """Decodes a frame, or several where the format allows it. The second argument is the largest number of bytes that
+    the caller accepts; the result is longer if the frames hold more."""
     rate: float
     """Approximate number of bytes that one thread decodes in a second."""
     native: Codec | None
-    """Name of the codec in the loops; None if they do not know it."""
+    """Name of the codec in the loops; None if they do not know it. They know all of today's."""
 
 
 LIBRARY_ERRORS = (
@@ -63,8 +63,8 @@ _COPY_RATE = 4e9
 """Approximate number of bytes that one thread copies in a second."""
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
 _BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
-"""In the flags of a Blosc frame: the first bit of the compressor, the flag of an uncompressed frame, and the number of
-snappy."""
+"""In the flags of a Blosc frame, its third byte: the first bit of the compressor's number, the flag of an uncompressed
+frame, and the number of snappy."""
 
 
 def _gzip_at_most(src: memoryview, most_nbytes: int) -> memoryview:
@@ -114,7 +114,7 @@ HOST_COMPRESSORS: dict[type, Compressor] = complete_table(
 
 
 def native_name(spec: BytesBytesSpec) -> Codec | None:
-    """Return the name of a compressor in the loops; None if they do not know it."""
+    """Return the name that a compressor of `HOST_COMPRESSORS` has in the loops; None if they do not know it."""
     if isinstance(spec, BloscSpec) and spec.cname == "snappy":
         return "blosc of snappy"
     return HOST_COMPRESSORS[type(spec)].native

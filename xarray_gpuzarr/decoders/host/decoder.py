@@ -50,7 +50,7 @@ class HostDecoder:
         """Whether reads use and fill the cache of decoded chunks."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
-        """Return whether this package decodes the chunks, or zarr-python does so one by one."""
+        """Return the route "host", or "host, by zarr-python" if only zarr-python knows a codec."""
         other = spec.codecs.other
         if other is None:
             return Route(where="host", why=why_decoded_slowly(spec.codecs))
@@ -65,7 +65,10 @@ class HostDecoder:
         return host_memory.result_memory.empty(shape, dtype)
 
     def read_without_plan(self, source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast, out: Any) -> Any:
-        """Read a few chunks of a local file by one call of the compiled loops; see `Decoder.read_without_plan`."""
+        """Read a few chunks of a local file, or of an object in memory, by one call of the compiled loops.
+
+        See `Decoder.read_without_plan`, and `read_short` for the cases in which None is returned.
+        """
         array = host_array(spec, cast, loops())
         return read_short(array, target, source, out, costs=self.costs, keeps_chunks=self._keeps_chunks)
 
@@ -82,8 +85,9 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         array = host_array(spec, cast, loops())  # raises if a setting is unusable, whatever is read
         thread = get_ident()
-        lone_thread = object()
+        lone_thread = object()  # see `carry_out`
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
+        # Callers take turns, see `process.crew`. A read inside another read of this thread has the turn of that one.
         takes_turn = is_short and not source.is_remote and thread not in crew.turns
         cached = cached_read(array, target, source) if self._keeps_chunks else None
         try:
@@ -131,7 +135,7 @@ class HostDecoder:
         return read()
 
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
-        """Cast a block, which is on the host already."""
+        """Cast a block. There is no upload: it is on the host already."""
         return cast_array(cast, block)
 
 
@@ -149,7 +153,7 @@ def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
     remaining = call_loops(plans, read, output, rows_a_call, cached)
     if remaining:
         crew.lone_threads.discard(lone_thread)
-        # There are many tasks, so each of their calls of the loops takes one thread.
+        # Threads divide the tasks among themselves, so each task's calls of the loops take one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
         run_tasks((task for plan, call, rows in remaining for task in PlanTasks(read, plan, call).tasks(rows)), read)
 
@@ -161,6 +165,7 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
+    # One task needs no queue. Only a chunk of a remote store may be read by several.
     has_one_task = read.target.n_chunks == 1 and not read.source.is_remote
     work = run_in_order if has_one_task else TaskQueue(tasks, read.source).drain
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
@@ -188,7 +193,7 @@ def call_loops(
     for plan in plans:
         chunks = None if cached is None else cached.look_up(plan)
         call = LoopCall(output, plan, read.source, chunks)
-        if not plan.n_stored or call.is_decoded:  # at once: a sparse array has many such plans, which take memory
+        if not plan.n_stored or call.is_decoded:  # not kept for later: a sparse array has many such plans
             call.place(range(plan.n_chunks), read.schedule)
             continue
         if call.files is None:
@@ -199,15 +204,15 @@ def call_loops(
             if rows:
                 remaining.append((plan, call, rows))
         if cached is not None and chunks is not None:
-            cached.put(chunks, call.placed_rows(chunks.kept))
+            cached.put(chunks, call.placed_rows(chunks.to_keep))
     if cached is not None:
         cached.forget_claim()
     return remaining
 
 
 _MOST_READY = 256
-"""Largest number of tasks that wait for a thread. Other tasks are limited by the number of their requests, but tasks
-for missing chunks make none."""
+"""Largest number of tasks that wait for a thread. This limits tasks that make no requests, such as those of missing
+chunks. Others are limited by the number of their requests."""
 
 
 class TaskQueue:
@@ -238,7 +243,10 @@ class TaskQueue:
             raise
 
     def _next(self) -> tuple[Task, Any] | None:
-        """Return the next task and its pending answers, after starting the requests of later tasks; None at the end."""
+        """Return the next task and its pending answers; None if none is left, or a task has failed.
+
+        Requests of later tasks are started first.
+        """
         queued: list[Request] = []
         with self._lock:
             if self._stopped:

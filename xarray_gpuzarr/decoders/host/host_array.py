@@ -56,10 +56,11 @@ class HostArray:
         self.program = None if loops is None else native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
         """Program of the compiled loops; None without loops, or if they do not know a codec."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)
-        """Strides in bytes of the elements that the loops place; these may have another dtype than decoded ones."""
+        """Strides in bytes of the elements that the loops place, which may have another dtype than decoded ones. Empty
+        without a program."""
         self.kept_nbytes = spec.chunk_nbytes if self.program is None else self.program.struct.chunk_nbytes
-        """Bytes of a chunk in `chunk_cache`: of the elements that the loops place, or of the decoded chunk without
-        loops."""
+        """Bytes of a chunk in `chunk_cache`: of the elements that the loops place; without a program, of the decoded
+        chunk."""
         self.kept_form = None if self.program is None else self.program.placed_dtype.str
         """Part of the keys in `chunk_cache`, which keeps chunks for the loops apart from others."""
         self.decodes = "all" if self.program is None else self.program.decodes
@@ -68,12 +69,13 @@ class HostArray:
         """Approximate number of bytes that a thread decodes in a second."""
         is_view = self.codec is not None and self.codec.is_view
         self.is_copied = is_view and (self.program is None or self.program.is_copied)
-        """Whether chunks are neither compressed nor changed."""
+        """Whether chunks have neither a compressor nor a filter. If there are loops, they also have no checksum, and
+        elements are not converted."""
 
     @cached_property
     def fill(self) -> Array:
         """Fill value in the output, shape (1,), dtype `dtype`."""
-        with np.errstate(all="ignore"):  # a cast that overflows is no error while no chunk is missing
+        with np.errstate(all="ignore"):  # a fill value that does not fit gives no warning
             return cast_array(self.cast, np.asarray([self.spec.fill_value]))
 
     def elements(self, decoded: memoryview | Array) -> Array:

@@ -32,9 +32,10 @@ from xarray_gpuzarr.process.records import Column
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
-"""Bytes in a block of the page cache, which holds whole blocks of a file, except at its end."""
+"""Bytes in a block of the page cache, which holds whole blocks of a file, except at its end; `BLOCK_NBYTES` in
+`loops.c`."""
 _PLACED, _NOT_DECODED = 0, 1
-"""Status of a row: its chunk was placed, or is left to Python."""
+"""Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `loops.c`."""
 _DECODED = -3
 """Takes the place of the length of a chunk that is decoded already; `DECODED` in `loops.c`."""
 _NO_VERSION = (0,) * 5
@@ -72,12 +73,16 @@ class EncodedChunks:
         return data[start : start + nbytes]
 
     def locate(self) -> tuple[Column, Column]:
-        """Return the address of each row's bytes and their number, which is -1 if the chunk was never written."""
+        """Return the address of each row's bytes, and their number.
+
+        The number is -1 for an unsharded chunk that was never written. It is less than the plan's `nbytes` if the
+        answer was too short.
+        """
         parts = [(0, -1) if data is None else (view_address(data), len(data)) for data in self._data]
         part_address, part_nbytes = np.array(parts, np.int64).T
         rows = slice(self.rows.start, self.rows.stop)
         nbytes = self._plan.nbytes[rows]
-        if len(part_nbytes) == len(nbytes):  # each row is a part
+        if len(part_nbytes) == len(nbytes):  # each row is a part, as all unsharded chunks are
             available = np.minimum(nbytes, np.maximum(part_nbytes, 0))
             return part_address, np.where(nbytes == WHOLE_OBJECT, part_nbytes, available)
         bounds = np.array(self._bounds, np.int64)
@@ -106,19 +111,19 @@ class LoopCall:
         self, output: LoopOutput, plan: ReadPlan, source: ByteSource, chunks: PlanChunks | None = None
     ) -> None:
         self._output = output
-        self._n = plan.n_chunks
+        self._n_chunks = plan.n_chunks
         self._n_stored = plan.n_stored
-        # Three columns: addresses of encoded chunks, their lengths, and a status per row, of one byte each.
-        self._numbers = np.empty(3 * self._n, np.int64)
+        # Three columns: addresses of encoded chunks, their lengths, and room for a status per row, of one byte each.
+        self._numbers = np.empty(3 * self._n_chunks, np.int64)
         first = address(self._numbers)
-        column_nbytes = self._numbers.itemsize * self._n
-        self._numbers[self._n : 2 * self._n] = plan.all_nbytes
+        column_nbytes = self._numbers.itemsize * self._n_chunks
+        self._numbers[self._n_chunks : 2 * self._n_chunks] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
         boxes = output.set_boxes(plan, struct)
         decoded = None if chunks is None else self._fill_chunks(chunks, struct)
         self._referenced = struct, boxes, plan, decoded
         self._address = ctypes.addressof(struct)
-        self.is_decoded = chunks is not None and len(chunks.found) == self._n_stored
+        self.is_decoded = chunks is not None and len(chunks.cached) == self._n_stored
         """Whether all stored chunks are decoded already."""
         reads_files = source.is_local and self._n_stored > 0 and not self.is_decoded
         self.files = local_files(plan, source) if reads_files else None
@@ -126,32 +131,32 @@ class LoopCall:
         the chunks."""
 
     def _fill_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
-        """Fill in the addresses of decoded chunks, and of the memory for chunks that are to be kept.
+        """Fill in the addresses of cached chunks, and of the memory for chunks that are to be kept.
 
-        Returns an object that keeps this memory alive.
+        Returns an object that keeps all of this memory alive.
         """
-        src = self._numbers[: self._n]
+        src = self._numbers[: self._n_chunks]
         nbytes = self.nbytes
-        for row, chunk in chunks.found.items():
+        for row, chunk in chunks.cached.items():
             src[row] = chunk.address
             nbytes[row] = _DECODED
-        if not chunks.kept:
+        if not chunks.to_keep:
             return chunks
-        whole = np.zeros(self._n, np.int64)
-        for row, (_, chunk) in chunks.kept.items():
+        whole = np.zeros(self._n_chunks, np.int64)
+        for row, (_, chunk) in chunks.to_keep.items():
             whole[row] = chunk.address
         struct.whole = address(whole)
         return chunks, whole
 
     @property
     def _status(self) -> npt.NDArray[np.uint8]:
-        """Status of each row, uint8, shape (n,); undefined for a row that no call has treated."""
-        return self._numbers[2 * self._n :].view(np.uint8)
+        """Status of each row, uint8: item `i` is that of row `i`, undefined until a call has treated the row."""
+        return self._numbers[2 * self._n_chunks :].view(np.uint8)
 
     @property
     def nbytes(self) -> Column:
         """Encoded bytes of each chunk, shape (n,); `MISSING` for a chunk that does not exist."""
-        return self._numbers[self._n : 2 * self._n]
+        return self._numbers[self._n_chunks : 2 * self._n_chunks]
 
     def placed_rows(self, rows: Iterable[int]) -> list[int]:
         """Return those of `rows` that the loops have decoded and placed. All rows must have been treated."""
@@ -166,7 +171,7 @@ class LoopCall:
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
         output = self._output
-        scratch_address = 0  # missing chunks need no scratch
+        scratch_address = 0  # there is no scratch, and missing chunks need none
         with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
@@ -176,12 +181,12 @@ class LoopCall:
     def read(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Read rows from `files`, decode and place them; return the rows that were left. Missing chunks are filled.
 
-        The first call asks the disk for whatever is not in the page cache. A second call then waits for the disk, and
-        another thread may have this thread's turn meanwhile. If memory is short, rows of unsharded chunks that do not
-        exist may be left, too.
+        The first call of the loops asks the disk for whatever is not in the page cache, and leaves these rows. A second
+        call treats the rows that were left, and waits for the disk; another thread may have this thread's turn
+        meanwhile. If memory is short, rows of unsharded chunks that do not exist may be left, too.
         """
         assert self.files is not None
-        files = FilesStruct.from_buffer_copy(self.files[0])
+        files = FilesStruct.from_buffer_copy(self.files[0])  # a copy, since the loops write to it
         n_remaining = self.read_once(files, rows, schedule)
         if files.is_cold:
             files.waits = 1
@@ -202,8 +207,10 @@ class LoopCall:
             return output.read_rows(self._address, files_address, rows.start, rows.stop, scratch_address, n_threads)
 
     def _rows_left(self, rows: range) -> list[int]:
+        """Return those of `rows` that the last call has left."""
         status = self._status[rows.start : rows.stop]
-        return [*((status == _NOT_DECODED).nonzero()[0] + rows.start).tolist()]
+        left: list[int] = ((status == _NOT_DECODED).nonzero()[0] + rows.start).tolist()
+        return left
 
 
 def whole_blocks(nbytes: int) -> int:
@@ -212,7 +219,10 @@ def whole_blocks(nbytes: int) -> int:
 
 
 def encoded_path(path: str) -> bytes | None:
-    """Return a path as the system takes it, like `os.fsencode`; None if no file can have this path."""
+    """Return a path as the system takes it; None if no file can have this path.
+
+    This is `os.fsencode` for a str, in a third of the time.
+    """
     try:
         encoded = path.encode(_ENCODING, _ERRORS)
     except UnicodeEncodeError:
@@ -221,7 +231,7 @@ def encoded_path(path: str) -> bytes | None:
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object] | None:
-    """Return the files that hold the chunks of a plan; None if a path cannot be that of a file.
+    """Return the files that hold the chunks of a plan; None if the path of one of them cannot be that of a file.
 
     Parameters
     ----------

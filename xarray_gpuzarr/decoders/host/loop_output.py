@@ -35,16 +35,17 @@ class _PieceTables:
     steps: tuple[int, ...]
     """Distance between requested elements along each axis."""
     index_addresses: tuple[int, ...]
-    """Address of the requested elements along each axis, 0 for an evenly spaced one. Empty if all are."""
+    """Address of the requested elements along each axis, 0 if they are evenly spaced. Empty if they are along all
+    axes."""
     table_address: int
-    """Address of the table of pieces: first requested elements, first positions in the output, and counts, all axes
-    one after another in each."""
+    """Address of three columns, each with the pieces of all axes one after another: the first requested element of each
+    piece (of an index array, the first position in it), the first position in the output, and the count."""
     memory: object
     """Keeps the arrays behind these addresses alive."""
 
 
 def _tables_of_pieces(pieces: Sequence[AxisPieces]) -> _PieceTables:
-    """Return the tables for pieces of any kind; empty ones for points, which have no pieces."""
+    """Return the tables for pieces of any kind. They are empty if there are no axes of pieces, as for points."""
     firsts = []
     indexes = []
     for axis_pieces in pieces:
@@ -52,7 +53,7 @@ def _tables_of_pieces(pieces: Sequence[AxisPieces]) -> _PieceTables:
             firsts.append(axis_pieces.in_start)
             indexes.append(0)
             continue
-        # For an index array, the firsts are positions in the array. They are the positions in the output, unless the
+        # For an index array, `firsts` has positions in that array. They equal the positions in the output, unless the
         # samples of a stack share one index array.
         starts = axis_pieces.out_start if axis_pieces.index_start is None else axis_pieces.index_start
         firsts.append(starts)
@@ -77,7 +78,7 @@ def _job_struct(
     index_addresses: tuple[int, ...],
     n_sample_axes: int,
 ) -> tuple[JobStruct, object]:
-    """Describe reads of an array whose outputs have the same strides and as many pieces along each axis.
+    """Describe all reads of an array whose outputs have these strides, and pieces of these numbers and steps.
 
     The struct lacks the address of the output and that of the table of pieces. `n_sample_axes` is 1 if the output has
     a leading axis of samples, which chunks do not have, else 0.
@@ -138,7 +139,7 @@ class LoopOutput:
         self.scratch_nbytes = array.program.scratch_nbytes
         """Scratch of each thread in bytes."""
         self._in_strides = array.placed_strides
-        self._out_stride = out.strides[0] if out.ndim else 0
+        self._out_stride = out.strides[0] if out.ndim else 0  # for points, whose output is flat
         if isinstance(target, BoxTarget) and target.spans is not None:
             spans = target.spans
             n_pieces = tuple([span.n_pieces for span in spans])
@@ -155,11 +156,12 @@ class LoopOutput:
         else:
             tables = _tables_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
         n_sample_axes = int(isinstance(target, StackTarget))
+        # Other reads have index arrays at other addresses, so nothing is gained by caching these.
         job_struct = _job_struct if tables.index_addresses else cached_job_struct
         template, template_memory = job_struct(
             array, tables.n_pieces, tables.steps, out.strides, tables.index_addresses, n_sample_axes
         )
-        self._referenced = tables, template_memory, out, array
+        self._referenced = tables, template_memory, out, array  # keeps the memory that the struct points to alive
         self._struct = struct = JobStruct.from_buffer_copy(template)
         struct.pieces = tables.table_address
         struct.out = address(out)

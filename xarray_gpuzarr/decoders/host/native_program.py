@@ -66,9 +66,7 @@ class NativeProgram:
     placed_dtype: np.dtype[Any]
     """Dtype of a chunk's elements when they are placed, before the steps."""
     is_copied: bool
-    """Whether chunks are neither compressed nor changed."""
-    changes_elements: bool
-    """Whether elements are changed as they are placed."""
+    """Whether chunks are only copied: they have no checksum, compressor or filter, and elements are not converted."""
     decodes: _PartialDecoding
     """Part of a chunk that is decoded where only a part is requested."""
     scratch_nbytes: int
@@ -87,7 +85,9 @@ class NativeProgram:
 def native_program(
     codecs: PipelineSpec, chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast
 ) -> NativeProgram | None:
-    """Return the program for the chunks of an array; None if the loops do not know a codec or a conversion.
+    """Return the program for the chunks of an array.
+
+    Returns None if the loops do not know a codec or a conversion, or if chunks have no bytes.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
     lengths = _decoded_lengths(stages, placed_nbytes)
     structs_and_memory = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, lengths[1:], strict=True)]
     stage_structs = (StageStruct * len(stages))(*(struct for struct, _ in structs_and_memory))
-    area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
+    area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT  # rounded up
     inflate = _inflating_codec(compressor)
     # Blocks of a Blosc frame are still shuffled after `inflate` has decoded them.
     needs_unshuffle = bool(inflate.decode) or any(isinstance(spec, ShuffleSpec) for spec in stages)
@@ -148,7 +148,6 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
     decodes_parts = codec.decode_part and not stages and placed_nbytes >= _LEAST_PARTED_NBYTES
     return NativeProgram(
         placed_dtype=placed_dtype,
-        changes_elements=not keeps_elements,
         is_copied=compressor is None and not stages and not n_checksums and keeps_elements,
         decodes=_partial_decoding(compressor) if decodes_parts else "all",
         scratch_nbytes=area_nbytes * 2 if stages or inflate.decode else area_nbytes,
@@ -160,10 +159,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
 def _fuse_filters(
     stages: list[StageSpec], dtype: np.dtype[Any], chunk_nbytes: int, steps: list[Step]
 ) -> tuple[np.dtype[Any], int, list[Step]]:
-    """Remove the last filters from `stages` as far as steps decode them, and put their steps before `steps`.
+    """Remove the last filters from `stages` as far as steps can decode them, and put their steps before `steps`.
 
-    `dtype` and `chunk_nbytes` are those of the elements before `steps`. Returns the same of the elements before all
-    steps, and these steps.
+    `dtype` is the dtype of the elements that `steps` begin with, and `chunk_nbytes` the length of a chunk of them.
+    Returns dtype and length of a chunk before all steps, and these steps.
     """
     while stages:
         spec = stages[-1]
@@ -204,9 +203,9 @@ def _codec_of(compressor: BytesBytesSpec | None) -> NativeCodec:
 
 
 def _inflating_codec(compressor: BytesBytesSpec | None) -> NativeCodec:
-    """Return the codec that decodes zlib inside Blosc frames, in half of the time that C-Blosc takes.
+    """Return the codec of zlib if a compressor is Blosc with zlib inside; else a codec whose addresses are all 0.
 
-    Its addresses are 0 for all other compressors.
+    The loops then decode the blocks of Blosc frames with it, in half of the time that C-Blosc takes.
     """
     codec = None
     if isinstance(compressor, BloscSpec) and compressor.cname == "zlib":
@@ -220,7 +219,10 @@ def _partial_decoding(compressor: BytesBytesSpec | None) -> _PartialDecoding:
 
 
 def _decoded_lengths(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int]:
-    """Return the number of bytes that the compressor decodes to, and that of each later stage."""
+    """Return the number of bytes that the compressor decodes to, and that of each of `stages`, which follow it.
+
+    `chunk_nbytes` is that of the last one. Raises `NotKnownError` if a length varies.
+    """
     lengths = [chunk_nbytes]
     for spec in reversed(stages):
         lengths.insert(0, _encoded_nbytes(spec, lengths[0]))
@@ -238,7 +240,7 @@ def _encoded_nbytes(spec: StageSpec, nbytes: int) -> int:
 def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
     """Return the struct of a stage that decodes to `nbytes` bytes, and what keeps its memory alive.
 
-    Raises `NotKnownError`.
+    Raises `NotKnownError` if the loops do not know the stage, or not for chunks of this length.
     """
     if isinstance(spec, ShuffleSpec):
         if spec.elementsize > _MAX_TYPESIZE or nbytes > _MAX_BLOCK_NBYTES:

@@ -56,12 +56,12 @@ def conversion(before: str, after: str) -> list[Step]:
     fit, C leaves the result undefined, and NumPy's differs from machine to machine.
     """
     are_both_integers = before[0] in "iu" and after[0] in "iu"
-    if before == after or (are_both_integers and before[1:] == after[1:]):
+    if before == after or (are_both_integers and before[1:] == after[1:]):  # integers of one size keep their bits
         return []
     # The loops convert to float16 from other floats only, and to a complex dtype from another one or from the float of
     # its parts.
     between = {"f2": "f4", "c8": "f4", "c16": "f8"}.get(after)
-    is_direct = between in (None, before) or before[0] == "c" or (before[0] == "f" and after == "f2")
+    is_direct = before in (between, "c8", "c16") or (before[0] == "f" and after == "f2")
     dtypes = [before, after] if is_direct or between is None else [before, between, after]
     steps: list[Step] = []
     for source, result in pairwise(dtypes):
@@ -75,10 +75,10 @@ def conversion(before: str, after: str) -> list[Step]:
 def _arithmetic(kind: int, dtype: str, number: Any) -> Step:
     """Return the step of an operation with one number.
 
-    Raises `NotKnownError` for integers, for NaN, and for complex numbers except to add one, which the loops do not
-    compute.
+    Raises `NotKnownError` for what the loops do not compute: operations on integers or with NaN, and on complex
+    elements all but additions.
     """
-    is_nan = number != number  # noqa: PLR0124
+    is_nan = number != number  # noqa: PLR0124  # `math.isnan` takes no complex numbers
     if dtype[0] not in "fc" or (dtype[0] == "c" and kind != _ADD) or is_nan:
         raise NotKnownError
     if isinstance(number, complex) and dtype[0] != "c":
@@ -106,7 +106,7 @@ def steps_of_cast(stored: np.dtype[Any], cast: Cast) -> list[Step]:
     before = dtype_name(cast.viewed_dtype(stored))
     after = dtype_name(np.dtype(cast.arithmetic_dtype))
     steps = conversion(before, after)
-    if cast.mask and after[0] not in "fc":
+    if cast.mask and after[0] not in "fc":  # the loops replace masked elements by NaN
         raise NotKnownError
     for start in range(0, len(cast.mask), _MOST_MASKED):
         steps.append((_MASK, after, None, cast.mask[start : start + _MOST_MASKED]))

@@ -26,7 +26,7 @@ class Costs:
     loop_thread_s: float = 150e-6
     """Seconds of decoding that are worth another thread of the compiled loops: starting one takes 20 us."""
     loop_copy_nbytes: int = 8 * 1024 * 1024
-    """Bytes of a single raw chunk that are worth another thread of the loops."""
+    """Bytes of the result, from a single raw chunk, that are worth another thread of the loops."""
     call_s: float = 20e-3
     """Seconds of decoding that a thread of the loops does in one call. Ctrl-C, and other reads that want the core, wait
     for the end of the call."""
@@ -82,7 +82,8 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     costs : Costs
         Costs of handing work to other threads.
     """
-    # Bytes to decode, which may be more than the result has. One chunk keeps one thread busy, whatever its length.
+    # Bytes to decode: all those of several chunks, which may be more than the result has. For a single chunk, only the
+    # result counts: one thread decodes it, whatever its length, but several may copy it.
     nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
     is_long = seconds >= costs.serial_s
@@ -102,7 +103,7 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     n_loop_threads = 1
     if is_single and array.is_copied:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))
-    elif not array.is_copied and (by_loops or n_threads == 1):
+    elif not array.is_copied and (by_loops or n_threads == 1):  # otherwise, several threads call the loops
         n_loop_threads = max(1, min(int(seconds / costs.loop_thread_s), budget))
     return Schedule(
         budget=budget,

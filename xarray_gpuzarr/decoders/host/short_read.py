@@ -43,8 +43,8 @@ from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, decode_shard_
 _MOST_CHUNKS = 16
 """Largest number of chunks in a short read. It must be `MOST_BOX_CHUNKS` of `read_box.h`."""
 _MOST_CHUNK_NBYTES = 1024 * 1024
-"""Length in bytes of the longest single chunk that a short read takes. Decoding a longer one takes so long that nothing
-is gained."""
+"""Length in bytes of the longest chunk that a short read of a single chunk takes. A longer one takes so long to decode
+that a short read saves nothing."""
 
 
 class _BoxSettings:
@@ -92,7 +92,7 @@ def read_short(
     target : Target
         Requested elements, cut at the borders of chunks.
     source : ObjectSource
-        Where the array is stored.
+        Where the array is stored. Only a `LocalSource` or a `MemorySource` itself, without wrappers, is read.
     out : numpy.ndarray or None
         Where the result goes; None for a new array.
     costs : Costs
@@ -141,7 +141,7 @@ def _may_hold(out: Array | None, array: HostArray, target: BoxTarget) -> bool:
 
 
 def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
-    """Whether one thread reads the box as fast as several threads would, and the compiled loops know the codecs."""
+    """Whether the loops can read a box in one call, and one thread is about as fast as several would be."""
     n_chunks = target.n_chunks
     if array.program is None or target.spans is None or not 0 < n_chunks <= _MOST_CHUNKS:
         return False
@@ -209,7 +209,7 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: ShardIndex | None) -> Se
     assert target.spans is not None
     if index is None:
         return [0]
-    entries = [0]  # positions in the index of the shard
+    entries = [0]  # positions in the index of the shard, of the axes so far
     for span, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
         numbers = [chunk % per_shard for chunk in chunks_of_span(span, range(span.n_pieces))]
         entries = [entry * per_shard + number for entry in entries for number in numbers]
@@ -234,7 +234,9 @@ def _call_loops(
     settings = _box_settings(array)
     _scratch, scratch_address = borrow_buffer("scratch", settings.scratch_nbytes)
     struct = BoxStruct(job=settings.job_address, axes=target.spans_address, out=address(out), scratch=scratch_address)
-    version: Any = () if chunks is not None else stored.version or ()
+    version: Any = ()
+    if chunks is None and stored.version is not None:
+        version = stored.version
     decoded = () if chunks is None else [chunk.address for chunk in chunks]
     _memory, addresses = int64_columns(version=version, decoded=decoded)
     struct.decoded = addresses["decoded"]

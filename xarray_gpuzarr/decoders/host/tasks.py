@@ -40,10 +40,11 @@ class Task:
     requests: Sequence[Request] = ()
     """Byte ranges of the source that the task reads."""
     starts_requests: bool = True
-    """Whether `start` starts the requests. It does not for local files, which `run` reads itself."""
+    """Whether `start` starts the requests. It does not if `run` reads local files itself, where requests only serve
+    reading ahead, or if there are none."""
 
     def start(self, source: ByteSource) -> Any:
-        """Start the requests and return the pending answers; None if `run` reads the files itself."""
+        """Start the requests and return the pending answers; None unless `starts_requests`."""
         return source.start(self.requests) if self.starts_requests else None
 
 
@@ -66,7 +67,7 @@ class HostRead:
 
     @cached_property
     def rule(self) -> CoalesceRule:
-        """Rule by which neighbouring chunks are read together."""
+        """Rule by which neighbouring chunks are read together, with parts no longer than those of the schedule."""
         rule = self.source.rule
         return replace(rule, max_nbytes=min(rule.max_nbytes, self.schedule.part_nbytes))
 
@@ -83,7 +84,7 @@ class PlanTasks:
     call : LoopCall or None
         The plan in the form that the compiled loops take; None makes one if the loops know the array's codecs.
     chunks : PlanChunks or None
-        Cached chunks of the plan, and those that are to be kept.
+        Cached chunks of the plan, and those that are to be kept; None if there are neither.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class PlanTasks:
             call = LoopCall(read.output, plan, read.source, chunks)
         self.read, self.plan, self.call, self.chunks = read, plan, call, chunks
         self._decoded_rows: list[int] = []
-        """Rows that Python has decoded into memory that is kept."""
+        """Rows that Python has decoded into the memory of chunks that are to be kept."""
 
     def decoded_rows(self) -> list[int]:
         """Return the rows that were decoded and are to be kept. All tasks must have ended."""
         if self.chunks is None or self.call is None:
             return self._decoded_rows
-        return self.call.placed_rows(self.chunks.kept)
+        return self.call.placed_rows(self.chunks.to_keep)
 
     def place_cached(self, _: None) -> None:
         """Place the chunks of a plan that are all either cached or missing."""
@@ -108,18 +109,18 @@ class PlanTasks:
             return
         assert self.chunks is not None
         # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
-        for row, chunk in self.chunks.found.items():
+        for row, chunk in self.chunks.cached.items():
             self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.piece_numbers[row])
 
     @cached_property
     def piece_numbers(self) -> list[list[int]]:
-        """Piece numbers of each chunk along the axes, see `ReadPlan.all_piece_numbers`."""
+        """`ReadPlan.all_piece_numbers` as lists, one for each chunk."""
         rows: list[list[int]] = self.plan.all_piece_numbers.tolist()
         return rows
 
     @cached_property
     def parts(self) -> list[int]:
-        """Bounds of the parts: rows ``[parts[i], parts[i + 1])`` are read at once and decoded by one thread."""
+        """Bounds of the parts: rows ``[parts[i], parts[i + 1])`` are read together and decoded by one thread."""
         step = self.read.schedule.rows_a_part
         bounds: list[int] = self.plan.cut(self.read.rule).tolist()
         parts: list[int] = []
@@ -142,6 +143,7 @@ class PlanTasks:
         if self.plan.n_chunks > self.plan.n_stored:
             yield Task(self._fill_missing, starts_requests=False)
         array, source = self.read.array, self.read.source
+        # A raw chunk that is longer than a request is read in pieces, by several requests at the same time.
         is_cut = source.cuts_objects and array.is_raw and array.chunk_nbytes > self.read.rule.max_raw_nbytes
         for first, end in pairwise(self._group_parts()):
             bounds = self.parts[first : end + 1]
@@ -194,10 +196,10 @@ class PlanTasks:
             raise vanished_shard(self.plan.spec, self.plan.key_of(row))
 
     def _piece_tasks(self, row: int) -> list[Task]:
-        """Return tasks that each copy a piece of a long raw chunk to the output, by requests at the same time.
+        """Return tasks that each request a piece of a long raw chunk and copy it to the output.
 
         A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output, or has the
-        wrong length in the store. The task of its part then decodes it, and raises the error.
+        wrong length in the store. The task of its part then reads it as a whole, and raises an error for the length.
         """
         nbytes = int(self.plan.nbytes[row])
         dst = self.read.placer.contiguous_box(self.piece_numbers[row])
@@ -218,7 +220,7 @@ class PlanTasks:
         def run(pending: Pending) -> None:
             (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
             self._check_existence([data], row)
-            if data is None:
+            if data is None:  # an unsharded chunk that does not exist
                 np.frombuffer(dst, array.dtype)[:] = array.fill[0]
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
@@ -230,7 +232,10 @@ class PlanTasks:
         return Task(run, [(plan.key_of(row), byte_range)])
 
     def _group_parts(self) -> list[int]:
-        """Return bounds of groups of parts: one thread reads the parts of a group, all of one object, one by one."""
+        """Return bounds of groups of parts: group ``i`` has the parts ``[bounds[i], bounds[i + 1])``.
+
+        One task reads the parts of a group, which are all of one object, one after another.
+        """
         rule, parts = self.read.rule, self.parts
         if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
             return list(range(len(parts)))
@@ -239,7 +244,7 @@ class PlanTasks:
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
         bounds = [0]
-        limit = rule.max_nbytes
+        limit = rule.max_nbytes  # of `ends` in the current group
         for part, end in enumerate(ends):
             start = bounds[-1]
             is_full = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows
@@ -249,20 +254,19 @@ class PlanTasks:
         return [*bounds, len(ends)]
 
     def place(self, chunks: EncodedChunks) -> None:
-        """Decode and place encoded chunks, by the loops as far as they can. Raises `CorruptChunkError`."""
-        row = chunks.rows.start
+        """Decode and place encoded chunks, by the loops as far as they can. Raises the errors of `chunk_fault`."""
         remaining: Sequence[int] = chunks.rows
-        try:
-            if self.call is not None:
-                self.call.set_encoded(chunks)
-                remaining = self.call.place(chunks.rows, self.read.schedule)
-            for row in remaining:
+        if self.call is not None:
+            self.call.set_encoded(chunks)
+            remaining = self.call.place(chunks.rows, self.read.schedule)
+        for row in remaining:
+            try:
                 self._place_row(row, chunks[row])
-        except FrameError as err:
-            raise chunk_fault(self.plan, row, err) from err
+            except FrameError as err:
+                raise chunk_fault(self.plan, row, err) from err
 
     def _place_row(self, row: int, data: memoryview | None) -> None:
-        """Decode and place a chunk in Python, or write the fill value if it does not exist."""
+        """Decode and place a chunk in Python, or write the fill value if it does not exist. Raises `FrameError`."""
         memory = self._memory_to_keep(row)
         if data is None:
             self.read.placer.fill(self.piece_numbers[row])
@@ -277,7 +281,7 @@ class PlanTasks:
 
         If there are loops, only chunks that they have decoded are kept, see `decoded_rows`.
         """
-        if self.chunks is None or self.call is not None or row not in self.chunks.kept:
+        if self.chunks is None or self.call is not None or row not in self.chunks.to_keep:
             return None
-        _, cached = self.chunks.kept[row]
+        _, cached = self.chunks.to_keep[row]
         return cached.memory

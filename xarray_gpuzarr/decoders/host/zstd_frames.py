@@ -17,8 +17,8 @@ from xarray_gpuzarr.native.codec_functions import NativeCodec, native_codec
 from xarray_gpuzarr.native.library import address, view_address
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
-_MOST_ERRORS = 120
-"""Number of libzstd's error codes, which it returns as the numbers just below 2**64."""
+_MAX_ERROR = 120
+"""``ZSTD_error_maxCode``, an upper bound of libzstd's error codes. Its functions return 2**64 minus the code."""
 
 
 class _BufferStruct(ctypes.Structure):
@@ -74,7 +74,8 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     try:
         unfinished = _decode_in_parts(zstd, context, in_buffer, out_buffer)
         if _is_error(unfinished) and not out_buffer.pos:
-            # Streaming refuses windows of more than 128 MiB. A single call needs no window.
+            # Streaming refuses a frame with a window of more than 128 MiB, before it writes anything. A single call
+            # needs no window.
             nbytes = int(zstd.decode(context, out_buffer.memory, out_buffer.size, in_buffer.memory, in_buffer.size))
             if not _is_error(nbytes):
                 unfinished = 0
@@ -106,4 +107,4 @@ def _decode_in_parts(zstd: _Functions, context: Any, in_buffer: _BufferStruct, o
 
 def _is_error(returned: int) -> bool:
     """Whether the value that a function of libzstd returned is an error."""
-    return returned > 2**64 - _MOST_ERRORS
+    return returned > 2**64 - _MAX_ERROR

@@ -1,7 +1,7 @@
 """The decoder for ``device="workers"``: a client without a GPU opens data that the workers of a cluster read to GPUs.
 
-On a machine without a GPU, `WorkersDecoder` tells what results will be, so that dask can plan with them. On a machine
-with a GPU it reads with the CUDA decoder. `CupyStandIn` takes the place of CuPy's arrays on the client.
+On a machine without a GPU, `WorkersDecoder` describes results, so that dask can plan with them, but cannot read. On a
+machine with a GPU it reads with the CUDA decoder. `CupyStandIn` takes the place of CuPy's arrays on the client.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CupyStandIn(NDArrayOperatorsMixin):
     registers how it is pickled.
     """
 
-    __array_priority__ = 100
+    __array_priority__ = 100  # as `cupy.ndarray` has it
 
     def __init__(self, host: npt.NDArray[Any]) -> None:
         self._host = host
@@ -59,7 +59,7 @@ class CupyStandIn(NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Callable[..., Any], _: Any, args: Any, keywords: Any) -> Any:
         numpy_keywords = _to_numpy(keywords)
-        numpy_keywords.pop("like", None)
+        numpy_keywords.pop("like", None)  # it has chosen this class, and is not needed for NumPy's function
         return _to_stand_ins(function(*_to_numpy(args), **numpy_keywords))
 
     def __getitem__(self, key: Any) -> Any:
@@ -139,7 +139,7 @@ class WorkersDecoder:
         return self._description.result_dtype(dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return an uninitialised array on the current GPU, or a stand-in if there is no GPU."""
+        """Return an uninitialised array on the current GPU, or a stand-in if this machine lacks something for a GPU."""
         if self._find_missing():
             return CupyStandIn(np.empty(shape, dtype))
         return self._find_cuda().empty(shape, dtype)
@@ -168,12 +168,12 @@ class WorkersDecoder:
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes context managers, in which other threads read for this one.
 
-        See `Decoder.as_caller`.
+        See `Decoder.as_caller`. Without a GPU, they do nothing.
         """
         return nullcontext if self._missing() else self._find_cuda().as_caller(stream_of)
 
     def may_retry(self, err: Exception) -> bool:
-        """Whether a read may be tried once more; see `Decoder.may_retry`."""
+        """Whether a read may be tried once more; see `Decoder.may_retry`. False without a GPU."""
         return not self._missing() and self._find_cuda().may_retry(err)
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
