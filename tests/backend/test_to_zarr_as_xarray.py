@@ -276,7 +276,7 @@ def test_values_are_checked_where_blocks_cannot_be_packed_in_slabs():
     packed = (values * 100 + da.zeros(4, chunks=2)).astype("i2")  # which has a second input
     check = ValueCheck.of("v", np.dtype("i2"), {"scale_factor": 0.01})
 
-    with pytest.raises(OptionError, match=r"400.0, which is stored as -25536.0, at \(2,\)"):
+    with pytest.raises(OptionError, match=r"400.0, which takes the number 40000, while -32768 to 32767 fit, at \(2,\)"):
         pack_blocks(packed, values, None, check).compute()
     assert pack_blocks(packed[:2], values[:2], None, check).compute().tolist() == [0, 100]
 
@@ -455,12 +455,13 @@ OPENED = {
 }
 
 
+@pytest.mark.parametrize("engine", ["gpuzarr", "zarr"])
 @pytest.mark.parametrize("kind", [str, LocalStore, MemoryStore])
 @pytest.mark.parametrize("change", OPENED.values(), ids=OPENED)
-def test_a_dataset_that_is_read_from_the_store_that_would_be_erased_is_an_error(tmp_path, kind, change):
+def test_a_dataset_that_is_read_from_the_store_that_would_be_erased_is_an_error(tmp_path, kind, change, engine):
     store = stored_twice(MemoryStore() if kind is MemoryStore else kind(tmp_path / "a.zarr"))
     stored_twice(store, "inner")
-    options = {"engine": "gpuzarr", "consolidated": False}
+    options = {"engine": engine, "consolidated": False}
     ds, inner = (change(xr.open_dataset(store, group=group, **options)) for group in (None, "inner"))
 
     for dataset in (ds, inner):
@@ -588,3 +589,40 @@ def test_an_append_through_a_chain_of_fsspec_is_left_to_xarray(tmp_path):
             write(f"dir::{tmp_path}", append_dim="time", consolidated=False)
         ended.append(str(caught.value))
     assert ended[0] == ended[1]
+
+
+SECONDS = {"units": "seconds since 1970-01-01", "dtype": "int32"}
+OVERFLOWING = {
+    "times": (np.array(["2037-12-31", "NaT", "2038-03-01"], "M8[ns]"), {**SECONDS, "_FillValue": -1}),
+    "durations": (np.array([0, 300, 1], "m8[h]").astype("m8[ns]"), {"units": "hours", "dtype": "int8"}),
+}
+
+
+@pytest.mark.parametrize("chunks", [None, {"x": 3}])
+@pytest.mark.parametrize("kind", OVERFLOWING)
+def test_times_that_overflow_the_stored_dtype_are_an_error_before_anything_is_erased(tmp_path, kind, chunks):
+    values, encoding = OVERFLOWING[kind]
+    ds = xr.Dataset({"v": ("x", values, {}, encoding)})
+    fitting = ds.isel(x=[0])
+    fitting.v.encoding = encoding
+    fitting.gpuzarr.to_zarr(tmp_path / "a", {"x": 1}, None, consolidated=False)
+
+    with pytest.raises(OptionError, match="times of variable 'v' do not fit the dtype"):
+        ds.chunk(chunks or {}).gpuzarr.to_zarr(tmp_path / "b", {"x": 3}, None)
+    if chunks is None:
+        with pytest.raises(OptionError, match="times of variable 'v' do not fit the dtype"):
+            ds.gpuzarr.to_zarr(tmp_path / "a", {"x": 3}, None, mode="w")
+
+    xr.testing.assert_identical(xr.open_zarr(tmp_path / "a", consolidated=False).load(), fitting)
+    ds.gpuzarr.to_zarr(tmp_path / "c", {"x": 3}, None, check_values=False)
+
+
+@pytest.mark.parametrize("fill", [{}, {"_FillValue": np.int8(-5)}])
+def test_unsigned_numbers_are_refused_where_their_attribute_is_not_stored(tmp_path, fill):
+    ds = xr.Dataset({"v": ("x", np.array([0, 127, 128, 255], "u1"), {}, {"dtype": "i1", "_Unsigned": "true", **fill})})
+    if not fill:
+        with pytest.raises(OptionError, match=r"255.0, which takes the number 255, while -128 to 127 fit"):
+            ds.gpuzarr.to_zarr(tmp_path / "a")
+        return
+    ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False)
+    np.testing.assert_array_equal(xr.open_zarr(tmp_path / "a", consolidated=False).v, [0, 127, 128, 255])

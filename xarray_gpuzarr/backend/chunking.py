@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
@@ -267,16 +267,28 @@ def find_block_reader(data: object) -> BlockReader | None:
 
 def find_block_readers(data: object) -> Iterator[BlockReader]:
     """Yield the `BlockReader` objects in the graph of a dask array: one for each chunked array that it reads."""
+    return find_in_layers(data, _as_block_reader)
+
+
+def _as_block_reader(candidate: object) -> BlockReader | None:
+    return candidate if isinstance(candidate, BlockReader) else None
+
+
+def find_in_layers[Found](data: object, find: Callable[[object], Found | None]) -> Iterator[Found]:
+    """Yield what is found in the graph of a dask array: for each layer, the first result of `find` that is not None.
+
+    Only values that the layer holds already are examined: those of its mapping, or the operands of a `Blockwise` layer.
+    The tasks of such a layer are not built.
+    """
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
         mapping = getattr(layer, "mapping", None)
-        # Only values that the layer holds already are examined: those of its mapping, or the operands of a `Blockwise`
-        # layer, each of which is paired with its indices. The tasks of the layer are not built.
+        # Each operand of a `Blockwise` layer is paired with its indices.
         values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
         for value in values:
-            candidate = getattr(value, "value", value)  # dask may have wrapped it in a `DataNode`
-            if isinstance(candidate, BlockReader):
-                yield candidate
+            found = find(getattr(value, "value", value))  # dask may have wrapped it in a `DataNode`
+            if found is not None:
+                yield found
                 break
 
 

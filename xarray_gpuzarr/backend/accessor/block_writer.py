@@ -11,9 +11,10 @@ import numpy as np
 from xarray import Variable
 from xarray.backends.common import ArrayWriter
 
-from xarray_gpuzarr.backend.accessor.packing import TIMES, Pack, pack_blocks
+from xarray_gpuzarr.backend.accessor.packing import Pack, pack_blocks
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
-from xarray_gpuzarr.backend.accessor.value_check import NUMBERS, ValueCheck
+from xarray_gpuzarr.backend.accessor.time_check import TIMES
+from xarray_gpuzarr.backend.accessor.value_check import NUMBERS, check_of
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.write.block_target import BlockTarget
 from xarray_gpuzarr.write.writes_behind import WritesBehind
@@ -82,7 +83,7 @@ class BlockWriter(ArrayWriter):
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
         check = None
         if is_packed and self._checks_values and not original.is_checked:
-            check = ValueCheck.of(original.name, target.dtype, original.encoding)
+            check = check_of(original.name, variable.dtype, target.dtype, original.encoding, dict(target.attrs))
         if self._staged is not None:
             self._staged.detach(target)
         block_target = BlockTarget(target, self._behind)

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from xarray import Dataset, Variable
+from xarray.backends.zarr import ZarrArrayWrapper
 from zarr.abc.store import Store
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.caching_store import store_path_of
-from xarray_gpuzarr.backend.lazy_array import data_of, find_lazy_selection
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of
 from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.fetch.object_names import ArrayPlace, place_of, place_of_source
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
@@ -27,24 +28,24 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
     store
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        The datasets that are written. Arrays in memory, and arrays that other engines read, are not considered.
+        The datasets that are written. Arrays in memory are not considered, nor are those that other engines than this
+        one and "zarr" read.
     options : mapping
         The options of `xarray.Dataset.to_zarr`.
     """
     if options.get("mode") != "w":
         return
     unread = [
-        (name, array)
+        (name, place)
         for dataset in datasets
         for name, variable in dataset.variables.items()
-        for array in _unread_arrays(variable)
+        for place in _unread_places(variable)
     ]
     erased = _erased_group(store, options) if unread else None
     if erased is None:
         return
-    for name, array in unread:
-        place = _array_place(array)
-        if place is not None and place.is_below(erased):
+    for name, place in unread:
+        if place.is_below(erased):
             raise OptionError(
                 "the dataset is read from the store that mode='w' erases",
                 tried=f"to write it to {masked(str(store))}",
@@ -53,17 +54,33 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
             )
 
 
-def _unread_arrays(variable: Variable) -> Iterator[StoredArray]:
-    """Yield the stored arrays that a variable is still to be read from."""
+def _unread_places(variable: Variable) -> Iterator[ArrayPlace]:
+    """Yield the places of the stored arrays that a variable is still to be read from."""
     data = data_of(variable)
-    selection = find_lazy_selection(data)
-    if selection is not None:
-        yield selection.array.stored
-    elif variable.chunks is not None:
-        from xarray_gpuzarr.backend.chunking import find_block_readers  # noqa: PLC0415  # imports dask
+    if variable.chunks is None:
+        place = _place_below(data)
+        if place is not None:
+            yield place
+    else:
+        from xarray_gpuzarr.backend.chunking import find_in_layers  # noqa: PLC0415  # imports dask
 
-        for reader in find_block_readers(data):
-            yield reader.lazy.stored
+        yield from find_in_layers(data, _place_below)
+
+
+def _place_below(data: object) -> ArrayPlace | None:
+    """Return the place of the stored array below the wrappers of xarray and dask.
+
+    None if there is none, or if its place is unknown. Both this engine's arrays and those of xarray's engine "zarr" are
+    found.
+    """
+    while data is not None:
+        if isinstance(data, LazyArray):
+            return _array_place(data.stored)
+        if isinstance(data, ZarrArrayWrapper):
+            array = data.get_array()
+            return place_of(array.store, array.path)
+        data = getattr(data, "array", None)
+    return None
 
 
 def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:

@@ -22,15 +22,11 @@ from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.value_check import ValueCheck
+from xarray_gpuzarr.backend.accessor.fit_check import FitCheck
 from xarray_gpuzarr.process.records import record
 
 _SLAB_LENGTH = 2**16
 """Number of elements in a slab, half a megabyte of float64. With twice as many, packing took three times as long."""
-TIMES = "mM"
-"""Kinds of dtypes of which xarray packs each element by itself only in dask arrays. In a NumPy array, the units with
-which it packs an element depend on all of them."""
-
 Pack = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Encodes elements, shape (n,), as they are stored."""
 
@@ -119,7 +115,7 @@ class SlabPacker:
     """Encodes the elements of a slab."""
     dtype: np.dtype[Any]
     """Stored dtype."""
-    check: ValueCheck | None
+    check: FitCheck | None
     """Check of the values; None if they are not checked."""
     starts: tuple[tuple[int, ...], ...]
     """For each axis, the index of the first element of each block."""
@@ -149,7 +145,7 @@ class SlabPacker:
 class BlockChecker:
     """Checks dask blocks that xarray has packed."""
 
-    check: ValueCheck
+    check: FitCheck
     starts: tuple[tuple[int, ...], ...]
     """For each axis, the index of the first element of each block."""
 
@@ -172,7 +168,7 @@ def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         return None
 
 
-def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: ValueCheck | None) -> da.Array:
+def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: FitCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
     If xarray has not changed the array, or has cut it into other blocks, it is returned as it is, and not checked.
@@ -185,7 +181,7 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
         The array before xarray encoded it.
     pack : callable or None
         Encodes elements. None for the operations of the graph of `encoded`.
-    check : ValueCheck or None
+    check : FitCheck or None
         Check of the values.
 
     Returns

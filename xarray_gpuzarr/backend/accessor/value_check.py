@@ -1,14 +1,16 @@
-"""`ValueCheck`: whether the values of a variable fit the dtype in which they are stored."""
+"""`check_of`: the check that the values of a variable fit the dtype in which they are stored, and that of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.backend.accessor.fit_check import FitCheck, Misfit
+from xarray_gpuzarr.backend.accessor.time_check import TIMES, USUAL_CALENDARS, TimeCheck, is_narrow_integer
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
@@ -20,25 +22,12 @@ eight roundings in float32, in which xarray may pack and unpack."""
 
 
 @record
-class Misfit:
-    """A value that the stored dtype cannot hold."""
-
-    value: float
-    found: str
-    """Description of the value, and of the number that is stored for it."""
-
-
-@record
-class ValueCheck:
-    """Compares values with what is stored for them.
+class ValueCheck(FitCheck):
+    """Compares numbers with what is stored for them.
 
     What is read back is ``stored * scale + offset``.
     """
 
-    name: Any
-    """Name of the variable."""
-    dtype: np.dtype[Any]
-    """Stored dtype."""
     scale: float
     offset: float
     has_fill_value: bool
@@ -64,8 +53,6 @@ class ValueCheck:
         """
         scale = np.asarray(encoding.get("scale_factor", 1))
         offset = np.asarray(encoding.get("add_offset", 0))
-        if encoding.get("_Unsigned") is not None:
-            return None
         if any(number.size != 1 or number.dtype.kind not in NUMBERS for number in (scale, offset)):
             return None
         return cls(
@@ -76,39 +63,11 @@ class ValueCheck:
             has_fill_value=any(encoding.get(key) is not None for key in ("_FillValue", "missing_value")),
         )
 
-    def require_fit(
-        self,
-        values: npt.NDArray[Any],
-        stored: npt.NDArray[Any],
-        block: npt.NDArray[Any] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> None:
-        """Raise `OptionError` if a value is stored as another one.
-
-        Parameters
-        ----------
-        values, stored : numpy.ndarray
-            As for `find_misfit`.
-        block : numpy.ndarray, optional
-            The array that `values` are a part of, in which the value is looked for. By default `values` itself.
-        first : sequence of int, optional
-            The indices of the block's first element. By default zeros.
-        """
-        misfit = self.find_misfit(values, stored)
-        if misfit is not None:
-            block = values if block is None else block
-            raise self.misfit_error(misfit, block, (0,) * block.ndim if first is None else first)
-
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
         """Return a value that is stored as another one; None if all fit.
 
         NaN, the smallest and the largest value are checked: if these fit, all others do. Only integers and floats that
         are stored as integers or floats are checked.
-
-        Parameters
-        ----------
-        values, stored : numpy.ndarray
-            The values, and the numbers that are stored for them. Both have the same shape and order.
         """
         if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
             return None
@@ -130,7 +89,7 @@ class ValueCheck:
             value = float(values[position])
             number = float(stored[position])
             if not self._fits(value, number, precision):
-                return Misfit(value=value, found=f"the value {value}, which is stored as {number}")
+                return Misfit(value=value, found=f"the value {value}, {self._fate(value, number)}")
         return None
 
     def _fits(self, value: float, number: float, precision: float) -> bool:
@@ -145,20 +104,23 @@ class ValueCheck:
         tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
         return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
 
-    def misfit_error(self, misfit: Misfit, block: npt.NDArray[Any], first: Sequence[int]) -> OptionError:
-        """Return the error for a value of a block, with the index at which the value stands in what is written.
+    def _fate(self, value: float, number: float) -> str:
+        """Return what becomes of a value that is stored as another number."""
+        if self.dtype.kind == "f" or not math.isfinite(value):
+            return f"which is stored as {number}"
+        limits = np.iinfo(self.dtype)
+        return (
+            f"which takes the number {(value - self.offset) / self.scale:.0f}, while {limits.min} to {limits.max} fit"
+        )
 
-        `first` are the indices of the block's first element.
-        """
-        is_value = np.isnan(block) if math.isnan(misfit.value) else block == misfit.value
-        inside = np.unravel_index(int(is_value.argmax()), block.shape)
-        position = tuple([start + int(i) for start, i in zip(first, inside, strict=True)])
+    def misfit_error(self, misfit: Misfit, position: tuple[int, ...]) -> OptionError:
+        """Return the error for a value at an index of what is written."""
         return OptionError(
             f"values of variable {self.name!r} do not fit the dtype in which they are stored",
             tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
             found=f"{misfit.found}, at {position} of what is written",
-            do="choose another dtype, scale_factor or add_offset, give a _FillValue, or mask these values; "
-            "check_values=False lets xarray store other numbers",
+            do="mask these values; or write a new store with another dtype, scale_factor or add_offset, or with a "
+            "_FillValue; check_values=False lets xarray store other numbers",
         )
 
 
@@ -174,12 +136,38 @@ def extremes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.array([low, values.max()], values.dtype)
 
 
-def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:
-    """Return the error for times that cannot be stored in the units of an array."""
-    return OptionError(
-        f"times of variable {name!r} do not fit the units in which they are stored",
-        tried=f"to store them as {dtype} in {stored_units!r}",
-        found=f"times that need {needed_units!r}",
-        do=f"write the store anew with finer units, such as encoding={{{name!r}: {{'units': {needed_units!r}}}}}; "
-        "check_values=False lets xarray store other times",
-    )
+def check_of(
+    name: Any,
+    values_dtype: np.dtype[Any],
+    dtype: np.dtype[Any],
+    encoding: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> FitCheck | None:
+    """Return the check of a variable.
+
+    Parameters
+    ----------
+    name : hashable
+        Name of the variable.
+    values_dtype, dtype : numpy.dtype
+        Dtype of the values, and that of the stored numbers.
+    encoding : mapping
+        The encoding with which xarray encodes the variable.
+    attrs : mapping
+        The attributes that are stored with it.
+
+    Returns
+    -------
+    FitCheck or None
+        None if every value fits, or if what is read back is not known here.
+    """
+    if values_dtype.kind in TIMES:
+        # Times may be stored in a calendar that has other days.
+        has_usual_days = str(attrs.get("calendar", "standard")) in USUAL_CALENDARS
+        return (
+            TimeCheck(name=name, dtype=dtype, attrs=attrs)
+            if is_narrow_integer(dtype) and has_usual_days and "units" in attrs
+            else None
+        )
+    # With this attribute, signed numbers are read back as unsigned ones. xarray only stores it beside a `_FillValue`.
+    return None if "_Unsigned" in attrs else ValueCheck.of(name, dtype, encoding)

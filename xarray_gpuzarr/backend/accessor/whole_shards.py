@@ -14,7 +14,7 @@ from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_er
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of, without_foreign_codecs
-from xarray_gpuzarr.backend.accessor.packing import TIMES, CoderPacker
+from xarray_gpuzarr.backend.accessor.packing import CoderPacker
 from xarray_gpuzarr.backend.accessor.shard_borders import (
     cut_at_multiples,
     first_unaligned_axis,
@@ -22,6 +22,7 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     unaligned_error,
 )
 from xarray_gpuzarr.backend.accessor.slices import cut_into_blocks
+from xarray_gpuzarr.backend.accessor.time_check import TIMES
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     check_encodable,

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from xarray import Variable, conventions
+from xarray import IndexVariable, Variable, conventions
 from xarray.backends import ZarrStore
 
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
-from xarray_gpuzarr.backend.accessor.value_check import ValueCheck, extremes, units_error
+from xarray_gpuzarr.backend.accessor.time_check import TIMES, is_narrow_integer, units_error
+from xarray_gpuzarr.backend.accessor.value_check import check_of, extremes
 
 
 def stored_encoding(stored: Variable) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def check_encodable(target: ZarrStore, name: Any, variable: Variable) -> None:
 
 
 def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> bool:
-    """Check the smallest and the largest value of a variable, before the store is touched.
+    """Check the smallest and the largest value of a variable, or all of its times, before the store is touched.
 
     Returns
     -------
@@ -58,14 +59,19 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     OptionError
         If a value does not fit the stored dtype.
     """
-    values = array_in_memory(variable)
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or not values.ndim or not values.size:
+    values = variable.values if isinstance(variable, IndexVariable) else array_in_memory(variable)
+    if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
-    sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+    if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
+        sample = values  # xarray chooses the units by all of them
+    elif values.dtype.kind in "iuf":
+        sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+    else:
+        return False
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
     if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
         return False
-    check = ValueCheck.of(name, encoded.dtype, encoding)
+    check = check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
     if check is None:
         return False
     check.require_fit(sample, encoded.values, values)
