@@ -19,6 +19,7 @@ from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.backend.accessor.packing import pack_blocks
 from xarray_gpuzarr.backend.accessor.value_check import ValueCheck
 from xarray_gpuzarr.errors import GpuZarrWarning, OptionError
+from xarray_gpuzarr.process import advice
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
@@ -418,11 +419,12 @@ def test_coordinates_have_one_chunk_for_each_shard():
     ds.gpuzarr.to_zarr(store, {"time": 1}, {"time": 12})
     with warnings.catch_warnings():
         warnings.simplefilter("error", GpuZarrWarning)
-        ds.gpuzarr.to_zarr(store, {"time": 1}, {"time": 12}, append_dim="time")
+        more = ds.assign_coords(time=ds.time + 24)
+        more.gpuzarr.to_zarr(store, {"time": 1}, {"time": 12}, append_dim="time")
 
     found = {name: (array.chunks, array.shards) for name, array in zarr.open_group(store).arrays()}
     assert found == {"v": ((1, 4), (12, 4)), "time": ((12,), None), "x": ((4,), None)}
-    assert xr.open_zarr(store).time.values.tolist() == [*range(24), *range(24)]
+    assert xr.open_zarr(store).time.values.tolist() == [*range(48)]
 
 
 def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp_path):
@@ -501,7 +503,7 @@ def test_an_append_of_a_variable_that_the_store_lacks_is_an_error(tmp_path):
     archive(4).gpuzarr.to_zarr(tmp_path, consolidated=False)
     more = archive(2, 4)
 
-    with pytest.raises(OptionError, match=r"0 in 'w'; 4 in "):
+    with pytest.raises(OptionError, match=r"none in 'w'; 4 in "):
         more.assign(w=more.u * 2).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
 
     more.assign(height=("x", np.arange(4.0))).gpuzarr.to_zarr(tmp_path, append_dim="time", consolidated=False)
@@ -626,3 +628,40 @@ def test_unsigned_numbers_are_refused_where_their_attribute_is_not_stored(tmp_pa
         return
     ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False)
     np.testing.assert_array_equal(xr.open_zarr(tmp_path / "a", consolidated=False).v, [0, 127, 128, 255])
+
+
+def tells_of_append(tmp_path, more):
+    """Append to an archive of two times, and return the first lines of this package's warnings."""
+    advice.warned.clear()
+    archive(2).gpuzarr.to_zarr(tmp_path / "a", consolidated=False, mode="w")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        more.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", consolidated=False)
+    return [str(w.message).split("\n")[0] for w in warned if w.category is GpuZarrWarning]
+
+
+def test_an_append_that_xarray_carries_out_but_nobody_means_is_a_warning(tmp_path):
+    later = archive(2, 2)
+    one_more = later.assign_coords(level=("level", [1.0, 2.0])).assign(w=("level", [0.0, 1.0]))
+
+    assert tells_of_append(tmp_path, later) == []
+    assert tells_of_append(tmp_path, one_more) == []
+    (order,) = tells_of_append(tmp_path, archive(2, 1))
+    (left_out,) = tells_of_append(tmp_path, later[["u"]])
+
+    assert order == "after the append, the values of 'time' are neither increasing nor decreasing"
+    assert left_out == "an append leaves out variables that have the dimension 'time'"
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_an_append_that_changes_a_coordinate_is_a_warning(tmp_path, dtype):
+    ds = xr.Dataset({"u": (("time", "y"), np.ones((2, 3)))}, {"time": [0, 1], "y": [0.1, 0.2, 0.3]})
+    ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False, encoding={"y": {"dtype": dtype}})
+    later = ds.assign_coords(time=[2, 3])
+    advice.warned.clear()
+
+    later.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", consolidated=False)  # a warning would be an error
+    with pytest.warns(GpuZarrWarning, match="an append changes the coordinate 'y' of all that is stored already"):
+        later.assign_coords(time=[4, 5])[{"y": [2, 1, 0]}].gpuzarr.to_zarr(
+            tmp_path / "a", append_dim="time", consolidated=False
+        )

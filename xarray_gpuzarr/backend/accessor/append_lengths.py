@@ -25,11 +25,11 @@ def require_equal_lengths(lengths: Mapping[Any, int], dim: Any) -> None:
     by_length: dict[int, list[str]] = {}
     for name, length in lengths.items():
         by_length.setdefault(length, []).append(repr(name))
-    found = "; ".join([f"{length} in {', '.join(names)}" for length, names in sorted(by_length.items())])
+    descriptions = [f"{length or 'none'} in {', '.join(names)}" for length, names in sorted(by_length.items())]
     raise OptionError(
         f"the append would leave arrays of different lengths along {dim!r}",
         tried=f"to append to variables {', '.join(map(repr, lengths))}",
-        found=f"lengths in the store: {found}",
+        found=f"lengths in the store: {'; '.join(descriptions)}",
         do="if a write was killed, cut the longer arrays back with zarr.open_array(path, mode='r+').resize(shape), and "
         "append again; leave out a variable that the store lacks, or store it first, with all of its earlier values",
     )

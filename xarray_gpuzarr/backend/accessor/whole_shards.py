@@ -9,6 +9,7 @@ from xarray import Coordinates, Dataset, Variable
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
+from xarray_gpuzarr.backend.accessor.append_advice import advise_of_append
 from xarray_gpuzarr.backend.accessor.append_lengths import require_equal_lengths
 from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_error
 from xarray_gpuzarr.backend.accessor.block_writer import Original
@@ -116,9 +117,8 @@ class DatasetInShards:
         Raises
         ------
         OptionError
-            If dask chunks end inside shards and `rechunk` is false, a region lies outside a stored variable, two
-            variables have one path, NumPy values do not fit the dtype or the units in which they are stored, or an
-            append would leave arrays of different lengths.
+            If dask chunks end inside shards and `rechunk` is false, a region lies outside a stored variable, two paths
+            are equal, NumPy values do not fit the stored dtype or units, or an append would leave unequal lengths.
         Exception
             What xarray raises for a variable that it cannot encode.
         """
@@ -127,6 +127,7 @@ class DatasetInShards:
         layout = layout_of(self._dims, self._sharding.chunks, self._sharding.shards, zarr_format)
         originals: dict[str, Original] = {}
         variables: dict[Any, Variable] = {}
+        stored: dict[Any, Variable] = {}
         lengths: dict[Any, int] = {}  # along `append_dim`, before the append
         for name, dataset_variable in self.dataset.variables.items():
             variable = dataset_variable.copy(deep=False)
@@ -134,10 +135,10 @@ class DatasetInShards:
             if variable.size == 0 or name in self.dataset.xindexes:
                 variable.load()
             if name in existing:
-                stored = target.open_store_variable(name)
-                original = self._prepare_stored(target, name, variable, stored, append_dim)
-                if append_dim in stored.dims:
-                    lengths[name] = stored.sizes[append_dim]
+                stored[name] = target.open_store_variable(name)
+                original = self._prepare_stored(target, name, variable, stored[name], append_dim)
+                if append_dim in stored[name].dims:
+                    lengths[name] = stored[name].sizes[append_dim]
             else:
                 original = self._prepare_new(target, name, variable, layout)
                 if append_dim in variable.dims:
@@ -148,6 +149,8 @@ class DatasetInShards:
             originals[path] = original
             variables[name] = original.variable
         require_equal_lengths(lengths, append_dim)
+        if append_dim is not None:
+            advise_of_append(target, variables, stored, append_dim)
         data = {name: variables[name] for name in self.dataset.data_vars}
         # No indexes: xarray would make some for dimensions that have none in the dataset.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})

@@ -1,0 +1,92 @@
+"""`advise_of_append`: warnings about appends that xarray carries out, but that are hardly ever meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xarray import Variable, conventions
+from xarray.backends import ZarrStore
+
+from xarray_gpuzarr.process.advice import advise
+
+
+def advise_of_append(
+    target: ZarrStore, variables: Mapping[Any, Variable], stored: Mapping[Any, Variable], append_dim: Any
+) -> None:
+    """Warn of variables that are left out, of coordinates that change, and of an index that does not go on.
+
+    Only coordinates in memory are compared, so nothing but coordinates is read.
+
+    Parameters
+    ----------
+    target : xarray.backends.ZarrStore
+        The group that is appended to.
+    variables : mapping of hashable to xarray.Variable
+        The variables that are written, by name.
+    stored : mapping of hashable to xarray.Variable
+        Those of them that are stored already, as they are stored.
+    append_dim : hashable
+        The dimension along which arrays become longer.
+    """
+    left_out = [
+        name
+        for name in target.array_keys()
+        if name not in variables and append_dim in target.open_store_variable(name).dims
+    ]
+    if left_out:
+        advise(
+            f"variables left out of an append {left_out}",
+            f"an append leaves out variables that have the dimension {append_dim!r}",
+            found=f"{', '.join(map(repr, left_out))} in the store, and not in the dataset",
+            do="append these as well: until then the store cannot be opened, since its arrays have different lengths",
+        )
+    for name, in_store in stored.items():
+        variable = variables[name]
+        if in_store.dims != (name,) or variable.dims != (name,) or variable.chunks is not None:
+            continue
+        earlier = conventions.decode_cf_variables({name: in_store}, {})[0][name].values
+        if name == append_dim:
+            _advise_of_order(name, earlier, variable.values)
+        elif not _are_equal(earlier, variable.values):
+            advise(
+                f"coordinate changed by an append {name!r}",
+                f"an append changes the coordinate {name!r} of all that is stored already",
+                found=f"{_ends(earlier)} in the store, {_ends(variable.values)} in the dataset",
+                do=f"bring the dataset to the stored {name!r}, for example with sortby or reindex, or leave the "
+                "coordinate out",
+            )
+
+
+def _are_equal(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> bool:
+    """Whether values are those that are stored, apart from what the stored dtype rounds off."""
+    if earlier.shape == later.shape and earlier.dtype.kind == "f" and later.dtype.kind in "iuf":
+        return np.allclose(earlier, later, equal_nan=True)
+    return Variable("x", earlier).equals(Variable("x", later))
+
+
+def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
+    """Warn if the values of an index are neither increasing nor decreasing once it has been appended to."""
+    if earlier.dtype.kind != later.dtype.kind or earlier.dtype.kind not in "iufmM":
+        return
+    values = np.concatenate([earlier, later])
+    is_up = values[1:] > values[:-1]
+    is_down = values[1:] < values[:-1]
+    if is_up.all() or is_down.all():
+        return
+    is_in_order = is_up if is_up.sum() >= is_down.sum() else is_down
+    break_index = int(is_in_order.argmin())
+    advise(
+        f"order of an index after an append {name!r}",
+        f"after the append, the values of {name!r} are neither increasing nor decreasing",
+        found=f"{values[break_index]} at index {break_index}, followed by {values[break_index + 1]}",
+        do=f"if these are stored already, write them with region={{{name!r}: 'auto'}} in place of an append; if an "
+        "earlier append was killed, cut the arrays back with zarr.open_array(path, mode='r+').resize(shape)",
+    )
+
+
+def _ends(values: npt.NDArray[Any]) -> str:
+    """Return the number of values, and the first and the last one."""
+    return f"{len(values)} values" + (f" from {values[0]} to {values[-1]}" if len(values) else "")
