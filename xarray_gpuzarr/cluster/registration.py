@@ -71,7 +71,7 @@ async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
     errors = await client.run(check_device, plugin.settings["device"])
     for error in errors.values():
         if error is not None:
-            raise error
+            raise error  # no plugin has been registered yet
     try:
         await client.register_plugin(plugin)
     except BaseException:

@@ -39,7 +39,7 @@ from xarray_gpuzarr.write.written_axis import written_axes
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
 _UNIT_NBYTES = 256 * 1024
-"""Decoded bytes of the chunks that a thread encodes one after another before it writes them (a unit)."""
+"""Decoded bytes of a unit: the chunks that a thread encodes one after another before it writes them."""
 _MAX_UNIT_CHUNKS = 64
 """Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_PER_THREAD = 8
@@ -172,8 +172,8 @@ class WriteCall:
         encoded: list[npt.NDArray[np.uint8] | None] = []
         for buffer, struct in zip(buffers, structs, strict=True):
             if buffer.base is None:  # a new buffer; the memory that was not used is given back
-                buffer.resize(struct.nbytes, refcheck=False)
-            encoded.append(buffer if struct.nbytes else None)
+                buffer.resize(struct.nbytes, refcheck=False)  # the references in `buffers` and `buffer` are no views
+            encoded.append(buffer if struct.nbytes else None)  # no bytes: the object holds only the fill value
         return encoded
 
     def _contiguous_chunk(self, written: WrittenObject) -> npt.NDArray[np.uint8] | None:
@@ -242,7 +242,7 @@ class WriteCall:
             raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
         caller = get_ident()
 
-        def write(_: Callable[[], bool]) -> None:
+        def write(_: Callable[[], bool]) -> None:  # the loops themselves end threads beyond the budget
             if get_ident() == caller:
                 compiled.write(writing, n_own_threads.value)
             else:
@@ -268,16 +268,19 @@ class WriteCall:
     def _raise_failure(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None
     ) -> None:
-        """Raise the error of an object that was not written. `ObjectChangedError` only if there is no other error."""
-        written, struct = objects[0], structs[0]
+        """Raise the error of an object that was not written.
+
+        It is `ObjectChangedError`, after which the write is repeated, only if there is no other error.
+        """
+        written, struct = objects[0], structs[0]  # if objects are unfinished without a failure, the first one is named
         failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
-        if failures:  # False is less than True, so this takes a replaced object last
+        if failures:  # False is less than True, so a replaced object is chosen only if all failures are such
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
         if struct.state == _REPLACED:
             raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
-        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`
+        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` or `UNFINISHED` of `encode.h`
             raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
 
         cause = None
