@@ -43,7 +43,8 @@ typedef struct {
     int64_t state, nbytes, code, entry; /* results: state, length, errno, and the chunk that failed, or -1 */
 } object_t;
 
-/* Encoded bytes of a unit: `at` in the caller's array, or, if that is NULL, from `first` on in the unit's room. */
+/* Encoded bytes of a unit: from the address `at` in the caller's array on, or, if that is NULL, from byte `first` of the unit's
+ * room on. */
 typedef struct { char *at; int64_t first, nbytes; } part_t;
 
 /* A unit: chunks that follow each other in an object, which one thread encodes. */
@@ -76,7 +77,7 @@ typedef struct {
     int64_t n_units, units_each; /* number of units of all objects, and of each object */
     int64_t most_kept;          /* most units of an object that wait for their turn, besides those that threads hold */
     int64_t budget;             /* most threads of all writes of the process */
-    _Atomic int64_t *n_helpers; /* number of further threads of this write, which Python reads */
+    _Atomic int64_t *n_helpers; /* number of threads that gpuzarr_write has started and that have not ended; Python reads it */
     atomic_llong next;          /* the unit that is taken next */
     atomic_int is_stopped;
     _Atomic(void *) spare[MOST_THREADS]; /* units to use again, with their memory */
@@ -85,9 +86,9 @@ typedef struct {
 /* What one thread of a write works with. */
 typedef struct {
     writing_t *writing;
-    int64_t is_helper;          /* whether the thread must leave when the budget is exceeded */
+    int64_t is_helper;          /* whether the thread must leave when the budget is exceeded; 0 for the caller of gpuzarr_write */
     _Atomic int64_t *n_helpers; /* number that the thread decreases when it ends; NULL for threads that Python has started */
-    char *scratch, *room;       /* memory for decoding, and for an encoded chunk */
+    char *scratch, *room;       /* memory for decoding and gathering, and for an encoded chunk; NULL until they are needed */
     int64_t room_nbytes;
     void *encoding, *decoding;  /* contexts */
     unit_t *unit;
@@ -206,7 +207,7 @@ static int is_all(const job_t *job, const rows_t *rows)
     return 1;
 }
 
-/* Decode a stored chunk. Return 0 after a failure. */
+/* Decode a stored chunk to `to`, where a part of it is overwritten later. Return 0 after a failure. */
 static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *to)
 {
     writing_t *writing = writer->writing;
@@ -298,7 +299,7 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
     int found = is_stored(writer->writing, object, entry);
     if (found < 0) return 0;
-    if (!found) return k + 1;
+    if (!found) return k + 1; /* the chunk remains missing */
     for (first = object->old_offset[entry]; k < end; k++) {
         entry = order[k];
         if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
@@ -313,8 +314,8 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     return k;
 }
 
-/* Put together a chunk from the elements that are written, and for all others the stored ones or the fill value. Return 0 after a
- * failure. */
+/* Put together a chunk in `to` from the elements that are written, and for all others the stored ones or the fill value. Return 0
+ * after a failure. */
 static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -331,7 +332,7 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
     return 1;
 }
 
-/* Encode a chunk, and add it to the unit. Return 0 after a failure. */
+/* Encode a chunk, and add it to the unit unless it holds only the fill value and is not stored. Return 0 after a failure. */
 static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry, const int64_t *box)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -341,11 +342,11 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     /* libdeflate reads its input twice, and another thread may change the caller's array in between: it gets a copy. */
     int is_read_once = job->codec != ZLIB && job->codec != GZIP;
     int is_in_array = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
-    int is_copied = !is_in_array || !is_raw || job->n_checksums;
+    int needs_room = !is_in_array || !is_raw || job->n_checksums; /* others are written from where they are in the array */
     int is_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
     char *chunk = is_in_array ? destination(job, &rows, 0) : NULL, *to = chunk;
-    if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
-    if (is_copied) to = is_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1; /* it is not stored */
+    if (needs_room) to = is_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
     int has_scratch = is_in_array || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
     if (!to || !has_scratch) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!is_in_array) {
@@ -360,7 +361,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
         put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
         nbytes += CRC_NBYTES;
     }
-    add_part(writer->unit, is_copied && !is_object ? NULL : to, nbytes);
+    add_part(writer->unit, needs_room && !is_object ? NULL : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }

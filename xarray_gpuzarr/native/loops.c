@@ -31,16 +31,17 @@
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* operations on a whole chunk, after its compressor */
 enum { DONE, LEFT, ABSENT }; /* status of a row: placed; left to Python; missing, where the job has no fill value */
-enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 }; /* instead of a length: no chunk; Python must read it; decoded already */
+/* Instead of a length: there is no chunk or file; it is left to a call that waits for the disk, or to Python; it is decoded. */
+enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32 }; /* how often a thread takes rows of a call; most rows that it takes at a time */
 enum { VERSION_NUMBERS = 5, CRC_NBYTES = 4, ENTRY_NBYTES = 16 }; /* numbers of a file's version; lengths of a CRC, an index entry */
-enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* MOST_KEPT: contexts of a codec that are kept for later calls */
+enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* of an array; of a call; contexts kept for each codec */
 enum { BLOCK_NBYTES = 512 };                /* the page cache holds whole blocks of this length, except at the end of a file */
 enum { LEAST_PARTED_NBYTES = 32 * 1024 };   /* of shorter chunks, all is decoded, also if less is requested */
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024 }; /* results above -ZSTD_ERRORS, as size_t, are errors (zstd_errors.h) */
 enum { BLOSC_HEADER_NBYTES = 16 };
 enum { BLOSC_LEAST_INFLATED = 32 * 1024 }; /* C-Blosc decodes shorter chunks, also those of zlib */
-enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 }; /* what `unshuffle` writes before a block; room for it */
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 }; /* what `unshuffle` writes before a block; room for that */
 enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5 }; /* flags of a Blosc frame: bytes are shuffled; bytes or bits are */
 enum { BLOSC_UNSPLIT = 0x10 };                         /* flag: each block is a single stream */
 enum { BLOSC_NOT_INFLATED = 0xA };                     /* flags of frames that are stored, or of an unknown kind */
@@ -92,7 +93,7 @@ typedef struct {
     int64_t area_nbytes;        /* length of an area of scratch, whose first HEAD_NBYTES are for `unshuffle`. A thread has one
                                    area, or two if there are stages or `inflate` */
     const int64_t *pieces;      /* three columns, each of all axes: first elements, first positions in the output, counts */
-    const int64_t *first_piece; /* per axis: where its pieces begin in these columns */
+    const int64_t *first_piece; /* per axis: row of these columns in which its pieces begin */
     const int64_t *chunk_shape; /* along the axes of the output */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
     const int64_t *every;       /* along each axis: distance between requested elements, in elements */
@@ -117,7 +118,7 @@ typedef struct { int64_t first, end; } span_t;
 typedef struct {
     const char **src;           /* encoded */
     int64_t *nbytes;            /* NO_FILE: the chunk is missing; DECODED: `src` has its elements, ready to be placed */
-    const int64_t *first_box;   /* of each row, and the number of all boxes; NULL: each row has one box */
+    const int64_t *first_box;   /* per row: number of its first box; then the number of all boxes. NULL: each row has one box */
     const int64_t *boxes;       /* ndim piece numbers each */
     uint8_t *left;              /* result per row: DONE, LEFT or ABSENT */
     const int64_t *in_at, *out_at; /* instead of boxes: offsets of points in the chunk and in the output, in bytes. `first_box` then
@@ -143,7 +144,7 @@ typedef struct {
 /* The file of a row whose parts several threads read, all through one descriptor, so that they read one version. */
 typedef struct {
     int64_t n_left; /* number of parts that have not been read */
-    int file;       /* NO_FILE: not opened yet, or it cannot be opened */
+    int file;       /* descriptor; NO_FILE: not opened yet, or it cannot be opened */
 } shared_file_t;
 
 /* The rows of a call, of which threads take one or some at a time, or parts of one. */
@@ -163,7 +164,7 @@ typedef struct {
     atomic_int is_changed;   /* whether a file has another version */
 } work_t;
 
-/* What one thread works with. */
+/* A lane: what one thread works with. */
 typedef struct {
     work_t *work;
     char *scratch, *room; /* NULL if Python passed none, see `own_memory` */
@@ -180,8 +181,8 @@ static uint32_t little(const char *at)
 }
 
 /* CRC-32C (RFC 3720, appendix B.4), by tables for eight bytes at a time, or by the processor's own instruction. */
-enum { CRC_LANE = 1024 }; /* length of a lane, see `crc_by_machine` */
-static uint32_t crc_tables[8][256], crc_lane[4][256]; /* crc_lane: by position and value of a byte of a CRC, see `behind_lane` */
+enum { STRIPE_NBYTES = 1024 }; /* length of a stripe, see `crc_by_machine` */
+static uint32_t crc_tables[8][256], crc_stripe[4][256]; /* crc_stripe: by position and value of a CRC's byte, see `behind_stripe` */
 
 __attribute__((constructor)) static void make_crc_tables(void)
 {
@@ -196,16 +197,17 @@ __attribute__((constructor)) static void make_crc_tables(void)
             uint32_t before = crc_tables[table - 1][byte];
             crc_tables[table][byte] = before >> 8 ^ crc_tables[0][before & 255];
         }
-    for (int bit = 0; bit < 32; bit++) { /* each bit of a CRC, extended by CRC_LANE zero bytes */
+    for (int bit = 0; bit < 32; bit++) { /* each bit of a CRC, extended by STRIPE_NBYTES zero bytes */
         bits[bit] = UINT32_C(1) << bit;
-        for (int i = 0; i < CRC_LANE; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
+        for (int i = 0; i < STRIPE_NBYTES; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
     }
     for (int position = 0; position < 4; position++) /* of a byte in a CRC */
         for (int byte = 0; byte < 256; byte++)
             for (int bit = 0; bit < 8; bit++)
-                if (byte & 1 << bit) crc_lane[position][byte] ^= bits[position * 8 + bit];
+                if (byte & 1 << bit) crc_stripe[position][byte] ^= bits[position * 8 + bit];
 }
 
+/* Return a CRC extended by bytes; it is inverted before the first byte and after the last one, here by the caller. */
 static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 {
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
@@ -224,24 +226,25 @@ static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 #define CRC_MACHINE __attribute__((target("sse4.2")))
 #endif
 
-/* Return a CRC extended by CRC_LANE zero bytes. */
-static uint32_t behind_lane(uint32_t crc)
+/* Return a CRC extended by STRIPE_NBYTES zero bytes. */
+static uint32_t behind_stripe(uint32_t crc)
 {
-    return crc_lane[0][crc & 255] ^ crc_lane[1][crc >> 8 & 255] ^ crc_lane[2][crc >> 16 & 255] ^ crc_lane[3][crc >> 24];
+    return crc_stripe[0][crc & 255] ^ crc_stripe[1][crc >> 8 & 255] ^ crc_stripe[2][crc >> 16 & 255] ^ crc_stripe[3][crc >> 24];
 }
 
-/* Three lanes are computed at once, since the instruction takes three cycles, and one can begin in each cycle. */
+/* As `crc_by_tables`. Three neighbouring stripes are computed at once, since the instruction takes three cycles, and one can
+ * begin in each cycle. */
 CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t nbytes)
 {
     uint64_t word[3], wide[3];
-    for (; nbytes >= 3 * CRC_LANE; nbytes -= 3 * CRC_LANE, at += 3 * CRC_LANE) {
+    for (; nbytes >= 3 * STRIPE_NBYTES; nbytes -= 3 * STRIPE_NBYTES, at += 3 * STRIPE_NBYTES) {
         wide[0] = crc, wide[1] = wide[2] = 0;
-        for (int i = 0; i < CRC_LANE; i += 8)
-            for (int lane = 0; lane < 3; lane++) {
-                memcpy(word + lane, at + lane * CRC_LANE + i, 8);
-                wide[lane] = __builtin_ia32_crc32di(wide[lane], word[lane]);
+        for (int i = 0; i < STRIPE_NBYTES; i += 8)
+            for (int stripe = 0; stripe < 3; stripe++) {
+                memcpy(word + stripe, at + stripe * STRIPE_NBYTES + i, 8);
+                wide[stripe] = __builtin_ia32_crc32di(wide[stripe], word[stripe]);
             }
-        crc = behind_lane(behind_lane((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
+        crc = behind_stripe(behind_stripe((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
     }
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
         memcpy(word, at, 8);
@@ -261,27 +264,29 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
     return ~crc_by_tables(~0u, at, (size_t)nbytes);
 }
 
-/* Whether bytes are a Blosc frame that decodes to `wanted` bytes. Its header, by README_CHUNK_FORMAT of c-blosc 1.x: version,
- * version of the codec, flags, itemsize, nbytes, blocksize, cbytes. C-Blosc counts in int, where 4 GiB - 1 is -1, an error. */
-static int is_blosc(const char *src, size_t nbytes, size_t wanted)
+/* Whether bytes are a Blosc frame that decodes to `decoded_nbytes` bytes. Its header, by README_CHUNK_FORMAT of c-blosc 1.x:
+ * version of the format, which is 2, version of the codec, flags, itemsize, nbytes, blocksize, cbytes. C-Blosc counts in int,
+ * where 4 GiB - 1 is -1, an error. */
+static int is_blosc(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
-    if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
-    if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
+    if (nbytes < BLOSC_HEADER_NBYTES || decoded_nbytes > INT32_MAX || src[0] != 2) return 0;
+    if (little(src + 4) != decoded_nbytes || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
     return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
 }
 
-/* Whether bytes begin a zstd frame that declares to decode to `wanted` bytes and has no checksum (RFC 8878, 3.1.1.1). Decoding a
- * part would not verify a checksum. */
-static int is_plain_zstd(const char *src, size_t nbytes, size_t wanted)
+/* Whether bytes begin a zstd frame that declares to decode to `decoded_nbytes` bytes and has no checksum (RFC 8878, 3.1.1.1).
+ * Decoding a part would not verify a checksum. */
+static int is_plain_zstd(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
     static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
-    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0; /* 18: the longest header; the magic number */
-    unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1;
-    size_t length = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
-    const unsigned char *at = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
-    uint64_t found = length == 2 ? 256 : 0; /* a field of two bytes counts from 256 */
-    for (size_t i = 0; i < length; i++) found += (uint64_t)at[i] << 8 * i;
-    return length && !(descriptor & 4) && found == wanted;
+    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0; /* length of the longest header; the magic number */
+    unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1, has_checksum = descriptor >> 2 & 1;
+    size_t field_nbytes = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
+    /* before the field: magic number, descriptor, window (unless there is a single segment), dictionary */
+    const unsigned char *field = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
+    uint64_t declared_nbytes = field_nbytes == 2 ? 256 : 0; /* a field of two bytes counts from 256 */
+    for (size_t i = 0; i < field_nbytes; i++) declared_nbytes += (uint64_t)field[i] << 8 * i;
+    return field_nbytes && !has_checksum && declared_nbytes == decoded_nbytes;
 }
 
 /* Decode a zstd frame up to byte `end`. Return 0 after a failure. */
@@ -311,7 +316,8 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
 static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
 {
     uint32_t n = (uint32_t)nbytes;
-    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
+    /* nbytes, blocksize, cbytes; offset of the block, which begins with the length of its stream; this length */
+    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n};
     unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
     at[0] = 2, at[1] = 1, at[2] = (unsigned char)(flags | BLOSC_UNSPLIT), at[3] = (unsigned char)typesize;
     for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
@@ -344,6 +350,7 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
 {
     size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
     int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
+    /* the header is followed by the offset of each block, in four bytes */
     if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
     /* C-Blosc splits a block into a stream for each byte of an element, except long elements, short streams and the last block. */
     int is_split = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128;
@@ -360,55 +367,56 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
 }
 
 /* Whether a chunk is a Blosc frame that `inflate_blosc` decodes. */
-static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
+static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t decoded_nbytes)
 {
-    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted)) return 0;
+    if (!job->inflate || decoded_nbytes < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, decoded_nbytes)) return 0;
     if (src[1] != 1) return 0; /* version of the codec */
     return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
 }
 
-/* Decode the requested part of a chunk to its place in `dst`. Return 0 if the part is most of the chunk, or cannot be decoded
- * alone. */
+/* Decode the requested part of a chunk to its place in `dst`. Return 0 if that would save too little, or if the part cannot be
+ * decoded alone. Zstd and LZ4 are decoded from the first byte to the end of the part, Blosc by elements or blocks. */
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
-    size_t wanted = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
-    int64_t enough = job->chunk_nbytes / 8 * 7; /* decoding a longer part would save too little */
+    size_t decoded_nbytes = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
+    int64_t most_nbytes = job->chunk_nbytes / 8 * 7;   /* decoding a longer part would save too little */
     if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
     case ZSTD:
-        return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
+        return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, decoded_nbytes) &&
                decode_zstd_part(job, context, src, nbytes, dst, (size_t)span.end);
     case BLOSC:
-        if (is_inflated(job, src, nbytes, wanted)) return inflate_blosc(job, context, src, dst, block, span);
-        return span.end - span.first <= enough && is_blosc(src, nbytes, wanted) && decode_blosc_part(job, src, dst, span);
-    case LZ4:
-        return span.end <= enough && nbytes > 4 && nbytes <= INT32_MAX && little(src) == wanted &&
+        if (is_inflated(job, src, nbytes, decoded_nbytes)) return inflate_blosc(job, context, src, dst, block, span);
+        return span.end - span.first <= most_nbytes && is_blosc(src, nbytes, decoded_nbytes) &&
+               decode_blosc_part(job, src, dst, span);
+    case LZ4: /* numcodecs writes the length in front */
+        return span.end <= most_nbytes && nbytes > 4 && nbytes <= INT32_MAX && little(src) == decoded_nbytes &&
                ((part_of_lz4_t *)job->decode_part)(
-                   src + 4, dst, (int)nbytes - 4, (int)span.end, (int)wanted) >= span.end;
+                   src + 4, dst, (int)nbytes - 4, (int)span.end, (int)decoded_nbytes) >= span.end;
     default:
         return 0;
     }
 }
 
-/* Decode what a compressor encoded, all of it. Return 0 after a failure. */
+/* Decode what a compressor encoded, all of it. `block` is scratch for a block of Blosc. Return 0 after a failure. */
 static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block)
 {
-    size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
+    size_t decoded_nbytes = (size_t)job->packed_nbytes, used = 0, found = 0;
     switch (job->codec) {
     case ZSTD:
-        return ((decode_zstd_t *)job->decode)(context, dst, wanted, src, nbytes) == wanted;
+        return ((decode_zstd_t *)job->decode)(context, dst, decoded_nbytes, src, nbytes) == decoded_nbytes;
     case BLOSC:
-        if (is_inflated(job, src, nbytes, wanted))
+        if (is_inflated(job, src, nbytes, decoded_nbytes))
             return inflate_blosc(job, context, src, dst, block, (span_t){0, job->packed_nbytes});
-        return is_blosc(src, nbytes, wanted) &&
-               ((decode_blosc_t *)job->decode)(src, dst, wanted, 1) == (int)wanted;
+        return is_blosc(src, nbytes, decoded_nbytes) &&
+               ((decode_blosc_t *)job->decode)(src, dst, decoded_nbytes, 1) == (int)decoded_nbytes;
     case LZ4: /* numcodecs writes the length in front */
-        return nbytes > 4 && nbytes <= INT32_MAX && wanted <= INT32_MAX && little(src) == wanted &&
-               ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)wanted) == (int)wanted;
+        return nbytes > 4 && nbytes <= INT32_MAX && decoded_nbytes <= INT32_MAX && little(src) == decoded_nbytes &&
+               ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)decoded_nbytes) == (int)decoded_nbytes;
     case ZLIB:
     case GZIP:
-        return ((inflate_t *)job->decode)(context, src, nbytes, dst, wanted, &used, &found) == 0 &&
-               used == nbytes && found == wanted;
+        return ((inflate_t *)job->decode)(context, src, nbytes, dst, decoded_nbytes, &used, &found) == 0 &&
+               used == nbytes && found == decoded_nbytes;
     default:
         return 0;
     }
@@ -558,7 +566,7 @@ static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
     if (last + itemsize > span->end) span->end = last + itemsize;
 }
 
-/* Return the smallest and the largest offset, along an axis of the chunk, at which an element of a piece begins. */
+/* Return the smallest offset along an axis of the chunk at which an element of a piece begins, and, as `end`, the largest. */
 static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 {
     int64_t stride = job->in_strides[axis];
@@ -583,8 +591,8 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     return span;
 }
 
-/* Read a range if it is in the page cache. Files of a tmpfs always are, but preadv2 does not support them. Systems without
- * preadv2 just read. */
+/* Read a range as far as its beginning is in the page cache, else return -1. Files of a tmpfs always are, but preadv2 does not
+ * support them. Systems without preadv2 just read, and may wait for the disk. */
 static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 {
 #ifdef RWF_NOWAIT
@@ -674,8 +682,9 @@ static int is_streamed(const work_t *work)
     return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
 }
 
-/* Decode at least the first `enough` bytes of a zstd frame while it is read, so that it is never in memory as a whole. Return 0 if
- * the data are anything other than a single frame. */
+/* Decode at least the first `enough` bytes of a zstd frame while it is read, so that it is never in memory as a whole. This waits
+ * for the disk in any call. Return 0 after a failure, or if data that are decoded to their end are anything other than a single
+ * frame. */
 static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, int64_t enough)
 {
     const work_t *work = lane->work;
@@ -713,6 +722,7 @@ static int is_copied(const job_t *job)
     return job->codec == RAW && !job->n_stages && !job->n_checksums && !job->steps;
 }
 
+/* Return the number of bytes of scratch that a thread needs. */
 static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
 /* Ask for huge pages for long memory, as NumPy does. Without them, each 4 KiB cost a page fault. Return the memory. */
@@ -758,8 +768,9 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
     const char *chunk = rows->src[row];
-    if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
-    int goes_straight = dst && !job->n_stages && !job->inflate;
+    if (job->codec == RAW && !job->n_stages) /* it may have been read straight to `dst` */
+        return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
+    int goes_straight = dst && !job->n_stages && !job->inflate; /* `inflate` needs scratch for a block */
     char *scratch = goes_straight ? NULL : scratch_of(lane), *block = scratch ? scratch + job->area_nbytes + HEAD_NBYTES : NULL;
     if (!goes_straight && !scratch) return NULL;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
@@ -812,7 +823,8 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
 /* Return NO_FILE if a file could not be opened because it does not exist, else READ_OTHERWISE. */
 static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
 
-/* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if Python has to read it. */
+/* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if it is empty, longer than nbytes, cannot
+ * be read, or is not in the page cache in a call that does not wait. */
 static int64_t read_file(const work_t *work, const char *path, char *room, int64_t nbytes)
 {
     char next;
@@ -849,16 +861,16 @@ static run_t run_of(const work_t *work, int64_t row, int64_t end)
 {
     const files_t *files = work->files;
     const int64_t *offset = files->offset, *nbytes = work->rows->nbytes;
-    int64_t wanted = work->job->packed_nbytes;
+    int64_t raw_nbytes = work->job->packed_nbytes; /* of a raw chunk; others are never read in part or straight */
     span_t span;
-    if (nbytes[row] == wanted && is_read_in_part(work, row, &span))
+    if (nbytes[row] == raw_nbytes && is_read_in_part(work, row, &span))
         return (run_t){row + 1, offset[row] + span.first, offset[row] + span.end, span.first, NULL};
-    run_t run = {row, offset[row], offset[row], -1, nbytes[row] == wanted ? straight_to(work, row) : NULL};
+    run_t run = {row, offset[row], offset[row], -1, nbytes[row] == raw_nbytes ? straight_to(work, row) : NULL};
     int64_t most = run.straight ? PART_NBYTES : files->room_nbytes, gap = run.straight ? 0 : files->max_gap_nbytes;
     for (; run.stop < end && nbytes[run.stop] != NO_FILE && nbytes[run.stop] != DECODED; run.stop++) {
         int64_t i = run.stop, until = offset[i] + nbytes[i];
         if (i > row && (files->file[row] != files->file[i] || offset[i] - run.last > gap || until - run.first > most)) break;
-        if (i > row && run.straight && (nbytes[i] != wanted || straight_to(work, i) != run.straight + (offset[i] - run.first)))
+        if (i > row && run.straight && (nbytes[i] != raw_nbytes || straight_to(work, i) != run.straight + (offset[i] - run.first)))
             break;
         if (until > run.last) run.last = until;
     }
@@ -890,7 +902,7 @@ static void ask_for_object(const work_t *work, int64_t row)
     close(file);
 }
 
-/* Ask the system to read rows from `row` on ahead, so that the disk works on many at once. */
+/* Ask the system to read rows from `row` on ahead, up to ASKED_NBYTES of them, so that the disk works on many at once. */
 static void ask_ahead(lane_t *lane, int64_t row)
 {
     work_t *work = lane->work;
@@ -918,7 +930,8 @@ static void note_cold(lane_t *lane, int64_t row)
     ask_ahead(lane, row);
 }
 
-/* Read the first run of rows [row, end). Return the row after those that were read or left. */
+/* Read the first run of rows [row, end), or as many of its rows as are in the page cache. If there are any, return the row after
+ * them, otherwise the row after the run, whose rows are left. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const work_t *work = lane->work;
@@ -932,6 +945,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
         return row + 1;
     }
     int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, next = row;
+    /* a single row may be longer than the room */
     ssize_t found = n <= most ? read_range(work, file_of(lane, row), to, n, run.first) : -1;
     if (run.part_first >= 0 && found == n)
         rows->src[next++] = (const char *)((uintptr_t)to - (uintptr_t)run.part_first); /* where the chunk would begin */
@@ -941,7 +955,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
         atomic_fetch_add(&lane->work->n_read, found);
         return next;
     }
-    note_cold(lane, row);
+    note_cold(lane, row); /* none of the rows was read */
     for (int64_t i = row; i < run.stop; i++) rows->src[i] = NULL;
     return run.stop;
 }
@@ -984,7 +998,8 @@ static int64_t read_object(lane_t *lane, int64_t row)
     return row + 1;
 }
 
-/* Open the file of a row that is decoded while it is read. Return the next row. */
+/* Open the file of a row that is decoded while it is read, and set `src` to the room that its pieces are read to. If the row is
+ * a file, set its `nbytes` to 0, or to NO_FILE or READ_OTHERWISE if it cannot be opened. Return the next row. */
 static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
@@ -1072,7 +1087,7 @@ static void treat_part(lane_t *lane, int64_t row, int64_t part)
     treat(lane, row, NULL);
 }
 
-/* Take an object out of those that were kept. Return NULL if there is none. */
+/* Take an object, such as a context, out of those that were kept. Return NULL if there is none. */
 static void *take_kept(_Atomic(void *) *kept, int n)
 {
     void *found = NULL;
@@ -1080,7 +1095,7 @@ static void *take_kept(_Atomic(void *) *kept, int n)
     return found;
 }
 
-/* Keep an object for later use. Return 0 if there is no place for it. */
+/* Keep an object, such as a context, for later use. Return 0 if there is no place for it. */
 static int keep(_Atomic(void *) *kept, int n, void *what)
 {
     for (int i = 0; i < n; i++) {
@@ -1215,8 +1230,8 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
     return run_lanes(&work, row, end, scratch, n_threads);
 }
 
-/* Read rows, then treat them like gpuzarr_place_rows. All rows are left if a file has another version. Rows that are not in
- * the page cache are left unless `waits` is set. */
+/* Read rows, then treat them like gpuzarr_place_rows. All stored rows are left if a file has another version. Rows that are not
+ * in the page cache are left unless `waits` is set. Return the number of rows that were left. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
@@ -1245,8 +1260,8 @@ typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
     const int64_t *ranges;              /* per shard and axis: the first piece, and the one after the last */
-    const int64_t *const *index;        /* per shard: offsets and lengths of its chunks; NULL: the shard does not exist. NULL as a
-                                           whole: chunks are unsharded */
+    const int64_t *const *index;        /* two addresses per shard: offsets and lengths of its chunks; NULL: the shard does not
+                                           exist. NULL as a whole: chunks are unsharded */
     int64_t *table;                     /* results: columns of shards (unsharded chunks: of rows), offsets and lengths, then ndim
                                            piece numbers of each row. Stored chunks come first, sorted by shard and offset */
     int64_t most_nbytes;                /* result: of the longest stored chunk */
@@ -1313,8 +1328,8 @@ static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t mos
     return spans;
 }
 
-/* Decode the index of a shard to n offsets and n lengths. Return 0 if a range is not within [floor, limit), or overlaps another
- * one without being equal to it. */
+/* Decode the index of a shard to n offsets and n lengths, which is NO_FILE for a missing chunk. Return 0 if a range is not within
+ * [floor, limit), or overlaps another one without being equal to it, or if there is not enough memory. */
 int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
 {
     int64_t n_there = 0, most = 0, is_in_order = 1;
@@ -1357,7 +1372,8 @@ static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry
     return row;
 }
 
-/* Look up all rows. Return the number of stored chunks, or -1 if there is not enough memory. */
+/* Look up all rows. Return the number of stored chunks, or of all rows if chunks are unsharded; -1 if there is not enough
+ * memory. */
 int64_t gpuzarr_look_up(lookup_t *all)
 {
     entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);

@@ -85,7 +85,7 @@ static uint16_t rounded_half(uint64_t bits, int width, int bias)
         return (uint16_t)(sign | 0x7C00u | (fraction && !payload ? 1 : payload));
     }
     if (exponent > 15) return sign | 0x7C00u; /* infinity */
-    if (exponent < -25) return sign;
+    if (exponent < -25) return sign; /* zero: less than half of the smallest subnormal half */
     int shift = width - 10;
     uint64_t kept = fraction, base = 0;
     if (exponent < -14) { /* the half is subnormal: its fraction includes the leading one */
@@ -200,7 +200,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
     }
 }
 
-/* Replace elements that equal a value by NaN. NaN is stored as bits, since compilers may change it in arithmetic. */
+/* Replace elements that equal `value` by NaN, whose bits are `nan`: compilers may change a NaN in arithmetic. */
 #define MASK_REALS(of_t, bits_t, nan)                          \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x;                                                \
@@ -211,6 +211,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
         memcpy(at + i * (int64_t)sizeof bits, &bits, sizeof bits); \
     }
 
+/* Replace both parts of elements that equal the one at `from` by NaN. */
 #define MASK_COMPLEX(of_t, part_t, nan)                        \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x, value_;                                        \
@@ -302,7 +303,7 @@ static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64
     }
 }
 
-/* Return the positions without the first n. Without an index, the caller moves the address instead. */
+/* Return the positions after the first n. Without an index, the caller moves the address instead. */
 static lie_t behind(lie_t lie, int64_t n) { return lie.index ? (lie_t){lie.stride, lie.index + n} : lie; }
 
 /* Take all steps of up to BLOCK_ELEMENTS elements. The output is written only once, since it is seldom in a cache. */
@@ -344,6 +345,7 @@ static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src
     }
 }
 
+/* The first sum is the element itself: 0 + -0.0 would be 0.0. */
 #define SUM_UP(of_t)                                      \
     of_t sum = 0;                                         \
     for (int64_t i = 0; i < n; i++) {                     \
