@@ -198,7 +198,7 @@ static void free_unit(unit_t *unit)
 }
 
 /* Whether the box of the first row is a whole chunk. */
-static int is_all(const job_t *job, const rows_t *rows)
+static int is_whole_chunk(const job_t *job, const rows_t *rows)
 {
     for (int64_t i = 0; i < job->ndim; i++) {
         piece_t piece = piece_of(job, rows, 0, i);
@@ -259,19 +259,20 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
     size_t nbytes = (size_t)encoder->job->chunk_nbytes, most = (size_t)encoder->most_nbytes, n;
-    int found;
+    int encoded_nbytes;
     switch (encoder->job->codec) {
     case ZSTD:
         n = ((encode_zstd_t *)encoder->encode)(writer->encoding, to, most, chunk, nbytes);
         return n > (size_t)-ZSTD_ERRORS ? 0 : (int64_t)n;
     case BLOSC:
-        found = ((encode_blosc_t *)encoder->encode)((int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes,
-                                                    chunk, to, nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
-        return found < 0 ? 0 : found;
+        encoded_nbytes = ((encode_blosc_t *)encoder->encode)(
+            (int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes, chunk, to,
+            nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
+        return encoded_nbytes < 0 ? 0 : encoded_nbytes;
     case LZ4:
         put_little(to, nbytes, 4);
-        found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
-        return found <= 0 ? 0 : found + 4;
+        encoded_nbytes = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
+        return encoded_nbytes <= 0 ? 0 : encoded_nbytes + 4;
     default: /* zlib, gzip */
         return (int64_t)((deflate_t *)encoder->encode)(writer->encoding, chunk, nbytes, to, most);
     }
@@ -297,9 +298,9 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     const encoder_t *encoder = writer->writing->encoder;
     const int64_t *order = encoder->order;
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
-    int found = is_stored(writer->writing, object, entry);
-    if (found < 0) return 0;
-    if (!found) return k + 1; /* the chunk remains missing */
+    int stored = is_stored(writer->writing, object, entry);
+    if (stored < 0) return 0;
+    if (!stored) return k + 1; /* the chunk remains missing */
     for (first = object->old_offset[entry]; k < end; k++) {
         entry = order[k];
         if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
@@ -321,12 +322,12 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     job_t gathering = *job;
-    int all = is_all(job, rows), found = all ? 0 : is_stored(writer->writing, object, entry);
+    int is_whole = is_whole_chunk(job, rows), stored = is_whole ? 0 : is_stored(writer->writing, object, entry);
     gathering.steps = encoder->swap;
-    if (found < 0) return 0;
-    if (found && !decode_old(writer, object, entry, to)) return 0;
-    if (!all && !found) /* fill it */
-        move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize,
+    if (stored < 0) return 0;
+    if (stored && !decode_old(writer, object, entry, to)) return 0;
+    if (!is_whole && !stored) /* the elements that are not written get the fill value */
+        copy_elements(to, (positions_t){job->itemsize, NULL}, job->fill, (positions_t){0, NULL}, job->chunk_nbytes / job->itemsize,
                       job->itemsize);
     exchange_box(&gathering, rows, 0, to, TO_CHUNK);
     return 1;
@@ -341,12 +342,13 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     int is_raw = job->codec == RAW;
     /* libdeflate reads its input twice, and another thread may change the caller's array in between: it gets a copy. */
     int is_read_once = job->codec != ZLIB && job->codec != GZIP;
-    int is_in_array = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
+    int is_in_array = !encoder->swap && is_read_once && is_whole_chunk(job, &rows) && is_direct(job, &rows, 0);
     int needs_room = !is_in_array || !is_raw || job->n_checksums; /* others are written from where they are in the array */
-    int is_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
+    int fills_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
     char *chunk = is_in_array ? destination(job, &rows, 0) : NULL, *to = chunk;
     if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1; /* it is not stored */
-    if (needs_room) to = is_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    if (needs_room) to = fills_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    /* a writer frees its scratch itself, so the address is stored in the same place twice */
     int has_scratch = is_in_array || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
     if (!to || !has_scratch) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!is_in_array) {
@@ -361,7 +363,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
         put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
         nbytes += CRC_NBYTES;
     }
-    add_part(writer->unit, needs_room && !is_object ? NULL : to, nbytes);
+    add_part(writer->unit, needs_room && !fills_object ? NULL : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -422,7 +424,7 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     return 1;
 }
 
-/* Write a unit after those before it, and enter its chunks in the index. Return 0 after a failure. */
+/* Write a unit at the end of what is written of its object, and enter its chunks in the index. Return 0 after a failure. */
 static int put_unit(writing_t *writing, object_t *object, progress_t *progress, int64_t number, const unit_t *unit)
 {
     const encoder_t *encoder = writing->encoder;
@@ -545,13 +547,13 @@ static void write_units(writer_t *writer)
 {
     writing_t *writing = writer->writing;
     n_at_work++;
-    for (int64_t number; !writing->is_stopped;) {
+    for (int64_t number; !writing->is_stopped;) { /* of a unit among those of all objects */
         if (writer->is_helper && is_one_too_many(writing)) return;
         if ((number = atomic_fetch_add(&writing->next, 1)) >= writing->n_units) break;
-        int64_t which = number / writing->units_each, unit = number % writing->units_each;
-        object_t *object = writing->objects + which;
-        progress_t *progress = writing->progress + which;
-        if (fill_unit(writer, object, progress, unit)) take_turn(writer, object, progress, unit);
+        int64_t object_number = number / writing->units_each, unit_number = number % writing->units_each;
+        object_t *object = writing->objects + object_number;
+        progress_t *progress = writing->progress + object_number;
+        if (fill_unit(writer, object, progress, unit_number)) take_turn(writer, object, progress, unit_number);
     }
     n_at_work--;
 }

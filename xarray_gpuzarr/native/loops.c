@@ -136,7 +136,7 @@ typedef struct {
     char *room;             /* memory for encoded chunks, room_nbytes for each thread; NULL: threads allocate it */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* if each row is a file: a longer one holds no chunk */
-    int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are treated */
+    int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are read */
     int64_t n_read;         /* result: number of bytes that were read */
     int64_t is_cold;        /* result: whether rows were left and requested from the disk: they are not in the page cache */
 } files_t;
@@ -174,7 +174,7 @@ typedef struct {
 } lane_t;
 
 /* Return the number that four bytes in little-endian order stand for. */
-static uint32_t little(const char *at)
+static uint32_t uint32_at(const char *at)
 {
     const unsigned char *b = (const unsigned char *)at;
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
@@ -211,7 +211,7 @@ __attribute__((constructor)) static void make_crc_tables(void)
 static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 {
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
-        uint32_t low = little(at) ^ crc, high = little(at + 4);
+        uint32_t low = uint32_at(at) ^ crc, high = uint32_at(at + 4);
         crc = 0;
         for (int i = 0; i < 4; i++) crc ^= crc_tables[7 - i][low >> 8 * i & 255] ^ crc_tables[3 - i][high >> 8 * i & 255];
     }
@@ -270,8 +270,8 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
 static int is_blosc(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
     if (nbytes < BLOSC_HEADER_NBYTES || decoded_nbytes > INT32_MAX || src[0] != 2) return 0;
-    if (little(src + 4) != decoded_nbytes || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
+    if (uint32_at(src + 4) != decoded_nbytes || uint32_at(src + 12) < BLOSC_HEADER_NBYTES) return 0;
+    return uint32_at(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
 }
 
 /* Whether bytes begin a zstd frame that declares to decode to `decoded_nbytes` bytes and has no checksum (RFC 8878, 3.1.1.1).
@@ -279,7 +279,7 @@ static int is_blosc(const char *src, size_t nbytes, size_t decoded_nbytes)
 static int is_plain_zstd(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
     static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
-    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0; /* length of the longest header; the magic number */
+    if (nbytes < 18 || uint32_at(src) != 0xFD2FB528) return 0; /* length of the longest header; the magic number */
     unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1, has_checksum = descriptor >> 2 & 1;
     size_t field_nbytes = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
     /* before the field: magic number, descriptor, window (unless there is a single segment), dictionary */
@@ -332,7 +332,7 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
     if (length % n) return 0;
     for (char *to = dst; to < dst + length; to += step) {
         if (at + 4 > end) return 0;
-        size_t nbytes = little(src + at);
+        size_t nbytes = uint32_at(src + at);
         at += 4;
         if (!nbytes || nbytes > step || nbytes > end - at) return 0;
         if (nbytes == step) /* the stream is stored as it is */
@@ -348,7 +348,7 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
  * zlib of C-Blosc. `block` is scratch for one block. Return 0 after a failure. */
 static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
 {
-    size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
+    size_t whole = (size_t)job->packed_nbytes, end = uint32_at(src + 12), length = uint32_at(src + 8);
     int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
     /* the header is followed by the offset of each block, in four bytes */
     if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
@@ -359,7 +359,7 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
         size_t n = whole - first < length ? whole - first : length;
         if ((int64_t)(first + n) <= span.first || (int64_t)first >= span.end) continue;
         char *to = shuffled ? block : dst + first;
-        size_t at = little(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
+        size_t at = uint32_at(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
         if (!inflate_block(job, context, src, end, at, to, n, n == length ? splits : 1)) return 0;
         if (shuffled && !unshuffle(job, shuffled, typesize, to, dst + first, (int64_t)n)) return 0;
     }
@@ -390,7 +390,7 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
         return span.end - span.first <= most_nbytes && is_blosc(src, nbytes, decoded_nbytes) &&
                decode_blosc_part(job, src, dst, span);
     case LZ4: /* numcodecs writes the length in front */
-        return span.end <= most_nbytes && nbytes > 4 && nbytes <= INT32_MAX && little(src) == decoded_nbytes &&
+        return span.end <= most_nbytes && nbytes > 4 && nbytes <= INT32_MAX && uint32_at(src) == decoded_nbytes &&
                ((part_of_lz4_t *)job->decode_part)(
                    src + 4, dst, (int)nbytes - 4, (int)span.end, (int)decoded_nbytes) >= span.end;
     default:
@@ -411,7 +411,7 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
         return is_blosc(src, nbytes, decoded_nbytes) &&
                ((decode_blosc_t *)job->decode)(src, dst, decoded_nbytes, 1) == (int)decoded_nbytes;
     case LZ4: /* numcodecs writes the length in front */
-        return nbytes > 4 && nbytes <= INT32_MAX && decoded_nbytes <= INT32_MAX && little(src) == decoded_nbytes &&
+        return nbytes > 4 && nbytes <= INT32_MAX && decoded_nbytes <= INT32_MAX && uint32_at(src) == decoded_nbytes &&
                ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)decoded_nbytes) == (int)decoded_nbytes;
     case ZLIB:
     case GZIP:
@@ -428,7 +428,7 @@ static int take_stage(const job_t *job, const stage_t *stage, char *src, char *d
     if (stage->kind == UNSHUFFLE) return unshuffle(job, BLOSC_BYTES_SHUFFLED, (int)stage->elementsize, src, dst, stage->nbytes);
     const steps_t *steps = stage->steps;
     int64_t n = stage->nbytes / steps->out_itemsize;
-    take_steps(steps, dst, (lie_t){steps->out_itemsize, NULL}, src, (lie_t){steps->in_itemsize, NULL}, n);
+    take_steps(steps, dst, (positions_t){steps->out_itemsize, NULL}, src, (positions_t){steps->in_itemsize, NULL}, n);
     if (stage->kind == ACCUMULATE) accumulate(dst, n, stage->dtype), swap_bytes(dst, stage->nbytes, stage->swap);
     return 1;
 }
@@ -446,13 +446,13 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     return from;
 }
 
-/* Copy elements of a chunk to the output, and carry out the job's steps on the way. */
-static void bring_elements(const job_t *job, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+/* Copy n elements from `src` to `dst`, and carry out the job's steps on the way. */
+static void convert_elements(const job_t *job, char *dst, positions_t out, const char *src, positions_t in, int64_t n)
 {
     if (job->steps)
         take_steps(job->steps, dst, out, src, in, n);
     else
-        move_elements(dst, out, src, in, n, job->itemsize);
+        copy_elements(dst, out, src, in, n, job->itemsize);
 }
 
 /* An axis of a box: number of elements, and bytes between two of them in the chunk and in the array. With an index, elements of the
@@ -464,14 +464,14 @@ enum { TO_ARRAY, TO_CHUNK };
 /* Copy elements from a chunk to the caller's array, or from the array to a chunk. */
 static void exchange(const job_t *job, char *array, char *chunk, const axis_t *axis, int64_t n_axes, int direction)
 {
-    lie_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
+    positions_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
     if (n_axes > 1)
         for (int64_t i = 0; i < axis->extent; i++, array += axis->to)
             exchange(job, array, chunk + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1, direction);
     else if (direction == TO_ARRAY)
-        bring_elements(job, array, in_array, chunk, in_chunk, axis->extent);
+        convert_elements(job, array, in_array, chunk, in_chunk, axis->extent);
     else
-        bring_elements(job, chunk, in_chunk, array, in_array, axis->extent);
+        convert_elements(job, chunk, in_chunk, array, in_array, axis->extent);
 }
 
 /* Return the number of a row's first box or point. That of the next row is the end. */
@@ -554,7 +554,7 @@ static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
     job_t filling = *job;
     filling.in_strides = zeros, filling.steps = NULL, filling.itemsize = job->out_itemsize;
     if (rows->in_at)
-        bring_elements(&filling, job->out, (lie_t){1, rows->out_at + box}, job->fill, (lie_t){0, NULL}, end - box);
+        convert_elements(&filling, job->out, (positions_t){1, rows->out_at + box}, job->fill, (positions_t){0, NULL}, end - box);
     else
         for (; box < end; box++) place_box(&filling, rows, box, job->fill);
 }
@@ -696,7 +696,7 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, in
     int file = file_of(lane, row);
     in_buffer_t in = {lane->room, 0, 0};
     out_buffer_t out = {dst, (size_t)job->packed_nbytes, 0};
-    size_t left = 1;
+    size_t left = 1; /* result of zstd: 0 when a frame is complete */
     ((restart_zstd_t *)job->restart)(context);
     for (;;) {
         if (in.pos == in.size) {
@@ -791,13 +791,13 @@ static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nb
 {
     for (int64_t i = 0; i < job->n_checksums; i++) {
         nbytes -= CRC_NBYTES;
-        if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != little(chunk + nbytes)) return -1;
+        if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != uint32_at(chunk + nbytes)) return -1;
     }
     return job->codec == RAW && nbytes != job->packed_nbytes ? -1 : nbytes;
 }
 
 /* Decode and place a chunk that was read. Return 0 if it has to be left. */
-static int treat_row(lane_t *lane, int64_t row, void *context)
+static int place_row(lane_t *lane, int64_t row, void *context)
 {
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
@@ -814,7 +814,7 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
     if (!chunk) return 0;
     if (dst) return 1; /* it was decoded to its place */
     if (rows->in_at)
-        bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
+        convert_elements(job, job->out, (positions_t){1, rows->out_at + box}, chunk, (positions_t){1, rows->in_at + box}, end - box);
     else
         for (; box < end; box++) place_box(job, rows, box, chunk);
     return 1;
@@ -909,7 +909,7 @@ static void ask_ahead(lane_t *lane, int64_t row)
     const int64_t *offset = work->files->offset, *nbytes = work->rows->nbytes;
     int64_t n = 1 + ASKED_NBYTES / (work->job->packed_nbytes + 1), end = row + n < work->end_row ? row + n : work->end_row;
     long long next = atomic_load(&work->asked);
-    /* Many rows are asked for at a time, because the file of later rows may have to be opened for that. */
+    /* Many rows are asked for at a time, since the lane may have to open the file of later rows for that. */
     if (next - row > n / 2) return;
     while (next < end) {
         int64_t first = next > row ? next : row, is_stored = nbytes[first] != DECODED && (!offset || nbytes[first] != NO_FILE);
@@ -1011,7 +1011,7 @@ static int64_t open_stream(lane_t *lane, int64_t row)
 }
 
 /* Read as many of the rows [row, end) as are read at once. Return the row after them. */
-static int64_t bring(lane_t *lane, int64_t row, int64_t end)
+static int64_t read_next_rows(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
     if (lane->work->rows->nbytes[row] == DECODED) return row + 1;
@@ -1020,8 +1020,8 @@ static int64_t bring(lane_t *lane, int64_t row, int64_t end)
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
 
-/* Decode and place a row that was read, or fill its boxes if the chunk is missing. Set its status. */
-static void treat(lane_t *lane, int64_t row, void *context)
+/* Decode and place a row that was read, or fill its boxes if the chunk is missing. Set the status of the row. */
+static void finish_row(lane_t *lane, int64_t row, void *context)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
@@ -1029,7 +1029,7 @@ static void treat(lane_t *lane, int64_t row, void *context)
     rows->left[row] = DONE;
     if (is_absent && work->job->fill)
         fill_row(work->job, rows, row);
-    else if (is_absent || !is_able || !treat_row(lane, row, context))
+    else if (is_absent || !is_able || !place_row(lane, row, context))
         rows->left[row] = is_absent ? ABSENT : LEFT;
 }
 
@@ -1057,7 +1057,7 @@ static void release_shared_file(work_t *work, int64_t row)
 }
 
 /* Read a part of a raw chunk to its place. Return 0 after a failure. */
-static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
+static int read_part(lane_t *lane, int64_t row, int64_t first, char *dst)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
@@ -1072,19 +1072,19 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
 }
 
-/* Treat a part of a row. A row that is not a long raw chunk, contiguous in the output, is treated as a whole with its first
- * part. */
-static void treat_part(lane_t *lane, int64_t row, int64_t part)
+/* Read a part of a row to its place in the output. A row that is not a long raw chunk, contiguous in the output, is read and placed
+ * as a whole with its first part. */
+static void read_and_place_part(lane_t *lane, int64_t row, int64_t part)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
     int has_length = !work->files || work->files->offset; /* if each row is a file, its length is not known yet */
     int is_missing = has_length && rows->nbytes[row] == NO_FILE;
     char *dst = is_missing ? NULL : straight_to(work, row);
-    if (dst && !bring_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
+    if (dst && !read_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
     if (dst || part) return;
-    bring(lane, row, row + 1);
-    treat(lane, row, NULL);
+    read_next_rows(lane, row, row + 1);
+    finish_row(lane, row, NULL);
 }
 
 /* Take an object, such as a context, out of those that were kept. Return NULL if there is none. */
@@ -1123,7 +1123,7 @@ static void give_context(const job_t *job, void *context)
 }
 
 /* Read, decode and place rows [row, end), except rows that are done, or left to a call that waits for the disk. */
-static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
+static void read_and_place_rows(lane_t *lane, int64_t row, int64_t end, void *context)
 {
     const work_t *work = lane->work;
     int waits = work->files && work->files->waits;
@@ -1133,11 +1133,11 @@ static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
             row++;
             continue;
         }
-        for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
+        for (int64_t stop = read_next_rows(lane, row, end); row < stop; row++) finish_row(lane, row, context);
     }
 }
 
-/* Treat rows or parts of rows on this thread until all have been taken. */
+/* Take rows or parts of rows, read and place them on this thread, until all have been taken. */
 static void *run_lane(void *argument)
 {
     lane_t *lane = argument;
@@ -1147,10 +1147,10 @@ static void *run_lane(void *argument)
     while ((part = atomic_fetch_add(&work->next, work->step)) < work->end) {
         int64_t end = part + work->step < work->end ? part + work->step : work->end;
         if (work->n_parts > 1) {
-            treat_part(lane, part / work->n_parts, part % work->n_parts);
+            read_and_place_part(lane, part / work->n_parts, part % work->n_parts);
             release_shared_file(work, part / work->n_parts);
         } else {
-            treat_rows(lane, part, end, context);
+            read_and_place_rows(lane, part, end, context);
         }
     }
     give_context(work->job, context);
@@ -1199,7 +1199,7 @@ static int cut_rows(work_t *work, int64_t row, int64_t end)
     return work->shared_files != NULL;
 }
 
-/* Treat rows [row, end) on up to n_threads threads. Return the number of rows that were left. */
+/* Read and place rows [row, end) on up to n_threads threads. Return the number of rows that were left. */
 static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     lane_t lanes[MOST_THREADS];
@@ -1353,50 +1353,50 @@ int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t
 }
 
 /* Fill in the rows of one shard in C order, with their piece numbers. Return the row after them. */
-static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
+static int64_t list_shard(const lookup_t *lookup, int64_t shard, int64_t row, entry_t *entries)
 {
-    const int64_t *range = all->ranges + 2 * all->ndim * shard;
-    const int64_t *offset = all->index ? all->index[2 * shard] : NULL, *nbytes = offset ? all->index[2 * shard + 1] : NULL;
-    int64_t at[MOST_AXES], axis = 0, *numbers = all->table + 3 * all->n_rows;
-    for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
+    const int64_t *range = lookup->ranges + 2 * lookup->ndim * shard;
+    const int64_t *offset = lookup->index ? lookup->index[2 * shard] : NULL, *nbytes = offset ? lookup->index[2 * shard + 1] : NULL;
+    int64_t at[MOST_AXES], axis = 0, *numbers = lookup->table + 3 * lookup->n_rows;
+    for (int64_t i = 0; i < lookup->ndim; i++) at[i] = range[2 * i];
     while (axis >= 0) {
         int64_t number = 0;
-        for (int64_t i = 0; i < all->ndim; i++) {
-            number = number * all->axes[i].n_chunks + chunk_of(all->axes + i, at[i]) % all->axes[i].n_chunks;
-            numbers[row * all->ndim + i] = at[i];
+        for (int64_t i = 0; i < lookup->ndim; i++) {
+            number = number * lookup->axes[i].n_chunks + chunk_of(lookup->axes + i, at[i]) % lookup->axes[i].n_chunks;
+            numbers[row * lookup->ndim + i] = at[i];
         }
         entries[row] = (entry_t){shard, offset ? offset[number] : 0, offset ? nbytes[number] : NO_FILE, row};
         row++;
-        for (axis = all->ndim - 1; axis >= 0 && ++at[axis] == range[2 * axis + 1]; axis--) at[axis] = range[2 * axis];
+        for (axis = lookup->ndim - 1; axis >= 0 && ++at[axis] == range[2 * axis + 1]; axis--) at[axis] = range[2 * axis];
     }
     return row;
 }
 
 /* Look up all rows. Return the number of stored chunks, or of all rows if chunks are unsharded; -1 if there is not enough
  * memory. */
-int64_t gpuzarr_look_up(lookup_t *all)
+int64_t gpuzarr_look_up(lookup_t *lookup)
 {
-    entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);
-    int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = all->ndim, *unsorted = NULL;
-    int64_t *offset = all->table + all->n_rows, *nbytes = offset + all->n_rows, *numbers = nbytes + all->n_rows;
+    entry_t *entries = malloc((size_t)(lookup->n_rows + 1) * sizeof *entries);
+    int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = lookup->ndim, *unsorted = NULL;
+    int64_t *offset = lookup->table + lookup->n_rows, *nbytes = offset + lookup->n_rows, *numbers = nbytes + lookup->n_rows;
     if (!entries) return -1;
-    for (int64_t shard = 0; shard < all->n_shards; shard++) row = list_shard(all, shard, row, entries);
-    for (row = 1; row < all->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
+    for (int64_t shard = 0; shard < lookup->n_shards; shard++) row = list_shard(lookup, shard, row, entries);
+    for (row = 1; row < lookup->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
     if (!is_sorted) {
-        size_t length = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
+        size_t length = (size_t)(lookup->n_rows * ndim) * sizeof *unsorted;
         unsorted = malloc(length);
         if (!unsorted) {
             free(entries);
             return -1;
         }
         memcpy(unsorted, numbers, length);
-        qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
+        qsort(entries, (size_t)lookup->n_rows, sizeof *entries, by_place);
     }
-    for (row = 0; row < all->n_rows; row++) {
-        all->table[row] = all->index ? entries[row].shard : row;
+    for (row = 0; row < lookup->n_rows; row++) {
+        lookup->table[row] = lookup->index ? entries[row].shard : row;
         offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
-        n_stored += !all->index || nbytes[row] != NO_FILE;
-        if (nbytes[row] > all->most_nbytes) all->most_nbytes = nbytes[row];
+        n_stored += !lookup->index || nbytes[row] != NO_FILE;
+        if (nbytes[row] > lookup->most_nbytes) lookup->most_nbytes = nbytes[row];
         for (int64_t i = 0; unsorted && i < ndim; i++) numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
     }
     free(unsorted), free(entries);

@@ -61,10 +61,11 @@ int64_t gpuzarr_read_box(box_t *box)
     job_t job = *box->job;
     int64_t n = cut_box(box, &job, &tables), *nbytes = tables.table + 2 * n;
     const int64_t *index[2] = {box->offset, box->nbytes};
-    lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
-    if (box->offset) all.index = index; /* without an index, the rows stay in C order */
-    if (!n || gpuzarr_look_up(&all) < n) return 0; /* too many chunks; one is missing, or there is no memory */
-    if (all.most_nbytes > box->most_nbytes) return 0;
+    lookup_t lookup = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges,
+                       .table = tables.table};
+    if (box->offset) lookup.index = index; /* without an index, the rows stay in C order */
+    if (!n || gpuzarr_look_up(&lookup) < n) return 0; /* too many chunks; one is missing, or there is no memory */
+    if (lookup.most_nbytes > box->most_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
         for (int64_t i = 0; i < n; i++) rows.src[i] = box->decoded[i], nbytes[i] = DECODED;
@@ -80,7 +81,7 @@ int64_t gpuzarr_read_box(box_t *box)
         }
         return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
     }
-    if (!box->path || all.most_nbytes > box->room_nbytes) return 0;
+    if (!box->path || lookup.most_nbytes > box->room_nbytes) return 0;
     /* `table` begins with the shard of each row, which is 0 for all, and so is the number of the file */
     files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
