@@ -39,7 +39,7 @@ Box = tuple[slice, ...]
 _Read = Callable[[], Any]
 """Reads the values, from the stored bytes each time it is called."""
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-"""Setting of zarr-python's default pipeline, for readers without this package whatever the user has configured."""
+"""Setting with which readers without this package use zarr-python's default pipeline, whatever the user has set."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
 
 _NO_DASK = "no dask"

@@ -137,9 +137,9 @@ static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
     return fail(writing, object, is_old_kept(object) ? DAMAGED : CHANGED, entry);
 }
 
-/* Whether a chunk is stored. Opens the stored file, once for all threads. Return -1 if it cannot be opened or has another
+/* Return whether a chunk is stored, after opening the stored file, once for all threads; -1 if it cannot be opened or has another
  * version. */
-static int is_stored(writing_t *writing, object_t *object, int64_t entry)
+static int find_stored(writing_t *writing, object_t *object, int64_t entry)
 {
     progress_t *progress = writing->progress + (object - writing->objects);
     int64_t state = UNFINISHED;
@@ -161,7 +161,7 @@ static int is_stored(writing_t *writing, object_t *object, int64_t entry)
 /* ---- a chunk */
 
 /* Enlarge memory to `nbytes` bytes if it is smaller. Return 0 if there is not enough memory. */
-static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
+static int enlarge(char **room, int64_t *room_nbytes, int64_t nbytes)
 {
     if (nbytes <= *room_nbytes) return 1;
     char *more = realloc(*room, (size_t)nbytes);
@@ -173,7 +173,7 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 /* Return memory for more bytes at the end of the unit's room; NULL if there is none. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    int has_more = has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1); /* a byte more, so never 0 */
+    int has_more = enlarge(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1); /* a byte more, so never 0 */
     return has_more ? unit->room + unit->used : NULL;
 }
 
@@ -215,7 +215,7 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     const progress_t *progress = writing->progress + (object - writing->objects);
     int64_t nbytes = object->old_nbytes[entry];
     if (!writer->decoding) writer->decoding = take_context(job);
-    if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1) || (job->make_context && !writer->decoding))
+    if (!enlarge(&writer->room, &writer->room_nbytes, nbytes + 1) || (job->make_context && !writer->decoding))
         return fail(writing, object, NO_MEMORY, entry);
     if (!read_old(object, progress, writer->room, nbytes, object->old_offset[entry])) return fail_to_read(writing, object, entry);
     nbytes = without_checksums(job, writer->room, nbytes);
@@ -279,7 +279,7 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
 }
 
 /* Set `box` to the piece numbers of what is written to a chunk. Return 0 if nothing is. */
-static int is_written(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
+static int find_box(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
 {
     int64_t remaining = entry, is_touched = 1; /* the entry's coordinates in the object are divided off, from the last axis on */
     for (int64_t i = encoder->job->ndim - 1; i >= 0; i--) {
@@ -298,13 +298,13 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     const encoder_t *encoder = writer->writing->encoder;
     const int64_t *order = encoder->order;
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
-    int stored = is_stored(writer->writing, object, entry);
+    int stored = find_stored(writer->writing, object, entry);
     if (stored < 0) return 0;
     if (!stored) return k + 1; /* the chunk remains missing */
     for (first = object->old_offset[entry]; k < end; k++) {
         entry = order[k];
         if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
-        if (k > begin && is_written(encoder, object, entry, box)) break;
+        if (k > begin && find_box(encoder, object, entry, box)) break;
         progress->nbytes[entry] = object->old_nbytes[entry];
         n += progress->nbytes[entry];
     }
@@ -322,7 +322,7 @@ static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, in
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     job_t gathering = *job;
-    int is_whole = is_whole_chunk(job, rows), stored = is_whole ? 0 : is_stored(writer->writing, object, entry);
+    int is_whole = is_whole_chunk(job, rows), stored = is_whole ? 0 : find_stored(writer->writing, object, entry);
     gathering.steps = encoder->swap;
     if (stored < 0) return 0;
     if (stored && !decode_old(writer, object, entry, to)) return 0;
@@ -523,7 +523,7 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     if (!writer->unit || (encoder->make_context && !writer->encoding)) return fail(writer->writing, object, NO_MEMORY, -1);
     writer->unit->used = writer->unit->n_parts = 0;
     while (k < end) {
-        if (!is_written(encoder, object, encoder->order[k], box)) {
+        if (!find_box(encoder, object, encoder->order[k], box)) {
             if (!(k = carry(writer, object, progress, k, end))) return 0;
         } else if (!encode_entry(writer, object, progress, encoder->order[k++], box))
             return 0;
@@ -533,8 +533,8 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
 
 static _Atomic int64_t n_at_work; /* number of threads that work on any write of this process */
 
-/* Whether the threads of all writes exceed the budget. If so, the calling helper is no longer counted, and must leave. */
-static int is_one_too_many(const writing_t *writing)
+/* Stop counting the calling helper if the threads of all writes exceed the budget. Return whether it must leave. */
+static int leave_if_too_many(const writing_t *writing)
 {
     int64_t n = n_at_work;
     while (n > writing->budget)
@@ -548,7 +548,7 @@ static void write_units(writer_t *writer)
     writing_t *writing = writer->writing;
     n_at_work++;
     for (int64_t number; !writing->is_stopped;) { /* of a unit among those of all objects */
-        if (writer->is_helper && is_one_too_many(writing)) return;
+        if (writer->is_helper && leave_if_too_many(writing)) return; /* it is no longer counted in n_at_work */
         if ((number = atomic_fetch_add(&writing->next, 1)) >= writing->n_units) break;
         int64_t object_number = number / writing->units_each, unit_number = number % writing->units_each;
         object_t *object = writing->objects + object_number;

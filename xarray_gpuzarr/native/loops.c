@@ -838,7 +838,8 @@ static int64_t read_file(const work_t *work, const char *path, char *room, int64
     return is_whole ? done : READ_OTHERWISE;
 }
 
-/* Whether at most half of a raw chunk is requested. If so, `span` is the range of all requested bytes. */
+/* Whether at most half of a raw chunk is requested. If so, set `span` to the range of all requested bytes; else `span` means
+ * nothing. */
 static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
 {
     const job_t *job = work->job;
@@ -894,10 +895,10 @@ static void ask_for(int file, int64_t first, int64_t nbytes)
 /* Ask the system to read the file of a row ahead, or the requested part of it. */
 static void ask_for_object(const work_t *work, int64_t row)
 {
-    span_t span = {0, work->files->room_nbytes};
+    span_t span;
     int file = open(work->files->paths + work->files->path_at[work->files->file[row]], READ_FLAGS);
     if (file < 0) return;
-    is_read_in_part(work, row, &span);
+    if (!is_read_in_part(work, row, &span)) span = (span_t){0, work->files->room_nbytes};
     ask_for(file, span.first, span.end - span.first);
     close(file);
 }

@@ -272,7 +272,7 @@ class WriteCall:
 
         It is `ObjectChangedError`, after which the write is repeated, only if there is no other error.
         """
-        written, struct = objects[0], structs[0]  # if objects are unfinished without a failure, the first one is named
+        written, struct = objects[0], structs[0]
         failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
         if failures:  # False is less than True, so a replaced object is chosen only if all failures are such
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
@@ -280,7 +280,7 @@ class WriteCall:
             raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
-        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` or `UNFINISHED` of `encode.h`
+        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`, or no state that says why
             raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
 
         cause = None
