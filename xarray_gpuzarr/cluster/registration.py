@@ -81,7 +81,10 @@ async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
 
 
 def _registered_settings(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
-    """Return the settings of the plugin that the scheduler gives to workers, or None if it has none."""
+    """Return the settings of the plugin that the scheduler gives to workers, or None if it has none.
+
+    This runs on the scheduler; distributed passes `dask_scheduler`.
+    """
     pickled = dask_scheduler.worker_plugins.get(name)
     if pickled is None:
         return None

@@ -97,7 +97,8 @@ class GpuZarrPlugin(WorkerPlugin):
 def check_device(device: str, dask_worker: Worker) -> GpuZarrError | None:
     """Return an error that names the worker if it lacks something that a device needs, otherwise None.
 
-    `register` calls this first, because distributed logs an error of `GpuZarrPlugin.setup` with a long traceback.
+    distributed passes `dask_worker`. `register` calls this first, because distributed logs an error of
+    `GpuZarrPlugin.setup` with a long traceback.
     """
     try:
         resolve_device(device)

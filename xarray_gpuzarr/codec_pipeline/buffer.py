@@ -43,7 +43,7 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
         return cls(host_memory.result_memory.empty(shape, parsed_dtype))
 
 
-NDBuffer.__module__ = "xarray_gpuzarr"
+NDBuffer.__module__ = "xarray_gpuzarr"  # from which users import it
 NDBUFFER_NAME = "recycled.NDBuffer"
 """Name of the class in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if it contains "gpu"."""
 register_ndbuffer(NDBuffer, NDBUFFER_NAME)

@@ -44,7 +44,7 @@ class Encoder:
     """The array as the host decoder reads it, without a cast: its elements are those that are stored."""
     struct: EncoderStruct
     """Arguments of the loops. `WriteCall` sets the fields that differ from write to write, in a copy."""
-    chunk_order: Column
+    order: Column
     """Numbers, in C order, of the chunks of an object, in the order in which they are stored."""
     referenced: object
     """Objects that `struct` points to."""
@@ -155,7 +155,7 @@ def _encoder(
         index_has_checksum=index is not None and index.checksum,
     )
     referenced = (swap_steps, chunks_per_object, functions, settings)  # `settings` own the text of `cname`
-    return Encoder(array=array, struct=struct, chunk_order=order, referenced=referenced)
+    return Encoder(array=array, struct=struct, order=order, referenced=referenced)
 
 
 def _n_compared_numbers(fill_value: np.ndarray[Any, Any] | np.generic) -> int:
