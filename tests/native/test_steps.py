@@ -289,7 +289,7 @@ MUTANTS = {
     "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
     "elements of a shuffle": ("(int)stage->elementsize, src", "2, src"),
     "where points are from": ("rows->in_at + box}", "rows->in_at}"),
-    "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
+    "where points go": ("positions_t){1, rows->out_at + box}, chunk", "positions_t){1, rows->out_at}, chunk"),
     "the first of an index": ("index ? index + piece[0] : NULL", "index"),
     "one element of an index": ("*in_at += piece.index[0] * job->in_strides[i];", ";"),
 }

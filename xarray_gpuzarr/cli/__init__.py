@@ -38,7 +38,7 @@ _FILE = {
     "fish": "(__fish_complete_path (commandline -ct))",
     "powershell": "_shtab_powershell_compgen_files",
 }
-"""Shell -> function that completes paths there. Equals ``shtab.FILE``, which need not be installed."""
+"""Shell -> function that completes paths there. Equals ``shtab.FILE``, since shtab need not be installed."""
 
 
 class _Suggested(tuple[str, ...]):
@@ -51,7 +51,7 @@ class _Suggested(tuple[str, ...]):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose messages show control characters, which arguments may contain, as escapes."""
+    """Parser whose error messages show control characters, which arguments may contain, as escapes."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 after printing a message, which may quote arguments."""
@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # raises errors here rather than when Python exits
     except BrokenPipeError:
-        # The reader, such as `head`, has read enough. Python flushes again when it exits, so give it another file.
+        # The reader, such as `head`, has read enough. Python flushes standard output again when it exits, so that is
+        # redirected to a file that takes everything.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # rich turns one into exit status 1
@@ -101,7 +102,7 @@ def _run(argv: Sequence[str] | None) -> int:
                     from xarray_gpuzarr.cli.info import run  # noqa: PLC0415  # imports xarray and rich
                 case "bench":
                     from xarray_gpuzarr.cli.bench import run  # noqa: PLC0415  # imports xarray and rich
-                case _:
+                case _:  # "doctor"
                     from xarray_gpuzarr.cli.doctor import run  # noqa: PLC0415  # imports xarray and rich
             return run(options)
         except GpuZarrError as err:
@@ -155,7 +156,7 @@ def _add_demo(commands: Any) -> argparse.ArgumentParser:
         default=Path("demo"),
         help="folder for the store and the picture; older ones are replaced (demo)",
     )
-    demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
+    demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)  # for tests
     _complete_paths(source)
     _complete_paths(folder)
     return demo

@@ -39,7 +39,7 @@ Box = tuple[slice, ...]
 _Read = Callable[[], Any]
 """Reads the values, from the stored bytes each time it is called."""
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-"""Setting of zarr-python's default pipeline, for readers without this package whatever the user has configured."""
+"""Setting with which readers without this package use zarr-python's default pipeline, whatever the user has set."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
 
 _NO_DASK = "no dask"
@@ -48,7 +48,7 @@ _WHOLE_SHARDS = "chunks=shards"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Return 1 if a reader failed or read other values than the first one, otherwise 0."""
+    """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0."""
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
@@ -92,7 +92,10 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def _location(address: Address, contents: Contents, name: str | None) -> tuple[str, str]:
-    """Return the group and the name of the array to read: the one that was asked for, or the largest."""
+    """Return the group and the name of the array to read: the one that was asked for, or the largest.
+
+    Raises `OptionError` if this engine reads no such variable.
+    """
     readable = {}
     for key, variable in contents.variables.items():
         if lazy_array_of(variable) is not None and variable.size:
@@ -131,12 +134,12 @@ def reads_of(
         What is read.
     shards : sequence of int, optional
         Shape of a shard, if there are shards. Then there is one more reader: xarray's engine with one task for each
-        shard. With ``chunks={}``, it makes a task for each inner chunk.
+        shard. With ``chunks={}``, that engine makes a task for each inner chunk.
 
     Returns
     -------
     dict of str to callable
-        Name of each reader -> function that reads and decodes. The first one is xarray's own engine.
+        Name of each reader -> function that reads and decodes. The first reader is xarray's own engine, without dask.
     """
     engines: dict[str, dict[str, Any]] = {"zarr": {"engine": "zarr"}}
     for name, device in _devices():
@@ -175,7 +178,9 @@ def _devices() -> list[tuple[str, Device]]:
 def _measure(
     reads: Mapping[str, _Read], n_rounds: int, progress: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Let readers take turns, in the opposite order every other round.
+    """Let readers take turns, in the opposite order every other round, and time their reads.
+
+    Round 0 is the warm-up, whose times are not returned. A reader that fails is left out from then on.
 
     Parameters
     ----------
@@ -184,18 +189,18 @@ def _measure(
     n_rounds : int
         Number of timed reads of each reader.
     progress : callable
-        Called with a text before each read.
+        Called before each read, with a text that names it.
 
     Returns
     -------
     times : dict of str to list of float
         Seconds of the timed reads of each reader that did not fail.
     failures : dict of str to str
-        Why each of the others failed.
+        Why each of the other readers failed, or in which way its values differ.
     """
     times: dict[str, list[float]] = {name: [] for name in reads}
     failures: dict[str, str] = {}
-    reference: tuple[str, np.ndarray[Any, Any]] | None = None
+    reference: tuple[str, np.ndarray[Any, Any]] | None = None  # first reader that did not fail, and its values
     for number in range(n_rounds + 1):
         names = list(times)
         if number % 2:
@@ -230,7 +235,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
+        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # see `reads_of` and `run`
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)
@@ -249,7 +254,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
 
 
 def corner_box(shape: Sequence[int], shard: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
-    """Return a box of whole shards, from the first element of the array on.
+    """Return a box of whole shards that begins at the first element of the array; shards end with the array.
 
     Parameters
     ----------
@@ -262,12 +267,13 @@ def corner_box(shape: Sequence[int], shard: Sequence[int], itemsize: int, most_n
     most_nbytes : int
         Largest size of the box in bytes, decoded. It is exceeded only if a single shard is larger.
     """
+    # Number of shards along each axis.
     counts = [max(1, math.ceil(n / length)) for n, length in zip(shape, shard, strict=True)]
     while True:
         box = tuple(slice(0, min(n, c * length)) for n, c, length in zip(shape, counts, shard, strict=True))
         nbytes = itemsize * math.prod(part.stop for part in box)
         if max(counts, default=1) <= 1 or nbytes <= most_nbytes:
             return box
-        longest = counts.index(max(counts))
-        # Shrink the longest axis to what fits, but at most by half, so that the box stays compact.
-        counts[longest] = max(1, int(counts[longest] * most_nbytes / nbytes), counts[longest] // 2)
+        axis = counts.index(max(counts))
+        # Shrink the axis with the most shards to what fits, but at most by half, so that the box stays compact.
+        counts[axis] = max(1, int(counts[axis] * most_nbytes / nbytes), counts[axis] // 2)

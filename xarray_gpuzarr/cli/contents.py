@@ -61,7 +61,7 @@ def open_contents(address: Address, device: str) -> Contents:
             opened = open_group(address.store, group=address.group or None, **address.keywords)
             dataset = xr.open_dataset(address.store, engine="gpuzarr", store=opened, device=device)
         except Exception:
-            arrays = _open_arrays(address, Place.of(device, "auto"))
+            arrays = _open_arrays(address, Place.of(device, storage="auto"))
             if arrays is None:
                 raise
             return arrays
@@ -70,7 +70,10 @@ def open_contents(address: Address, device: str) -> Contents:
 
 
 def _open_arrays(address: Address, place: Place) -> Contents | None:
-    """Return arrays that are no dataset, each by itself. None if nothing can be opened, or if they are a dataset."""
+    """Return arrays that are no dataset, each by itself.
+
+    None if nothing can be opened, or if the arrays may be a dataset as far as metadata tell.
+    """
     node = address.open(address.group)
     if node is None:
         return None
@@ -118,7 +121,7 @@ def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = Fa
     Parameters
     ----------
     root : zarr.Group
-        If its metadata are consolidated, all groups are listed without reading anything else.
+        If its metadata are consolidated, the members of all groups are listed without reading anything else.
     is_local : bool
         Whether the store is a folder or a zip file. Then the members of up to `_MOST_LISTED` groups are listed. In
         other stores, only the groups directly in `root` are.

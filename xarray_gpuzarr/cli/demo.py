@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         step("comparing")
         readers = _readers(str(store), device)
         _, stock, ours = readers
-        difference = difference_of(stock, ours)  # the stock reader with a task per shard, which is faster
+        difference = difference_of(stock, ours)  # `stock` has a task for each shard, and is faster than one per chunk
         step("measuring")
         seconds = _measure(readers, step)
     with ours.open() as dataset:
@@ -116,13 +116,13 @@ def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None
 
 
 def _readers(store: str, device: str) -> list[DemoReader]:
-    """Return the readers that are compared. That of this engine comes last."""
+    """Return the readers that are compared: xarray's own engine by chunks and by shards, then this engine."""
 
     def open_ours() -> xr.Dataset:
         return open_store("gpuzarr", store, chunks={}, device=device)
 
     with open_ours() as dataset:
-        shards: dict[Any, int] = {}
+        shards: dict[Any, int] = {}  # length of the longest shard along each dimension
         for variable in dataset.data_vars.values():
             for dim, length in variable.encoding.get("preferred_chunks", {}).items():
                 shards[dim] = max(length, shards.get(dim, 0))
@@ -174,7 +174,10 @@ def _times_table(readers: list[DemoReader], seconds: list[float]) -> Table:
 
 
 def _picture(dataset: xr.Dataset, path: Path) -> str:
-    """Draw the largest field of a dataset. Return a line that names the file, or says why there is none."""
+    """Draw the largest field of a dataset. Return a line that names the file, or says why there is none.
+
+    A field has two axes or more, all of them with several elements.
+    """
     fields = [v for v in dataset.data_vars.values() if v.ndim > 1 and v.dtype.kind in "iuf" and min(v.shape) > 1]
     if not fields:
         return "picture none: no variable has two axes of numbers"

@@ -48,7 +48,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Name of the group or array, or of the store: the last part of the path."""
         return f"{self.store}/{self.group}".rstrip("/").rpartition("/")[2]
 
     @property
@@ -107,7 +107,7 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
     """Return the cause of an error and what to do. The cause is empty if the error itself names it, or if unknown."""
     errors: list[BaseException] = []
     link: BaseException | None = err
-    while link is not None and link not in errors:
+    while link is not None and link not in errors:  # libraries may set causes that form a cycle
         errors.append(link)
         link = link.__cause__ or link.__context__
     if any(isinstance(e, PermissionError) or type(e).__name__ in _NO_CREDENTIALS for e in errors):
@@ -132,7 +132,7 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
 
 
 def _examine_place(address: Address) -> tuple[str, str]:
-    """Return what is at an address where a group was expected, and what to do. The former is empty if unknown."""
+    """Return what is at an address where a dataset was expected, and what to do. The former is empty if unknown."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")

@@ -37,9 +37,9 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 MOST_FILES = 20_000
-"""Largest number of files whose lengths are added up, so that `info` answers at once."""
+"""Largest number of files of an array whose lengths are added up, so that `info` answers at once."""
 _MOST_DETAILED = 12
-"""Largest number of variables with axes that are shown in tables. If there are more, each gets one line."""
+"""Largest number of variables with axes that are shown in tables. If there are more, each variable gets one line."""
 _MOST_GROUPS = 30
 """Number of groups that are listed unless ``--all`` is given."""
 _AS_STORED = f"Dtypes are as stored; {IMAGE_RECIPES_HINT}."
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _explain(contents: Contents) -> Explanation:
-    """Return where each variable would be decoded. If they are no dataset, the note says why."""
+    """Return where each variable would be decoded. If the variables are no dataset, the note says why."""
     explained = explanation_of(explain_variables(contents.variables), device_of(contents.variables))
     if not contents.why_no_dataset:
         return explained
@@ -107,7 +107,10 @@ def _find_lazy_arrays(contents: Contents, rows: tuple[Row, ...]) -> dict[str, La
 
 
 def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
-    """Return what the document says about a variable, given the memory of a GPU in bytes."""
+    """Return what the JSON document says about a variable, given the memory of a GPU in bytes.
+
+    Sizes and tasks are left out if this package does not read the variable (`lazy` is None).
+    """
     if lazy is None:
         return asdict(row)
     memory = _task_memory(row, lazy, gpu_nbytes)
@@ -122,7 +125,7 @@ def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, An
 def _print_variables(
     explained: Explanation, lazy_arrays: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
 ) -> None:
-    """Print tables of the variables, or one line for each if there are many."""
+    """Print tables of the variables with axes, and one line for each scalar; if there are many, one line for each."""
     detailed, brief = _divide_rows(explained.rows, show_all=options.all)
     lazy_rows = [(row, lazy_arrays[row.variable]) for row in detailed if row.variable in lazy_arrays]
     console = Console()
@@ -198,7 +201,7 @@ def _block_shape(row: Row) -> tuple[int, ...]:
 
 
 def _task_memory(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
-    """Return the memory that one task takes on a GPU, or None if not even one chunk fits into `gpu_nbytes`."""
+    """Return the memory that one task takes on a GPU with `gpu_nbytes`; None if there is no room for a single chunk."""
     with suppress(DeviceMemoryError):
         return task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
     return None

@@ -200,12 +200,13 @@ def _sea_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
 def _winds(weather: Weather) -> tuple[Field, Field]:
     """Return eastward and northward winds in m/s: trade winds, westerlies, and the curl of a stream function."""
     stream = weather.waves(range(4, 22), slope=1.6)
-    cos_phi = np.maximum(np.cos(weather.phi), 0.05)
-    north = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
-    east = (np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)) * (weather.grid.n_lon / (4 * np.pi)) / cos_phi
-    speed = 6 / north.std()
-    u10 = -6 * np.cos(4 * weather.phi) * cos_phi - speed * north + weather.noise(0.05)
-    return u10.astype(np.float32), (speed * east + weather.noise(0.05)).astype(np.float32)
+    cos_phi = np.maximum(np.cos(weather.phi), 0.05)  # at the poles, a division by 0 would follow
+    northward_slope = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
+    difference = np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)
+    eastward_slope = difference * (weather.grid.n_lon / (4 * np.pi)) / cos_phi
+    factor = 6 / northward_slope.std()  # for a standard deviation of 6 m/s
+    u10 = -6 * np.cos(4 * weather.phi) * cos_phi - factor * northward_slope + weather.noise(0.05)
+    return u10.astype(np.float32), (factor * eastward_slope + weather.noise(0.05)).astype(np.float32)
 
 
 def write_sharded(dataset: xr.Dataset, path: str) -> None:
@@ -213,7 +214,7 @@ def write_sharded(dataset: xr.Dataset, path: str) -> None:
     encoding: dict[Hashable, dict[Hashable, Any]] = {}
     for name, variable in dataset.variables.items():
         encoding[name] = {}
-        if variable.dtype.kind not in "biufcmM":
+        if variable.dtype.kind not in "biufcmM":  # text and objects: xarray chooses how to store them
             continue
         kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
         encoding[name] = {**kept, "compressors": ZstdCodec(level=3)}
@@ -221,7 +222,7 @@ def write_sharded(dataset: xr.Dataset, path: str) -> None:
             chunk, shard = shard_layout(variable.shape)
             if name in dataset.data_vars:
                 encoding[name] |= {"chunks": chunk, "shards": shard}
-            else:  # coordinates, which are short and read as a whole
+            else:  # coordinates are read as a whole, so their chunks are as long as shards would be
                 encoding[name] |= {"chunks": shard}
     with warnings.catch_warnings():
         # zarr-python warns that the v3 specification lacks consolidated metadata. Without it, xarray warns instead.

@@ -81,9 +81,9 @@ def complain(message: GpuZarrError | Warning | str, kind: type) -> None:
 
 @contextmanager
 def printing_warnings() -> Iterator[None]:
-    """Print the warnings of a ``with`` block by `complain`, because those of zarr-python contain names from stores.
+    """Print the warnings of a ``with`` block by `complain`, which escapes the names from stores that they may contain.
 
-    Two warnings of xarray are dropped. They advise programs that open or write the store.
+    Two warnings of xarray are dropped: their advice is for programs that open or write the store.
     """
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""`Preparation`: prepares a process for reading to its GPU, so that reads need not wait for that, and undoes it later.
+"""`Preparation`: prepares a process for reading to its GPU before the first read, and undoes this later.
 
 Several dask workers may run in one process. The first one prepares the process, and the last one to leave undoes it.
 """
@@ -26,7 +26,7 @@ class Preparation:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all workers and changes. Called in a process that was forked off; its parent undoes the changes."""
+        """Forget all workers and changes. A forked process calls this: its parent undoes the changes."""
         self._lock = threading.Lock()
         self._n_workers = 0
         self._undo: list[Undo] = []
@@ -35,7 +35,8 @@ class Preparation:
     def enter(self, *, device: str, options: Mapping[str, Any]) -> Device:
         """Prepare this process for one more worker.
 
-        If it raises an error, all changes have been undone.
+        Only the first worker's `options` take effect. If the first preparation raises an error, all changes have been
+        undone.
 
         Parameters
         ----------
@@ -46,6 +47,11 @@ class Preparation:
         -------
         Device
             The device that the process reads to.
+
+        Raises
+        ------
+        GpuZarrError
+            If the device cannot be used, or an option cannot take effect.
         """
         resolved = usable_device(device)
         with self._lock:
@@ -66,8 +72,11 @@ class Preparation:
                 self._undo_all()
 
     def prepare_threads(self, executor: Executor, n_threads: int, device: Device) -> None:
-        """Allocate the streams and the pinned memory that reads of an executor's threads use; `device` is a GPU."""
-        if not isinstance(executor, ProcessPoolExecutor):  # such an executor reads in other processes
+        """Allocate the streams and the pinned memory that reads of an executor's threads use; `device` is a GPU.
+
+        Nothing is allocated for an executor of processes, because it reads in other processes than this one.
+        """
+        if not isinstance(executor, ProcessPoolExecutor):
             _cuda_decoder(device).prepare_threads(n_threads)
 
     def _prepare(self, device: Device, options: Mapping[str, Any]) -> None:
@@ -77,13 +86,13 @@ class Preparation:
             self._undo.append(partial(_restore_options, previous))
         if device != "host":
             decoder = _cuda_decoder(device)
-            self._undo.append(_forget_devices)
+            self._undo.append(_forget_devices)  # before `prepare`, which may raise after it has made memory pools
             undo_decoder = decoder.prepare()
             self._undo.append(undo_decoder)
             self._undo.append(decoder.close)
 
     def _undo_all(self) -> None:
-        """Undo the changes in reverse order: workspaces are released before pools, and pools before the device."""
+        """Undo the changes in reverse order: release workspaces first, then pools, then what is kept for devices."""
         while self._undo:
             self._undo.pop()()
 

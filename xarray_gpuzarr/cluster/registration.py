@@ -71,7 +71,7 @@ async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
     errors = await client.run(check_device, plugin.settings["device"])
     for error in errors.values():
         if error is not None:
-            raise error
+            raise error  # no plugin has been registered yet
     try:
         await client.register_plugin(plugin)
     except BaseException:
@@ -81,7 +81,10 @@ async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
 
 
 def _registered_settings(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
-    """Return the settings of the plugin that the scheduler gives to workers, or None if it has none."""
+    """Return the settings of the plugin that the scheduler gives to workers, or None if it has none.
+
+    This runs on the scheduler; distributed passes `dask_scheduler`.
+    """
     pickled = dask_scheduler.worker_plugins.get(name)
     if pickled is None:
         return None

@@ -36,10 +36,12 @@ class GpuZarrPlugin(WorkerPlugin):
     """
 
     name = "xarray_gpuzarr"
+    """Name under which the scheduler knows the plugin."""
     idempotent = True
+    """Tells distributed to ignore a second plugin of this name. `register` unregisters the first one before."""
 
     def __init__(self, *, device: str = "auto", **options: Any) -> None:
-        if device == "workers" or not is_device(device):
+        if device == "workers" or not is_device(device):  # "workers" stands for the workers' devices on a client
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",
@@ -95,7 +97,8 @@ class GpuZarrPlugin(WorkerPlugin):
 def check_device(device: str, dask_worker: Worker) -> GpuZarrError | None:
     """Return an error that names the worker if it lacks something that a device needs, otherwise None.
 
-    `register` calls this first, because distributed logs an error of `GpuZarrPlugin.setup` with a long traceback.
+    distributed passes `dask_worker`. `register` calls this first, because distributed logs an error of
+    `GpuZarrPlugin.setup` with a long traceback.
     """
     try:
         resolve_device(device)
@@ -111,7 +114,10 @@ def _on_worker(err: GpuZarrError, worker: Worker) -> GpuZarrError:
 
 
 def why_not_serializable() -> str | None:
-    """Return why distributed can neither send nor spill the CuPy arrays of this process, or None if it can."""
+    """Return why distributed can neither send nor spill the CuPy arrays of this process.
+
+    None if it can, or if the process has not imported CuPy.
+    """
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return None

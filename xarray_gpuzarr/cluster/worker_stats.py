@@ -1,6 +1,6 @@
 """`stats`: what this engine has read so far, in the workers of a cluster or in this process, as a table.
 
-Gathering costs one message to each worker, which needs no plugin for that. This module does not import distributed.
+Gathering sends one message to each worker. Workers need no plugin for it. This module does not import distributed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProcessStats:
 class Stats:
     """What each process has read. `str`, `repr`, rich and Jupyter show it as a table.
 
-    ``after - before`` is what was read in between.
+    ``after - before`` is what the processes of ``after`` have read in between.
     """
 
     rows: tuple[ProcessStats, ...]

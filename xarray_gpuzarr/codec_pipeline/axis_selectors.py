@@ -30,7 +30,7 @@ def join_axis(
     Parameters
     ----------
     selectors : dict
-        The selectors.
+        The selectors of each shard that is touched; at least one shard.
     shard_length : int
         Elements of a shard along the axis.
     out_length : int
@@ -107,7 +107,10 @@ def _as_index(selector: Any, length: int) -> Column:
 
 
 def _as_slice(index: Column) -> slice | Column:
-    """Return increasing indexes as a slice if they are evenly spaced, since `numpy.ix_` turns slices into indexes."""
+    """Return increasing indexes as a slice if they are evenly spaced.
+
+    zarr-python passes slices as indexes if it has built the selection with `numpy.ix_`.
+    """
     if not len(index):
         return index
     start = int(index[0])

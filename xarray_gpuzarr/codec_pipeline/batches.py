@@ -50,11 +50,14 @@ class BatchSelection:
     """For each axis, an upper bound of the selected indexes: the end of the last shard."""
 
     def view_of(self, out: Any) -> Any:
-        """Return a view of the output with all axes of the array; None if what was read must be reordered first."""
+        """Return a view of the output in the shape of what is read: with all axes of the array, or flat for points.
+
+        None if what was read must be reordered before it is assigned to the output.
+        """
         if self.outer is None or not self.outer.undo:
             return out
         for _, index in self.outer.undo:
-            if not isinstance(index, int):
+            if not isinstance(index, int):  # an integer only drops an axis of length 1, which `key` adds
                 return None
         key = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
         return out[(*key, ...)]
@@ -103,7 +106,7 @@ def _basic_selection(
 ) -> tuple[OuterSelection | None, tuple[int, ...]]:
     """Return the selection of a single item of integers and slices, and the axes that the output lacks.
 
-    The result is that of `_join_product`, in a fifth of its time; no selection if the item has anything else.
+    The result is that of `_join_product`, in a fifth of its time. There is no selection if the item has anything else.
     """
     _, _, inside, out, _ = item
     if not isinstance(inside, tuple) or len(inside) != len(shard_shape):
@@ -182,7 +185,7 @@ def _split_by_axis(
                 continue
             if not _is_equal(known[0], selectors[0]) or not _is_equal(known[1], selectors[1]):
                 return None
-    # Every combination of coordinates occurs once.
+    # In a product, every combination of the coordinates occurs, and each of them once.
     is_product = len(coords) == prod(map(len, axes)) == len(set(coords))
     return axes if is_product else None
 
@@ -201,7 +204,7 @@ def _join_points(
     """Return, for each axis, the coordinates of all elements of a flat output; None if the items are not points."""
     if len(out_shape) != 1 or not shard_shape:
         return None
-    points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)
+    points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)  # -1: an element that no item fills
     for coord, (_, _, inside, out, _) in zip(coords, batch, strict=True):
         columns = [c for c in inside if isinstance(c, np.ndarray) and c.dtype.kind in "iu"]
         if len(columns) != len(shard_shape) or any(column.ndim != 1 for column in columns):

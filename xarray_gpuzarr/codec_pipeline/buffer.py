@@ -11,11 +11,11 @@ from zarr.registry import register_ndbuffer
 
 from xarray_gpuzarr.process import host_memory
 
-_NUMERIC = "biufc"
+_NUMERIC_KINDS = "biufc"
 
 
 class _EqualToZarrs(type):
-    """Makes `NDBuffer` equal to zarr-python's class. For nested shards, zarr-python compares the two classes."""
+    """Makes `NDBuffer` equal to zarr-python's class, since zarr-python compares the two classes for nested shards."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or (cls is NDBuffer and other is cpu.NDBuffer)
@@ -35,15 +35,15 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
         """Return an array whose elements are undefined; see `zarr.core.buffer.NDBuffer.empty`."""
-        numeric = np.dtype(dtype)
-        if numeric.kind not in _NUMERIC:
+        parsed_dtype = np.dtype(dtype)
+        if parsed_dtype.kind not in _NUMERIC_KINDS:
             return super().empty(shape, dtype, order)
         if order == "F":
-            return cls(host_memory.result_memory.empty(shape[::-1], numeric).T)
-        return cls(host_memory.result_memory.empty(shape, numeric))
+            return cls(host_memory.result_memory.empty(shape[::-1], parsed_dtype).T)
+        return cls(host_memory.result_memory.empty(shape, parsed_dtype))
 
 
-NDBuffer.__module__ = "xarray_gpuzarr"
+NDBuffer.__module__ = "xarray_gpuzarr"  # from which users import it
 NDBUFFER_NAME = "recycled.NDBuffer"
 """Name of the class in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if it contains "gpu"."""
 register_ndbuffer(NDBuffer, NDBUFFER_NAME)

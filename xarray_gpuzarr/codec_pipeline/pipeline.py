@@ -45,7 +45,7 @@ _FASTEST: type[codec.CodecPipeline] = getattr(zarr_pipelines, "FusedCodecPipelin
 
 
 def is_zarr_new_enough() -> bool:
-    """Whether zarr-python is 3.2 or newer. Older versions pass other items for selections of shards."""
+    """Whether zarr-python is 3.2 or newer. Older versions pass other items for shards than `batches` knows."""
     return tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 2)
 
 
@@ -83,7 +83,8 @@ class CodecPipeline(codec.CodecPipeline):
         """
         if not is_zarr_new_enough():
             raise NotImplementedError
-        # Without a store, zarr-python calls `from_codecs` of the class in its settings, which may be the one below.
+        # `create_codec_pipeline` is given no store, so it calls `from_codecs` of the class that zarr-python's settings
+        # name. If that is this class, the method below returns zarr-python's own pipeline.
         return cls(array_metadata, store, create_codec_pipeline(checked_metadata(array_metadata)))
 
     @classmethod
@@ -92,7 +93,8 @@ class CodecPipeline(codec.CodecPipeline):
         return _FASTEST.from_codecs(codecs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # zarr-python pickles the codecs of shards as metadata, and the checks of frames would be lost.
+        # `own` is made anew from the metadata: pickled, the codecs inside its sharding codec would lose the checks of
+        # frames that `checked_metadata` has added.
         return type(self).from_array_metadata_and_store, (self.metadata, self.store)
 
     def __eq__(self, other: object) -> bool:
@@ -171,7 +173,7 @@ class CodecPipeline(codec.CodecPipeline):
         self.own.validate(shape=shape, dtype=dtype, chunk_grid=chunk_grid)
 
     def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
-        """Return the encoded length of `byte_length` bytes, if all codecs can tell it beforehand."""
+        """Return the encoded length of `byte_length` bytes. Raises `NotImplementedError` if a codec cannot tell it."""
         return self.own.compute_encoded_size(byte_length, array_spec)
 
     async def decode(
@@ -245,7 +247,7 @@ class _Settings:
     def begin(self) -> None:
         """Change the settings, unless they are changed already."""
         with self._lock:
-            # Either this is the first call, or another pipeline was set since.
+            # Either no block is open, or another pipeline was set since one began.
             if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
                 self._n_users = 0
                 self._before[_PIPELINE_SETTING] = zarr.config.get(_PIPELINE_SETTING)

@@ -73,11 +73,12 @@ class ArrayReader:
         self._server: Hashable = None
         """The server of a remote store, which has threads of its own; None for other stores."""
         self._threads: ThreadPoolExecutor | None = None
-        """Threads of the last read."""
+        """Threads of the last read. They would end if nothing referred to them."""
         self._on_threads_until = 0.0
         """Time of `time.monotonic` until which all reads run on threads, because one was slow."""
         self._short_nbytes = 0.0
-        """Bytes that one thread decodes in `SHORT_READ_S`. 0 if zarr-python decodes them: it needs its event loop."""
+        """Bytes that one thread decodes in `SHORT_READ_S`. 0 if a codec is left to zarr-python, which decodes on its
+        event loop: a read must not hold this loop then."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, fallback: Any) -> bool:
         """Read a batch, if this package can.
@@ -136,7 +137,7 @@ class ArrayReader:
         return is_done
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
-        """Describe the array, given the store key of one of its objects."""
+        """Return the array, given the store key of one of its objects, or why zarr-python has to read it."""
         self._stored = stored = planned_array(self._metadata, self._store, array_path(self._metadata, key))
         if isinstance(stored, Unplanned):
             return stored
@@ -172,7 +173,7 @@ def array_path(metadata: Metadata, key: str) -> str:
 
 
 def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | Unplanned:
-    """Describe the array at a path of a store by its metadata, or return why zarr-python has to read it."""
+    """Return the array at a path of a store, as its metadata describe it, or why zarr-python has to read it."""
     try:
         spec = parse_metadata(metadata, path)
     except MetadataError as err:
@@ -248,7 +249,9 @@ class PipelineRead:
         """The selection and its target; None if the batch cannot be planned."""
         spec = self._spec
         data = self._data
-        if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
+        if isinstance(data, np.generic):  # a NumPy scalar cannot be written to
+            return None
+        if not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
             return None  # the caller has passed an output, and zarr-python decides how values are converted
         coords = shard_coords(self._batch, spec)
         if coords is None:

@@ -49,9 +49,9 @@ class ArrayWriter:
         """The encoder; or why the compiled loops cannot write the array, empty before the first write."""
         self._writer: ObjectWriter | None = None
         self._path = ""
-        """Path of the array in the store; known after the first write."""
+        """Path of the array in the store; known once the loops were first asked to write, empty before."""
         self._threads: ThreadPoolExecutor | None = None
-        """Threads of the last write."""
+        """Threads of the last write. They would end if nothing referred to them."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, fallback: CodecPipeline) -> None:
         """Write a batch.
@@ -97,7 +97,7 @@ class ArrayWriter:
         return [items[obj.key] for obj in unwritten]
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
-        """Describe the array, given the store key of one of its objects."""
+        """Return the array, given the store key of one of its objects, or why zarr-python has to write it."""
         self._path = array_path(self._metadata, key)
         self._stored = stored = planned_array(self._metadata, self._store, self._path)
         if isinstance(stored, StoredArray) and isinstance(stored.spec, ArraySpec):
@@ -126,7 +126,8 @@ def _plan_write(
     selection = join_batch(coords, batch, spec.grid.shard_shape, shape, drop_axes)
     if selection is None or selection.outer is None:
         return None
-    # If an element is written more than once, zarr-python decides which value it gets. Indexes are in increasing order.
+    # If an element is written more than once, zarr-python decides which value it gets. `join_batch` has sorted indexes,
+    # so equal ones are neighbours.
     index_arrays = [key for key in selection.outer.selectors if not isinstance(key, slice)]
     if any((index[1:] == index[:-1]).any() for index in index_arrays):
         return None
@@ -142,7 +143,7 @@ def _plan_write(
 
 
 def _selection_shape(batch: Iterable[Item]) -> tuple[int, ...] | None:
-    """Return the shape of the selection that a scalar is written to; None if the items do not tell."""
+    """Return the shape of the selection that a scalar is written to; None if the items do not select by slices."""
     ends: list[tuple[int, ...]] = []
     for _, _, _, out, _ in batch:
         if not isinstance(out, tuple) or not all(type(key) is slice and key.stop is not None for key in out):

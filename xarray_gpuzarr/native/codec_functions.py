@@ -2,8 +2,8 @@
 
 The extension modules of numcodecs, which zarr-python requires, contain libzstd, C-Blosc and lz4; that of deflate
 contains libdeflate. Their functions are looked up by name in the module; `docs/decisions/upstream.md` lists the names.
-If a module does not export a function, Python decodes or encodes the chunks, and `why_slow` says so. The C-Blosc of
-imagecodecs decodes snappy, that of numcodecs does not.
+If a module does not export a function, Python decodes or encodes the chunks, and `why_slow` says so. Blosc frames of
+snappy are decoded by the C-Blosc of imagecodecs, since that of numcodecs does not know snappy.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class NativeEncoder:
     make_context: int = 0
     free_context: int = 0
     set_parameter: int = 0
+    """Sets a parameter of a context, such as the level. Without it, `make_context` takes the level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _addresses(direction: _Direction, codec: Codec) -> dict[str, int] | str:
 
 @cache
 def native_codec(codec: Codec) -> NativeCodec | None:
-    """Return the functions that decode a codec; None if its library does not export them."""
+    """Return the functions that decode a codec; None if its library cannot be loaded or does not export them."""
     if codec == "raw":
         return NativeCodec(number=_NUMBERS[codec])
     addresses = _addresses("decode", codec)
@@ -146,7 +147,10 @@ def native_codec(codec: Codec) -> NativeCodec | None:
 
 @cache
 def native_encoder(codec: Codec) -> NativeEncoder | None:
-    """Return the functions that encode a codec; None if its library lacks them, or if the loops only decode it."""
+    """Return the functions that encode a codec.
+
+    None if its library cannot be loaded or does not export them, or if the loops only decode the codec.
+    """
     if codec == "raw":
         return NativeEncoder(encode=0)
     if codec not in _ENCODERS:
@@ -156,7 +160,10 @@ def native_encoder(codec: Codec) -> NativeEncoder | None:
 
 
 def why_slow(codec: Codec) -> str:
-    """Return why the loops do not decode or encode a codec, and what to install; an empty string if they do both."""
+    """Return why the loops do not decode or encode a codec, and what to install; an empty string if there is no reason.
+
+    There is none for "raw", nor for encoding a codec that the loops only decode.
+    """
     reasons = []
     if codec in _DECODERS:
         reasons.append(_why_slow("decode", codec, _DECODERS[codec]))
@@ -175,5 +182,5 @@ def _why_slow(direction: _Direction, codec: Codec, functions: _Functions) -> str
 
 def slow_codecs() -> list[str]:
     """Return `why_slow` of each codec that the loops cannot call, except for codecs of optional dependencies."""
-    # `_ENCODERS` has all codecs of the required ones. "blosc of snappy", of imagecodecs, is only in `_DECODERS`.
+    # All codecs of required dependencies are in `_ENCODERS`. "blosc of snappy", of imagecodecs, is only in `_DECODERS`.
     return [*filter(None, map(why_slow, _ENCODERS))]

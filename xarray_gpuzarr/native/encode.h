@@ -43,7 +43,8 @@ typedef struct {
     int64_t state, nbytes, code, entry; /* results: state, length, errno, and the chunk that failed, or -1 */
 } object_t;
 
-/* Encoded bytes of a unit: `at` in the caller's array, or, if that is NULL, from `first` on in the unit's room. */
+/* Encoded bytes of a unit: from the address `at` in the caller's array on, or, if that is NULL, from byte `first` of the unit's
+ * room on. */
 typedef struct { char *at; int64_t first, nbytes; } part_t;
 
 /* A unit: chunks that follow each other in an object, which one thread encodes. */
@@ -76,7 +77,7 @@ typedef struct {
     int64_t n_units, units_each; /* number of units of all objects, and of each object */
     int64_t most_kept;          /* most units of an object that wait for their turn, besides those that threads hold */
     int64_t budget;             /* most threads of all writes of the process */
-    _Atomic int64_t *n_helpers; /* number of further threads of this write, which Python reads */
+    _Atomic int64_t *n_helpers; /* number of threads that gpuzarr_write has started and that have not ended; Python reads it */
     atomic_llong next;          /* the unit that is taken next */
     atomic_int is_stopped;
     _Atomic(void *) spare[MOST_THREADS]; /* units to use again, with their memory */
@@ -85,9 +86,9 @@ typedef struct {
 /* What one thread of a write works with. */
 typedef struct {
     writing_t *writing;
-    int64_t is_helper;          /* whether the thread must leave when the budget is exceeded */
+    int64_t is_helper;          /* whether the thread must leave when the budget is exceeded; 0 for the caller of gpuzarr_write */
     _Atomic int64_t *n_helpers; /* number that the thread decreases when it ends; NULL for threads that Python has started */
-    char *scratch, *room;       /* memory for decoding, and for an encoded chunk */
+    char *scratch, *room;       /* memory for decoding and gathering, and for an encoded chunk; NULL until they are needed */
     int64_t room_nbytes;
     void *encoding, *decoding;  /* contexts */
     unit_t *unit;
@@ -136,9 +137,9 @@ static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
     return fail(writing, object, is_old_kept(object) ? DAMAGED : CHANGED, entry);
 }
 
-/* Whether a chunk is stored. Opens the stored file, once for all threads. Return -1 if it cannot be opened or has another
+/* Return whether a chunk is stored, after opening the stored file, once for all threads; -1 if it cannot be opened or has another
  * version. */
-static int is_stored(writing_t *writing, object_t *object, int64_t entry)
+static int find_stored(writing_t *writing, object_t *object, int64_t entry)
 {
     progress_t *progress = writing->progress + (object - writing->objects);
     int64_t state = UNFINISHED;
@@ -160,7 +161,7 @@ static int is_stored(writing_t *writing, object_t *object, int64_t entry)
 /* ---- a chunk */
 
 /* Enlarge memory to `nbytes` bytes if it is smaller. Return 0 if there is not enough memory. */
-static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
+static int enlarge(char **room, int64_t *room_nbytes, int64_t nbytes)
 {
     if (nbytes <= *room_nbytes) return 1;
     char *more = realloc(*room, (size_t)nbytes);
@@ -172,7 +173,7 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 /* Return memory for more bytes at the end of the unit's room; NULL if there is none. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    int has_more = has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1); /* a byte more, so never 0 */
+    int has_more = enlarge(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1); /* a byte more, so never 0 */
     return has_more ? unit->room + unit->used : NULL;
 }
 
@@ -197,7 +198,7 @@ static void free_unit(unit_t *unit)
 }
 
 /* Whether the box of the first row is a whole chunk. */
-static int is_all(const job_t *job, const rows_t *rows)
+static int is_whole_chunk(const job_t *job, const rows_t *rows)
 {
     for (int64_t i = 0; i < job->ndim; i++) {
         piece_t piece = piece_of(job, rows, 0, i);
@@ -206,7 +207,7 @@ static int is_all(const job_t *job, const rows_t *rows)
     return 1;
 }
 
-/* Decode a stored chunk. Return 0 after a failure. */
+/* Decode a stored chunk to `to`, where a part of it is overwritten later. Return 0 after a failure. */
 static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *to)
 {
     writing_t *writing = writer->writing;
@@ -214,7 +215,7 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     const progress_t *progress = writing->progress + (object - writing->objects);
     int64_t nbytes = object->old_nbytes[entry];
     if (!writer->decoding) writer->decoding = take_context(job);
-    if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1) || (job->make_context && !writer->decoding))
+    if (!enlarge(&writer->room, &writer->room_nbytes, nbytes + 1) || (job->make_context && !writer->decoding))
         return fail(writing, object, NO_MEMORY, entry);
     if (!read_old(object, progress, writer->room, nbytes, object->old_offset[entry])) return fail_to_read(writing, object, entry);
     nbytes = without_checksums(job, writer->room, nbytes);
@@ -258,26 +259,27 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
     size_t nbytes = (size_t)encoder->job->chunk_nbytes, most = (size_t)encoder->most_nbytes, n;
-    int found;
+    int encoded_nbytes;
     switch (encoder->job->codec) {
     case ZSTD:
         n = ((encode_zstd_t *)encoder->encode)(writer->encoding, to, most, chunk, nbytes);
         return n > (size_t)-ZSTD_ERRORS ? 0 : (int64_t)n;
     case BLOSC:
-        found = ((encode_blosc_t *)encoder->encode)((int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes,
-                                                    chunk, to, nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
-        return found < 0 ? 0 : found;
+        encoded_nbytes = ((encode_blosc_t *)encoder->encode)(
+            (int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes, chunk, to,
+            nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
+        return encoded_nbytes < 0 ? 0 : encoded_nbytes;
     case LZ4:
         put_little(to, nbytes, 4);
-        found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
-        return found <= 0 ? 0 : found + 4;
+        encoded_nbytes = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
+        return encoded_nbytes <= 0 ? 0 : encoded_nbytes + 4;
     default: /* zlib, gzip */
         return (int64_t)((deflate_t *)encoder->encode)(writer->encoding, chunk, nbytes, to, most);
     }
 }
 
 /* Set `box` to the piece numbers of what is written to a chunk. Return 0 if nothing is. */
-static int is_written(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
+static int find_box(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
 {
     int64_t remaining = entry, is_touched = 1; /* the entry's coordinates in the object are divided off, from the last axis on */
     for (int64_t i = encoder->job->ndim - 1; i >= 0; i--) {
@@ -296,13 +298,13 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     const encoder_t *encoder = writer->writing->encoder;
     const int64_t *order = encoder->order;
     int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
-    int found = is_stored(writer->writing, object, entry);
-    if (found < 0) return 0;
-    if (!found) return k + 1;
+    int stored = find_stored(writer->writing, object, entry);
+    if (stored < 0) return 0;
+    if (!stored) return k + 1; /* the chunk remains missing */
     for (first = object->old_offset[entry]; k < end; k++) {
         entry = order[k];
         if (object->old_nbytes[entry] == NO_FILE || object->old_offset[entry] != first + n) break;
-        if (k > begin && is_written(encoder, object, entry, box)) break;
+        if (k > begin && find_box(encoder, object, entry, box)) break;
         progress->nbytes[entry] = object->old_nbytes[entry];
         n += progress->nbytes[entry];
     }
@@ -313,25 +315,25 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     return k;
 }
 
-/* Put together a chunk from the elements that are written, and for all others the stored ones or the fill value. Return 0 after a
- * failure. */
+/* Put together a chunk in `to` from the elements that are written, and for all others the stored ones or the fill value. Return 0
+ * after a failure. */
 static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     job_t gathering = *job;
-    int all = is_all(job, rows), found = all ? 0 : is_stored(writer->writing, object, entry);
+    int is_whole = is_whole_chunk(job, rows), stored = is_whole ? 0 : find_stored(writer->writing, object, entry);
     gathering.steps = encoder->swap;
-    if (found < 0) return 0;
-    if (found && !decode_old(writer, object, entry, to)) return 0;
-    if (!all && !found) /* fill it */
-        move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize,
+    if (stored < 0) return 0;
+    if (stored && !decode_old(writer, object, entry, to)) return 0;
+    if (!is_whole && !stored) /* the elements that are not written get the fill value */
+        copy_elements(to, (positions_t){job->itemsize, NULL}, job->fill, (positions_t){0, NULL}, job->chunk_nbytes / job->itemsize,
                       job->itemsize);
     exchange_box(&gathering, rows, 0, to, TO_CHUNK);
     return 1;
 }
 
-/* Encode a chunk, and add it to the unit. Return 0 after a failure. */
+/* Encode a chunk, and add it to the unit unless it holds only the fill value and is not stored. Return 0 after a failure. */
 static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry, const int64_t *box)
 {
     const encoder_t *encoder = writer->writing->encoder;
@@ -340,12 +342,13 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     int is_raw = job->codec == RAW;
     /* libdeflate reads its input twice, and another thread may change the caller's array in between: it gets a copy. */
     int is_read_once = job->codec != ZLIB && job->codec != GZIP;
-    int is_in_array = !encoder->swap && is_read_once && is_all(job, &rows) && is_direct(job, &rows, 0);
-    int is_copied = !is_in_array || !is_raw || job->n_checksums;
-    int is_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
+    int is_in_array = !encoder->swap && is_read_once && is_whole_chunk(job, &rows) && is_direct(job, &rows, 0);
+    int needs_room = !is_in_array || !is_raw || job->n_checksums; /* others are written from where they are in the array */
+    int fills_object = !object->path && !encoder->index_nbytes; /* in memory, an unsharded chunk is the whole object */
     char *chunk = is_in_array ? destination(job, &rows, 0) : NULL, *to = chunk;
-    if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
-    if (is_copied) to = is_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    if (is_in_array && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1; /* it is not stored */
+    if (needs_room) to = fills_object ? object->memory : room_in_unit(writer->unit, encoder->most_nbytes);
+    /* a writer frees its scratch itself, so the address is stored in the same place twice */
     int has_scratch = is_in_array || is_raw || own_memory(&writer->scratch, &writer->scratch, scratch_nbytes(job) + HEAD_NBYTES);
     if (!to || !has_scratch) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!is_in_array) {
@@ -360,7 +363,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
         put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
         nbytes += CRC_NBYTES;
     }
-    add_part(writer->unit, is_copied && !is_object ? NULL : to, nbytes);
+    add_part(writer->unit, needs_room && !fills_object ? NULL : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -421,7 +424,7 @@ static int put(const object_t *object, progress_t *progress, const char *at, int
     return 1;
 }
 
-/* Write a unit after those before it, and enter its chunks in the index. Return 0 after a failure. */
+/* Write a unit at the end of what is written of its object, and enter its chunks in the index. Return 0 after a failure. */
 static int put_unit(writing_t *writing, object_t *object, progress_t *progress, int64_t number, const unit_t *unit)
 {
     const encoder_t *encoder = writing->encoder;
@@ -520,7 +523,7 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     if (!writer->unit || (encoder->make_context && !writer->encoding)) return fail(writer->writing, object, NO_MEMORY, -1);
     writer->unit->used = writer->unit->n_parts = 0;
     while (k < end) {
-        if (!is_written(encoder, object, encoder->order[k], box)) {
+        if (!find_box(encoder, object, encoder->order[k], box)) {
             if (!(k = carry(writer, object, progress, k, end))) return 0;
         } else if (!encode_entry(writer, object, progress, encoder->order[k++], box))
             return 0;
@@ -530,8 +533,8 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
 
 static _Atomic int64_t n_at_work; /* number of threads that work on any write of this process */
 
-/* Whether the threads of all writes exceed the budget. If so, the calling helper is no longer counted, and must leave. */
-static int is_one_too_many(const writing_t *writing)
+/* Stop counting the calling helper if the threads of all writes exceed the budget. Return whether it must leave. */
+static int leave_if_too_many(const writing_t *writing)
 {
     int64_t n = n_at_work;
     while (n > writing->budget)
@@ -544,13 +547,13 @@ static void write_units(writer_t *writer)
 {
     writing_t *writing = writer->writing;
     n_at_work++;
-    for (int64_t number; !writing->is_stopped;) {
-        if (writer->is_helper && is_one_too_many(writing)) return;
+    for (int64_t number; !writing->is_stopped;) { /* of a unit among those of all objects */
+        if (writer->is_helper && leave_if_too_many(writing)) return; /* it is no longer counted in n_at_work */
         if ((number = atomic_fetch_add(&writing->next, 1)) >= writing->n_units) break;
-        int64_t which = number / writing->units_each, unit = number % writing->units_each;
-        object_t *object = writing->objects + which;
-        progress_t *progress = writing->progress + which;
-        if (fill_unit(writer, object, progress, unit)) take_turn(writer, object, progress, unit);
+        int64_t object_number = number / writing->units_each, unit_number = number % writing->units_each;
+        object_t *object = writing->objects + object_number;
+        progress_t *progress = writing->progress + object_number;
+        if (fill_unit(writer, object, progress, unit_number)) take_turn(writer, object, progress, unit_number);
     }
     n_at_work--;
 }

@@ -25,6 +25,7 @@ from xarray_gpuzarr.native.structs import check_layout
 _ENV = "XARRAY_GPUZARR_NATIVE"
 _REINSTALL = "install it again where there is a C compiler (cc, or what CC names)"
 SOURCE = Path(__file__).with_name("loops.c")
+"""Main source of the library. The library and the headers lie in its folder."""
 _INT64_NBYTES = 8
 
 
@@ -119,7 +120,7 @@ def crc32c(data: memoryview | bytes) -> int:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return the address of an array's first element in host memory."""
+    """Return the address of an array's first element in host memory. The caller keeps the array alive."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # takes a quarter of the time of the line below
     except (BufferError, TypeError, ValueError):  # the array is read-only, not contiguous, or empty
@@ -144,7 +145,7 @@ def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]
     numbers = [*chain.from_iterable(columns.values())]
     try:
         memory = array("q", numbers)
-    except OverflowError:  # such as the number of an inode, whose bits the loops compare
+    except OverflowError:  # such as the number of an inode: the loops compare its bits, so it may wrap around
         memory = array("q", [(number + 2**63) % 2**64 - 2**63 for number in numbers])
     next_address = memory.buffer_info()[0]
     addresses: dict[str, int] = {}
@@ -155,5 +156,5 @@ def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]
 
 
 def view_address(memory: memoryview) -> int:
-    """Return the address of bytes in host memory; 0 for an empty view."""
+    """Return the address of bytes in host memory; 0 for an empty view. The caller keeps the memory alive."""
     return address(np.frombuffer(memory, np.uint8)) if memory else 0

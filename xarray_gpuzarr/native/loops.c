@@ -31,16 +31,17 @@
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* operations on a whole chunk, after its compressor */
 enum { DONE, LEFT, ABSENT }; /* status of a row: placed; left to Python; missing, where the job has no fill value */
-enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 }; /* instead of a length: no chunk; Python must read it; decoded already */
+/* Instead of a length: there is no chunk or file; it is left to a call that waits for the disk, or to Python; it is decoded. */
+enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32 }; /* how often a thread takes rows of a call; most rows that it takes at a time */
 enum { VERSION_NUMBERS = 5, CRC_NBYTES = 4, ENTRY_NBYTES = 16 }; /* numbers of a file's version; lengths of a CRC, an index entry */
-enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* MOST_KEPT: contexts of a codec that are kept for later calls */
+enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* of an array; of a call; contexts kept for each codec */
 enum { BLOCK_NBYTES = 512 };                /* the page cache holds whole blocks of this length, except at the end of a file */
 enum { LEAST_PARTED_NBYTES = 32 * 1024 };   /* of shorter chunks, all is decoded, also if less is requested */
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024 }; /* results above -ZSTD_ERRORS, as size_t, are errors (zstd_errors.h) */
 enum { BLOSC_HEADER_NBYTES = 16 };
 enum { BLOSC_LEAST_INFLATED = 32 * 1024 }; /* C-Blosc decodes shorter chunks, also those of zlib */
-enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 }; /* what `unshuffle` writes before a block; room for it */
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 }; /* what `unshuffle` writes before a block; room for that */
 enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5 }; /* flags of a Blosc frame: bytes are shuffled; bytes or bits are */
 enum { BLOSC_UNSPLIT = 0x10 };                         /* flag: each block is a single stream */
 enum { BLOSC_NOT_INFLATED = 0xA };                     /* flags of frames that are stored, or of an unknown kind */
@@ -92,7 +93,7 @@ typedef struct {
     int64_t area_nbytes;        /* length of an area of scratch, whose first HEAD_NBYTES are for `unshuffle`. A thread has one
                                    area, or two if there are stages or `inflate` */
     const int64_t *pieces;      /* three columns, each of all axes: first elements, first positions in the output, counts */
-    const int64_t *first_piece; /* per axis: where its pieces begin in these columns */
+    const int64_t *first_piece; /* per axis: row of these columns in which its pieces begin */
     const int64_t *chunk_shape; /* along the axes of the output */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
     const int64_t *every;       /* along each axis: distance between requested elements, in elements */
@@ -117,7 +118,7 @@ typedef struct { int64_t first, end; } span_t;
 typedef struct {
     const char **src;           /* encoded */
     int64_t *nbytes;            /* NO_FILE: the chunk is missing; DECODED: `src` has its elements, ready to be placed */
-    const int64_t *first_box;   /* of each row, and the number of all boxes; NULL: each row has one box */
+    const int64_t *first_box;   /* per row: number of its first box; then the number of all boxes. NULL: each row has one box */
     const int64_t *boxes;       /* ndim piece numbers each */
     uint8_t *left;              /* result per row: DONE, LEFT or ABSENT */
     const int64_t *in_at, *out_at; /* instead of boxes: offsets of points in the chunk and in the output, in bytes. `first_box` then
@@ -135,7 +136,7 @@ typedef struct {
     char *room;             /* memory for encoded chunks, room_nbytes for each thread; NULL: threads allocate it */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* if each row is a file: a longer one holds no chunk */
-    int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are treated */
+    int64_t waits;          /* whether to wait for the disk; then only rows that an earlier call has left are read */
     int64_t n_read;         /* result: number of bytes that were read */
     int64_t is_cold;        /* result: whether rows were left and requested from the disk: they are not in the page cache */
 } files_t;
@@ -143,7 +144,7 @@ typedef struct {
 /* The file of a row whose parts several threads read, all through one descriptor, so that they read one version. */
 typedef struct {
     int64_t n_left; /* number of parts that have not been read */
-    int file;       /* NO_FILE: not opened yet, or it cannot be opened */
+    int file;       /* descriptor; NO_FILE: not opened yet, or it cannot be opened */
 } shared_file_t;
 
 /* The rows of a call, of which threads take one or some at a time, or parts of one. */
@@ -163,7 +164,7 @@ typedef struct {
     atomic_int is_changed;   /* whether a file has another version */
 } work_t;
 
-/* What one thread works with. */
+/* A lane: what one thread works with. */
 typedef struct {
     work_t *work;
     char *scratch, *room; /* NULL if Python passed none, see `own_memory` */
@@ -173,15 +174,15 @@ typedef struct {
 } lane_t;
 
 /* Return the number that four bytes in little-endian order stand for. */
-static uint32_t little(const char *at)
+static uint32_t uint32_at(const char *at)
 {
     const unsigned char *b = (const unsigned char *)at;
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
 /* CRC-32C (RFC 3720, appendix B.4), by tables for eight bytes at a time, or by the processor's own instruction. */
-enum { CRC_LANE = 1024 }; /* length of a lane, see `crc_by_machine` */
-static uint32_t crc_tables[8][256], crc_lane[4][256]; /* crc_lane: by position and value of a byte of a CRC, see `behind_lane` */
+enum { STRIPE_NBYTES = 1024 }; /* length of a stripe, see `crc_by_machine` */
+static uint32_t crc_tables[8][256], crc_stripe[4][256]; /* crc_stripe: by position and value of a CRC's byte, see `behind_stripe` */
 
 __attribute__((constructor)) static void make_crc_tables(void)
 {
@@ -196,20 +197,21 @@ __attribute__((constructor)) static void make_crc_tables(void)
             uint32_t before = crc_tables[table - 1][byte];
             crc_tables[table][byte] = before >> 8 ^ crc_tables[0][before & 255];
         }
-    for (int bit = 0; bit < 32; bit++) { /* each bit of a CRC, extended by CRC_LANE zero bytes */
+    for (int bit = 0; bit < 32; bit++) { /* each bit of a CRC, extended by STRIPE_NBYTES zero bytes */
         bits[bit] = UINT32_C(1) << bit;
-        for (int i = 0; i < CRC_LANE; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
+        for (int i = 0; i < STRIPE_NBYTES; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
     }
     for (int position = 0; position < 4; position++) /* of a byte in a CRC */
         for (int byte = 0; byte < 256; byte++)
             for (int bit = 0; bit < 8; bit++)
-                if (byte & 1 << bit) crc_lane[position][byte] ^= bits[position * 8 + bit];
+                if (byte & 1 << bit) crc_stripe[position][byte] ^= bits[position * 8 + bit];
 }
 
+/* Return a CRC extended by bytes; it is inverted before the first byte and after the last one, here by the caller. */
 static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 {
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
-        uint32_t low = little(at) ^ crc, high = little(at + 4);
+        uint32_t low = uint32_at(at) ^ crc, high = uint32_at(at + 4);
         crc = 0;
         for (int i = 0; i < 4; i++) crc ^= crc_tables[7 - i][low >> 8 * i & 255] ^ crc_tables[3 - i][high >> 8 * i & 255];
     }
@@ -224,24 +226,25 @@ static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
 #define CRC_MACHINE __attribute__((target("sse4.2")))
 #endif
 
-/* Return a CRC extended by CRC_LANE zero bytes. */
-static uint32_t behind_lane(uint32_t crc)
+/* Return a CRC extended by STRIPE_NBYTES zero bytes. */
+static uint32_t behind_stripe(uint32_t crc)
 {
-    return crc_lane[0][crc & 255] ^ crc_lane[1][crc >> 8 & 255] ^ crc_lane[2][crc >> 16 & 255] ^ crc_lane[3][crc >> 24];
+    return crc_stripe[0][crc & 255] ^ crc_stripe[1][crc >> 8 & 255] ^ crc_stripe[2][crc >> 16 & 255] ^ crc_stripe[3][crc >> 24];
 }
 
-/* Three lanes are computed at once, since the instruction takes three cycles, and one can begin in each cycle. */
+/* As `crc_by_tables`. Three neighbouring stripes are computed at once, since the instruction takes three cycles, and one can
+ * begin in each cycle. */
 CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t nbytes)
 {
     uint64_t word[3], wide[3];
-    for (; nbytes >= 3 * CRC_LANE; nbytes -= 3 * CRC_LANE, at += 3 * CRC_LANE) {
+    for (; nbytes >= 3 * STRIPE_NBYTES; nbytes -= 3 * STRIPE_NBYTES, at += 3 * STRIPE_NBYTES) {
         wide[0] = crc, wide[1] = wide[2] = 0;
-        for (int i = 0; i < CRC_LANE; i += 8)
-            for (int lane = 0; lane < 3; lane++) {
-                memcpy(word + lane, at + lane * CRC_LANE + i, 8);
-                wide[lane] = __builtin_ia32_crc32di(wide[lane], word[lane]);
+        for (int i = 0; i < STRIPE_NBYTES; i += 8)
+            for (int stripe = 0; stripe < 3; stripe++) {
+                memcpy(word + stripe, at + stripe * STRIPE_NBYTES + i, 8);
+                wide[stripe] = __builtin_ia32_crc32di(wide[stripe], word[stripe]);
             }
-        crc = behind_lane(behind_lane((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
+        crc = behind_stripe(behind_stripe((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
     }
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
         memcpy(word, at, 8);
@@ -261,27 +264,29 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
     return ~crc_by_tables(~0u, at, (size_t)nbytes);
 }
 
-/* Whether bytes are a Blosc frame that decodes to `wanted` bytes. Its header, by README_CHUNK_FORMAT of c-blosc 1.x: version,
- * version of the codec, flags, itemsize, nbytes, blocksize, cbytes. C-Blosc counts in int, where 4 GiB - 1 is -1, an error. */
-static int is_blosc(const char *src, size_t nbytes, size_t wanted)
+/* Whether bytes are a Blosc frame that decodes to `decoded_nbytes` bytes. Its header, by README_CHUNK_FORMAT of c-blosc 1.x:
+ * version of the format, which is 2, version of the codec, flags, itemsize, nbytes, blocksize, cbytes. C-Blosc counts in int,
+ * where 4 GiB - 1 is -1, an error. */
+static int is_blosc(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
-    if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
-    if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    return little(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
+    if (nbytes < BLOSC_HEADER_NBYTES || decoded_nbytes > INT32_MAX || src[0] != 2) return 0;
+    if (uint32_at(src + 4) != decoded_nbytes || uint32_at(src + 12) < BLOSC_HEADER_NBYTES) return 0;
+    return uint32_at(src + 12) <= nbytes; /* a frame may be shorter than the chunk: some writers leave bytes after it */
 }
 
-/* Whether bytes begin a zstd frame that declares to decode to `wanted` bytes and has no checksum (RFC 8878, 3.1.1.1). Decoding a
- * part would not verify a checksum. */
-static int is_plain_zstd(const char *src, size_t nbytes, size_t wanted)
+/* Whether bytes begin a zstd frame that declares to decode to `decoded_nbytes` bytes and has no checksum (RFC 8878, 3.1.1.1).
+ * Decoding a part would not verify a checksum. */
+static int is_plain_zstd(const char *src, size_t nbytes, size_t decoded_nbytes)
 {
     static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
-    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0; /* 18: the longest header; the magic number */
-    unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1;
-    size_t length = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
-    const unsigned char *at = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
-    uint64_t found = length == 2 ? 256 : 0; /* a field of two bytes counts from 256 */
-    for (size_t i = 0; i < length; i++) found += (uint64_t)at[i] << 8 * i;
-    return length && !(descriptor & 4) && found == wanted;
+    if (nbytes < 18 || uint32_at(src) != 0xFD2FB528) return 0; /* length of the longest header; the magic number */
+    unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1, has_checksum = descriptor >> 2 & 1;
+    size_t field_nbytes = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
+    /* before the field: magic number, descriptor, window (unless there is a single segment), dictionary */
+    const unsigned char *field = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
+    uint64_t declared_nbytes = field_nbytes == 2 ? 256 : 0; /* a field of two bytes counts from 256 */
+    for (size_t i = 0; i < field_nbytes; i++) declared_nbytes += (uint64_t)field[i] << 8 * i;
+    return field_nbytes && !has_checksum && declared_nbytes == decoded_nbytes;
 }
 
 /* Decode a zstd frame up to byte `end`. Return 0 after a failure. */
@@ -311,7 +316,8 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
 static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
 {
     uint32_t n = (uint32_t)nbytes;
-    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
+    /* nbytes, blocksize, cbytes; offset of the block, which begins with the length of its stream; this length */
+    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n};
     unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
     at[0] = 2, at[1] = 1, at[2] = (unsigned char)(flags | BLOSC_UNSPLIT), at[3] = (unsigned char)typesize;
     for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
@@ -326,7 +332,7 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
     if (length % n) return 0;
     for (char *to = dst; to < dst + length; to += step) {
         if (at + 4 > end) return 0;
-        size_t nbytes = little(src + at);
+        size_t nbytes = uint32_at(src + at);
         at += 4;
         if (!nbytes || nbytes > step || nbytes > end - at) return 0;
         if (nbytes == step) /* the stream is stored as it is */
@@ -342,8 +348,9 @@ static int inflate_block(const job_t *job, void *context, const char *src, size_
  * zlib of C-Blosc. `block` is scratch for one block. Return 0 after a failure. */
 static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
 {
-    size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
+    size_t whole = (size_t)job->packed_nbytes, end = uint32_at(src + 12), length = uint32_at(src + 8);
     int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
+    /* the header is followed by the offset of each block, in four bytes */
     if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
     /* C-Blosc splits a block into a stream for each byte of an element, except long elements, short streams and the last block. */
     int is_split = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128;
@@ -352,7 +359,7 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
         size_t n = whole - first < length ? whole - first : length;
         if ((int64_t)(first + n) <= span.first || (int64_t)first >= span.end) continue;
         char *to = shuffled ? block : dst + first;
-        size_t at = little(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
+        size_t at = uint32_at(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
         if (!inflate_block(job, context, src, end, at, to, n, n == length ? splits : 1)) return 0;
         if (shuffled && !unshuffle(job, shuffled, typesize, to, dst + first, (int64_t)n)) return 0;
     }
@@ -360,55 +367,56 @@ static int inflate_blosc(const job_t *job, void *context, const char *src, char 
 }
 
 /* Whether a chunk is a Blosc frame that `inflate_blosc` decodes. */
-static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
+static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t decoded_nbytes)
 {
-    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted)) return 0;
+    if (!job->inflate || decoded_nbytes < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, decoded_nbytes)) return 0;
     if (src[1] != 1) return 0; /* version of the codec */
     return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
 }
 
-/* Decode the requested part of a chunk to its place in `dst`. Return 0 if the part is most of the chunk, or cannot be decoded
- * alone. */
+/* Decode the requested part of a chunk to its place in `dst`. Return 0 if that would save too little, or if the part cannot be
+ * decoded alone. Zstd and LZ4 are decoded from the first byte to the end of the part, Blosc by elements or blocks. */
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
-    size_t wanted = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
-    int64_t enough = job->chunk_nbytes / 8 * 7; /* decoding a longer part would save too little */
+    size_t decoded_nbytes = (size_t)job->chunk_nbytes; /* without stages, the compressor decodes to the chunk itself */
+    int64_t most_nbytes = job->chunk_nbytes / 8 * 7;   /* decoding a longer part would save too little */
     if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
     case ZSTD:
-        return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
+        return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, decoded_nbytes) &&
                decode_zstd_part(job, context, src, nbytes, dst, (size_t)span.end);
     case BLOSC:
-        if (is_inflated(job, src, nbytes, wanted)) return inflate_blosc(job, context, src, dst, block, span);
-        return span.end - span.first <= enough && is_blosc(src, nbytes, wanted) && decode_blosc_part(job, src, dst, span);
-    case LZ4:
-        return span.end <= enough && nbytes > 4 && nbytes <= INT32_MAX && little(src) == wanted &&
+        if (is_inflated(job, src, nbytes, decoded_nbytes)) return inflate_blosc(job, context, src, dst, block, span);
+        return span.end - span.first <= most_nbytes && is_blosc(src, nbytes, decoded_nbytes) &&
+               decode_blosc_part(job, src, dst, span);
+    case LZ4: /* numcodecs writes the length in front */
+        return span.end <= most_nbytes && nbytes > 4 && nbytes <= INT32_MAX && uint32_at(src) == decoded_nbytes &&
                ((part_of_lz4_t *)job->decode_part)(
-                   src + 4, dst, (int)nbytes - 4, (int)span.end, (int)wanted) >= span.end;
+                   src + 4, dst, (int)nbytes - 4, (int)span.end, (int)decoded_nbytes) >= span.end;
     default:
         return 0;
     }
 }
 
-/* Decode what a compressor encoded, all of it. Return 0 after a failure. */
+/* Decode what a compressor encoded, all of it. `block` is scratch for a block of Blosc. Return 0 after a failure. */
 static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block)
 {
-    size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
+    size_t decoded_nbytes = (size_t)job->packed_nbytes, used = 0, found = 0;
     switch (job->codec) {
     case ZSTD:
-        return ((decode_zstd_t *)job->decode)(context, dst, wanted, src, nbytes) == wanted;
+        return ((decode_zstd_t *)job->decode)(context, dst, decoded_nbytes, src, nbytes) == decoded_nbytes;
     case BLOSC:
-        if (is_inflated(job, src, nbytes, wanted))
+        if (is_inflated(job, src, nbytes, decoded_nbytes))
             return inflate_blosc(job, context, src, dst, block, (span_t){0, job->packed_nbytes});
-        return is_blosc(src, nbytes, wanted) &&
-               ((decode_blosc_t *)job->decode)(src, dst, wanted, 1) == (int)wanted;
+        return is_blosc(src, nbytes, decoded_nbytes) &&
+               ((decode_blosc_t *)job->decode)(src, dst, decoded_nbytes, 1) == (int)decoded_nbytes;
     case LZ4: /* numcodecs writes the length in front */
-        return nbytes > 4 && nbytes <= INT32_MAX && wanted <= INT32_MAX && little(src) == wanted &&
-               ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)wanted) == (int)wanted;
+        return nbytes > 4 && nbytes <= INT32_MAX && decoded_nbytes <= INT32_MAX && uint32_at(src) == decoded_nbytes &&
+               ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)decoded_nbytes) == (int)decoded_nbytes;
     case ZLIB:
     case GZIP:
-        return ((inflate_t *)job->decode)(context, src, nbytes, dst, wanted, &used, &found) == 0 &&
-               used == nbytes && found == wanted;
+        return ((inflate_t *)job->decode)(context, src, nbytes, dst, decoded_nbytes, &used, &found) == 0 &&
+               used == nbytes && found == decoded_nbytes;
     default:
         return 0;
     }
@@ -420,7 +428,7 @@ static int take_stage(const job_t *job, const stage_t *stage, char *src, char *d
     if (stage->kind == UNSHUFFLE) return unshuffle(job, BLOSC_BYTES_SHUFFLED, (int)stage->elementsize, src, dst, stage->nbytes);
     const steps_t *steps = stage->steps;
     int64_t n = stage->nbytes / steps->out_itemsize;
-    take_steps(steps, dst, (lie_t){steps->out_itemsize, NULL}, src, (lie_t){steps->in_itemsize, NULL}, n);
+    take_steps(steps, dst, (positions_t){steps->out_itemsize, NULL}, src, (positions_t){steps->in_itemsize, NULL}, n);
     if (stage->kind == ACCUMULATE) accumulate(dst, n, stage->dtype), swap_bytes(dst, stage->nbytes, stage->swap);
     return 1;
 }
@@ -438,13 +446,13 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     return from;
 }
 
-/* Copy elements of a chunk to the output, and carry out the job's steps on the way. */
-static void bring_elements(const job_t *job, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+/* Copy n elements from `src` to `dst`, and carry out the job's steps on the way. */
+static void convert_elements(const job_t *job, char *dst, positions_t out, const char *src, positions_t in, int64_t n)
 {
     if (job->steps)
         take_steps(job->steps, dst, out, src, in, n);
     else
-        move_elements(dst, out, src, in, n, job->itemsize);
+        copy_elements(dst, out, src, in, n, job->itemsize);
 }
 
 /* An axis of a box: number of elements, and bytes between two of them in the chunk and in the array. With an index, elements of the
@@ -456,14 +464,14 @@ enum { TO_ARRAY, TO_CHUNK };
 /* Copy elements from a chunk to the caller's array, or from the array to a chunk. */
 static void exchange(const job_t *job, char *array, char *chunk, const axis_t *axis, int64_t n_axes, int direction)
 {
-    lie_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
+    positions_t in_array = {axis->to, NULL}, in_chunk = {axis->from, axis->index};
     if (n_axes > 1)
         for (int64_t i = 0; i < axis->extent; i++, array += axis->to)
             exchange(job, array, chunk + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1, direction);
     else if (direction == TO_ARRAY)
-        bring_elements(job, array, in_array, chunk, in_chunk, axis->extent);
+        convert_elements(job, array, in_array, chunk, in_chunk, axis->extent);
     else
-        bring_elements(job, chunk, in_chunk, array, in_array, axis->extent);
+        convert_elements(job, chunk, in_chunk, array, in_array, axis->extent);
 }
 
 /* Return the number of a row's first box or point. That of the next row is the end. */
@@ -546,7 +554,7 @@ static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
     job_t filling = *job;
     filling.in_strides = zeros, filling.steps = NULL, filling.itemsize = job->out_itemsize;
     if (rows->in_at)
-        bring_elements(&filling, job->out, (lie_t){1, rows->out_at + box}, job->fill, (lie_t){0, NULL}, end - box);
+        convert_elements(&filling, job->out, (positions_t){1, rows->out_at + box}, job->fill, (positions_t){0, NULL}, end - box);
     else
         for (; box < end; box++) place_box(&filling, rows, box, job->fill);
 }
@@ -558,7 +566,7 @@ static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
     if (last + itemsize > span->end) span->end = last + itemsize;
 }
 
-/* Return the smallest and the largest offset, along an axis of the chunk, at which an element of a piece begins. */
+/* Return the smallest offset along an axis of the chunk at which an element of a piece begins, and, as `end`, the largest. */
 static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 {
     int64_t stride = job->in_strides[axis];
@@ -583,8 +591,8 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     return span;
 }
 
-/* Read a range if it is in the page cache. Files of a tmpfs always are, but preadv2 does not support them. Systems without
- * preadv2 just read. */
+/* Read a range as far as its beginning is in the page cache, else return -1. Files of a tmpfs always are, but preadv2 does not
+ * support them. Systems without preadv2 just read, and may wait for the disk. */
 static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 {
 #ifdef RWF_NOWAIT
@@ -674,8 +682,9 @@ static int is_streamed(const work_t *work)
     return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
 }
 
-/* Decode at least the first `enough` bytes of a zstd frame while it is read, so that it is never in memory as a whole. Return 0 if
- * the data are anything other than a single frame. */
+/* Decode at least the first `enough` bytes of a zstd frame while it is read, so that it is never in memory as a whole. This waits
+ * for the disk in any call. Return 0 after a failure, or if data that are decoded to their end are anything other than a single
+ * frame. */
 static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, int64_t enough)
 {
     const work_t *work = lane->work;
@@ -687,7 +696,7 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, in
     int file = file_of(lane, row);
     in_buffer_t in = {lane->room, 0, 0};
     out_buffer_t out = {dst, (size_t)job->packed_nbytes, 0};
-    size_t left = 1;
+    size_t left = 1; /* result of zstd: 0 when a frame is complete */
     ((restart_zstd_t *)job->restart)(context);
     for (;;) {
         if (in.pos == in.size) {
@@ -713,6 +722,7 @@ static int is_copied(const job_t *job)
     return job->codec == RAW && !job->n_stages && !job->n_checksums && !job->steps;
 }
 
+/* Return the number of bytes of scratch that a thread needs. */
 static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
 /* Ask for huge pages for long memory, as NumPy does. Without them, each 4 KiB cost a page fault. Return the memory. */
@@ -758,8 +768,9 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
     const char *chunk = rows->src[row];
-    if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
-    int goes_straight = dst && !job->n_stages && !job->inflate;
+    if (job->codec == RAW && !job->n_stages) /* it may have been read straight to `dst` */
+        return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
+    int goes_straight = dst && !job->n_stages && !job->inflate; /* `inflate` needs scratch for a block */
     char *scratch = goes_straight ? NULL : scratch_of(lane), *block = scratch ? scratch + job->area_nbytes + HEAD_NBYTES : NULL;
     if (!goes_straight && !scratch) return NULL;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
@@ -780,13 +791,13 @@ static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nb
 {
     for (int64_t i = 0; i < job->n_checksums; i++) {
         nbytes -= CRC_NBYTES;
-        if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != little(chunk + nbytes)) return -1;
+        if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != uint32_at(chunk + nbytes)) return -1;
     }
     return job->codec == RAW && nbytes != job->packed_nbytes ? -1 : nbytes;
 }
 
 /* Decode and place a chunk that was read. Return 0 if it has to be left. */
-static int treat_row(lane_t *lane, int64_t row, void *context)
+static int place_row(lane_t *lane, int64_t row, void *context)
 {
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
@@ -803,7 +814,7 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
     if (!chunk) return 0;
     if (dst) return 1; /* it was decoded to its place */
     if (rows->in_at)
-        bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
+        convert_elements(job, job->out, (positions_t){1, rows->out_at + box}, chunk, (positions_t){1, rows->in_at + box}, end - box);
     else
         for (; box < end; box++) place_box(job, rows, box, chunk);
     return 1;
@@ -812,7 +823,8 @@ static int treat_row(lane_t *lane, int64_t row, void *context)
 /* Return NO_FILE if a file could not be opened because it does not exist, else READ_OTHERWISE. */
 static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
 
-/* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if Python has to read it. */
+/* Read a whole file. Return its length, NO_FILE if it does not exist, or READ_OTHERWISE if it is empty, longer than nbytes, cannot
+ * be read, or is not in the page cache in a call that does not wait. */
 static int64_t read_file(const work_t *work, const char *path, char *room, int64_t nbytes)
 {
     char next;
@@ -826,7 +838,8 @@ static int64_t read_file(const work_t *work, const char *path, char *room, int64
     return is_whole ? done : READ_OTHERWISE;
 }
 
-/* Whether at most half of a raw chunk is requested. If so, `span` is the range of all requested bytes. */
+/* Whether at most half of a raw chunk is requested. If so, set `span` to the range of all requested bytes; else `span` means
+ * nothing. */
 static int is_read_in_part(const work_t *work, int64_t row, span_t *span)
 {
     const job_t *job = work->job;
@@ -849,16 +862,16 @@ static run_t run_of(const work_t *work, int64_t row, int64_t end)
 {
     const files_t *files = work->files;
     const int64_t *offset = files->offset, *nbytes = work->rows->nbytes;
-    int64_t wanted = work->job->packed_nbytes;
+    int64_t raw_nbytes = work->job->packed_nbytes; /* of a raw chunk; others are never read in part or straight */
     span_t span;
-    if (nbytes[row] == wanted && is_read_in_part(work, row, &span))
+    if (nbytes[row] == raw_nbytes && is_read_in_part(work, row, &span))
         return (run_t){row + 1, offset[row] + span.first, offset[row] + span.end, span.first, NULL};
-    run_t run = {row, offset[row], offset[row], -1, nbytes[row] == wanted ? straight_to(work, row) : NULL};
+    run_t run = {row, offset[row], offset[row], -1, nbytes[row] == raw_nbytes ? straight_to(work, row) : NULL};
     int64_t most = run.straight ? PART_NBYTES : files->room_nbytes, gap = run.straight ? 0 : files->max_gap_nbytes;
     for (; run.stop < end && nbytes[run.stop] != NO_FILE && nbytes[run.stop] != DECODED; run.stop++) {
         int64_t i = run.stop, until = offset[i] + nbytes[i];
         if (i > row && (files->file[row] != files->file[i] || offset[i] - run.last > gap || until - run.first > most)) break;
-        if (i > row && run.straight && (nbytes[i] != wanted || straight_to(work, i) != run.straight + (offset[i] - run.first)))
+        if (i > row && run.straight && (nbytes[i] != raw_nbytes || straight_to(work, i) != run.straight + (offset[i] - run.first)))
             break;
         if (until > run.last) run.last = until;
     }
@@ -882,22 +895,22 @@ static void ask_for(int file, int64_t first, int64_t nbytes)
 /* Ask the system to read the file of a row ahead, or the requested part of it. */
 static void ask_for_object(const work_t *work, int64_t row)
 {
-    span_t span = {0, work->files->room_nbytes};
+    span_t span;
     int file = open(work->files->paths + work->files->path_at[work->files->file[row]], READ_FLAGS);
     if (file < 0) return;
-    is_read_in_part(work, row, &span);
+    if (!is_read_in_part(work, row, &span)) span = (span_t){0, work->files->room_nbytes};
     ask_for(file, span.first, span.end - span.first);
     close(file);
 }
 
-/* Ask the system to read rows from `row` on ahead, so that the disk works on many at once. */
+/* Ask the system to read rows from `row` on ahead, up to ASKED_NBYTES of them, so that the disk works on many at once. */
 static void ask_ahead(lane_t *lane, int64_t row)
 {
     work_t *work = lane->work;
     const int64_t *offset = work->files->offset, *nbytes = work->rows->nbytes;
     int64_t n = 1 + ASKED_NBYTES / (work->job->packed_nbytes + 1), end = row + n < work->end_row ? row + n : work->end_row;
     long long next = atomic_load(&work->asked);
-    /* Many rows are asked for at a time, because the file of later rows may have to be opened for that. */
+    /* Many rows are asked for at a time, since the lane may have to open the file of later rows for that. */
     if (next - row > n / 2) return;
     while (next < end) {
         int64_t first = next > row ? next : row, is_stored = nbytes[first] != DECODED && (!offset || nbytes[first] != NO_FILE);
@@ -918,7 +931,8 @@ static void note_cold(lane_t *lane, int64_t row)
     ask_ahead(lane, row);
 }
 
-/* Read the first run of rows [row, end). Return the row after those that were read or left. */
+/* Read the first run of rows [row, end), or as many of its rows as are in the page cache. If there are any, return the row after
+ * them, otherwise the row after the run, whose rows are left. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const work_t *work = lane->work;
@@ -932,6 +946,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
         return row + 1;
     }
     int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, next = row;
+    /* a single row may be longer than the room */
     ssize_t found = n <= most ? read_range(work, file_of(lane, row), to, n, run.first) : -1;
     if (run.part_first >= 0 && found == n)
         rows->src[next++] = (const char *)((uintptr_t)to - (uintptr_t)run.part_first); /* where the chunk would begin */
@@ -941,7 +956,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
         atomic_fetch_add(&lane->work->n_read, found);
         return next;
     }
-    note_cold(lane, row);
+    note_cold(lane, row); /* none of the rows was read */
     for (int64_t i = row; i < run.stop; i++) rows->src[i] = NULL;
     return run.stop;
 }
@@ -984,7 +999,8 @@ static int64_t read_object(lane_t *lane, int64_t row)
     return row + 1;
 }
 
-/* Open the file of a row that is decoded while it is read. Return the next row. */
+/* Open the file of a row that is decoded while it is read, and set `src` to the room that its pieces are read to. If the row is
+ * a file, set its `nbytes` to 0, or to NO_FILE or READ_OTHERWISE if it cannot be opened. Return the next row. */
 static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
@@ -996,7 +1012,7 @@ static int64_t open_stream(lane_t *lane, int64_t row)
 }
 
 /* Read as many of the rows [row, end) as are read at once. Return the row after them. */
-static int64_t bring(lane_t *lane, int64_t row, int64_t end)
+static int64_t read_next_rows(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
     if (lane->work->rows->nbytes[row] == DECODED) return row + 1;
@@ -1005,8 +1021,8 @@ static int64_t bring(lane_t *lane, int64_t row, int64_t end)
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
 
-/* Decode and place a row that was read, or fill its boxes if the chunk is missing. Set its status. */
-static void treat(lane_t *lane, int64_t row, void *context)
+/* Decode and place a row that was read, or fill its boxes if the chunk is missing. Set the status of the row. */
+static void finish_row(lane_t *lane, int64_t row, void *context)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
@@ -1014,7 +1030,7 @@ static void treat(lane_t *lane, int64_t row, void *context)
     rows->left[row] = DONE;
     if (is_absent && work->job->fill)
         fill_row(work->job, rows, row);
-    else if (is_absent || !is_able || !treat_row(lane, row, context))
+    else if (is_absent || !is_able || !place_row(lane, row, context))
         rows->left[row] = is_absent ? ABSENT : LEFT;
 }
 
@@ -1042,7 +1058,7 @@ static void release_shared_file(work_t *work, int64_t row)
 }
 
 /* Read a part of a raw chunk to its place. Return 0 after a failure. */
-static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
+static int read_part(lane_t *lane, int64_t row, int64_t first, char *dst)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
@@ -1057,22 +1073,22 @@ static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
     return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
 }
 
-/* Treat a part of a row. A row that is not a long raw chunk, contiguous in the output, is treated as a whole with its first
- * part. */
-static void treat_part(lane_t *lane, int64_t row, int64_t part)
+/* Read a part of a row to its place in the output. A row that is not a long raw chunk, contiguous in the output, is read and placed
+ * as a whole with its first part. */
+static void read_and_place_part(lane_t *lane, int64_t row, int64_t part)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
     int has_length = !work->files || work->files->offset; /* if each row is a file, its length is not known yet */
     int is_missing = has_length && rows->nbytes[row] == NO_FILE;
     char *dst = is_missing ? NULL : straight_to(work, row);
-    if (dst && !bring_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
+    if (dst && !read_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
     if (dst || part) return;
-    bring(lane, row, row + 1);
-    treat(lane, row, NULL);
+    read_next_rows(lane, row, row + 1);
+    finish_row(lane, row, NULL);
 }
 
-/* Take an object out of those that were kept. Return NULL if there is none. */
+/* Take an object, such as a context, out of those that were kept. Return NULL if there is none. */
 static void *take_kept(_Atomic(void *) *kept, int n)
 {
     void *found = NULL;
@@ -1080,7 +1096,7 @@ static void *take_kept(_Atomic(void *) *kept, int n)
     return found;
 }
 
-/* Keep an object for later use. Return 0 if there is no place for it. */
+/* Keep an object, such as a context, for later use. Return 0 if there is no place for it. */
 static int keep(_Atomic(void *) *kept, int n, void *what)
 {
     for (int i = 0; i < n; i++) {
@@ -1108,7 +1124,7 @@ static void give_context(const job_t *job, void *context)
 }
 
 /* Read, decode and place rows [row, end), except rows that are done, or left to a call that waits for the disk. */
-static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
+static void read_and_place_rows(lane_t *lane, int64_t row, int64_t end, void *context)
 {
     const work_t *work = lane->work;
     int waits = work->files && work->files->waits;
@@ -1118,11 +1134,11 @@ static void treat_rows(lane_t *lane, int64_t row, int64_t end, void *context)
             row++;
             continue;
         }
-        for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
+        for (int64_t stop = read_next_rows(lane, row, end); row < stop; row++) finish_row(lane, row, context);
     }
 }
 
-/* Treat rows or parts of rows on this thread until all have been taken. */
+/* Take rows or parts of rows, read and place them on this thread, until all have been taken. */
 static void *run_lane(void *argument)
 {
     lane_t *lane = argument;
@@ -1132,10 +1148,10 @@ static void *run_lane(void *argument)
     while ((part = atomic_fetch_add(&work->next, work->step)) < work->end) {
         int64_t end = part + work->step < work->end ? part + work->step : work->end;
         if (work->n_parts > 1) {
-            treat_part(lane, part / work->n_parts, part % work->n_parts);
+            read_and_place_part(lane, part / work->n_parts, part % work->n_parts);
             release_shared_file(work, part / work->n_parts);
         } else {
-            treat_rows(lane, part, end, context);
+            read_and_place_rows(lane, part, end, context);
         }
     }
     give_context(work->job, context);
@@ -1184,7 +1200,7 @@ static int cut_rows(work_t *work, int64_t row, int64_t end)
     return work->shared_files != NULL;
 }
 
-/* Treat rows [row, end) on up to n_threads threads. Return the number of rows that were left. */
+/* Read and place rows [row, end) on up to n_threads threads. Return the number of rows that were left. */
 static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     lane_t lanes[MOST_THREADS];
@@ -1215,8 +1231,8 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
     return run_lanes(&work, row, end, scratch, n_threads);
 }
 
-/* Read rows, then treat them like gpuzarr_place_rows. All rows are left if a file has another version. Rows that are not in
- * the page cache are left unless `waits` is set. */
+/* Read rows, then treat them like gpuzarr_place_rows. All stored rows are left if a file has another version. Rows that are not
+ * in the page cache are left unless `waits` is set. Return the number of rows that were left. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
@@ -1245,8 +1261,8 @@ typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
     const int64_t *ranges;              /* per shard and axis: the first piece, and the one after the last */
-    const int64_t *const *index;        /* per shard: offsets and lengths of its chunks; NULL: the shard does not exist. NULL as a
-                                           whole: chunks are unsharded */
+    const int64_t *const *index;        /* two addresses per shard: offsets and lengths of its chunks; NULL: the shard does not
+                                           exist. NULL as a whole: chunks are unsharded */
     int64_t *table;                     /* results: columns of shards (unsharded chunks: of rows), offsets and lengths, then ndim
                                            piece numbers of each row. Stored chunks come first, sorted by shard and offset */
     int64_t most_nbytes;                /* result: of the longest stored chunk */
@@ -1313,8 +1329,8 @@ static span_t *sorted_spans(span_t *spans, span_t *other, int64_t n, int64_t mos
     return spans;
 }
 
-/* Decode the index of a shard to n offsets and n lengths. Return 0 if a range is not within [floor, limit), or overlaps another
- * one without being equal to it. */
+/* Decode the index of a shard to n offsets and n lengths, which is NO_FILE for a missing chunk. Return 0 if a range is not within
+ * [floor, limit), or overlaps another one without being equal to it, or if there is not enough memory. */
 int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t floor, int64_t limit, int64_t *offset)
 {
     int64_t n_there = 0, most = 0, is_in_order = 1;
@@ -1338,49 +1354,50 @@ int64_t gpuzarr_take_index(const char *index, int64_t n, int64_t is_big, int64_t
 }
 
 /* Fill in the rows of one shard in C order, with their piece numbers. Return the row after them. */
-static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
+static int64_t list_shard(const lookup_t *lookup, int64_t shard, int64_t row, entry_t *entries)
 {
-    const int64_t *range = all->ranges + 2 * all->ndim * shard;
-    const int64_t *offset = all->index ? all->index[2 * shard] : NULL, *nbytes = offset ? all->index[2 * shard + 1] : NULL;
-    int64_t at[MOST_AXES], axis = 0, *numbers = all->table + 3 * all->n_rows;
-    for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
+    const int64_t *range = lookup->ranges + 2 * lookup->ndim * shard;
+    const int64_t *offset = lookup->index ? lookup->index[2 * shard] : NULL, *nbytes = offset ? lookup->index[2 * shard + 1] : NULL;
+    int64_t at[MOST_AXES], axis = 0, *numbers = lookup->table + 3 * lookup->n_rows;
+    for (int64_t i = 0; i < lookup->ndim; i++) at[i] = range[2 * i];
     while (axis >= 0) {
         int64_t number = 0;
-        for (int64_t i = 0; i < all->ndim; i++) {
-            number = number * all->axes[i].n_chunks + chunk_of(all->axes + i, at[i]) % all->axes[i].n_chunks;
-            numbers[row * all->ndim + i] = at[i];
+        for (int64_t i = 0; i < lookup->ndim; i++) {
+            number = number * lookup->axes[i].n_chunks + chunk_of(lookup->axes + i, at[i]) % lookup->axes[i].n_chunks;
+            numbers[row * lookup->ndim + i] = at[i];
         }
         entries[row] = (entry_t){shard, offset ? offset[number] : 0, offset ? nbytes[number] : NO_FILE, row};
         row++;
-        for (axis = all->ndim - 1; axis >= 0 && ++at[axis] == range[2 * axis + 1]; axis--) at[axis] = range[2 * axis];
+        for (axis = lookup->ndim - 1; axis >= 0 && ++at[axis] == range[2 * axis + 1]; axis--) at[axis] = range[2 * axis];
     }
     return row;
 }
 
-/* Look up all rows. Return the number of stored chunks, or -1 if there is not enough memory. */
-int64_t gpuzarr_look_up(lookup_t *all)
+/* Look up all rows. Return the number of stored chunks, or of all rows if chunks are unsharded; -1 if there is not enough
+ * memory. */
+int64_t gpuzarr_look_up(lookup_t *lookup)
 {
-    entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);
-    int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = all->ndim, *unsorted = NULL;
-    int64_t *offset = all->table + all->n_rows, *nbytes = offset + all->n_rows, *numbers = nbytes + all->n_rows;
+    entry_t *entries = malloc((size_t)(lookup->n_rows + 1) * sizeof *entries);
+    int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = lookup->ndim, *unsorted = NULL;
+    int64_t *offset = lookup->table + lookup->n_rows, *nbytes = offset + lookup->n_rows, *numbers = nbytes + lookup->n_rows;
     if (!entries) return -1;
-    for (int64_t shard = 0; shard < all->n_shards; shard++) row = list_shard(all, shard, row, entries);
-    for (row = 1; row < all->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
+    for (int64_t shard = 0; shard < lookup->n_shards; shard++) row = list_shard(lookup, shard, row, entries);
+    for (row = 1; row < lookup->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
     if (!is_sorted) {
-        size_t length = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
+        size_t length = (size_t)(lookup->n_rows * ndim) * sizeof *unsorted;
         unsorted = malloc(length);
         if (!unsorted) {
             free(entries);
             return -1;
         }
         memcpy(unsorted, numbers, length);
-        qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
+        qsort(entries, (size_t)lookup->n_rows, sizeof *entries, by_place);
     }
-    for (row = 0; row < all->n_rows; row++) {
-        all->table[row] = all->index ? entries[row].shard : row;
+    for (row = 0; row < lookup->n_rows; row++) {
+        lookup->table[row] = lookup->index ? entries[row].shard : row;
         offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
-        n_stored += !all->index || nbytes[row] != NO_FILE;
-        if (nbytes[row] > all->most_nbytes) all->most_nbytes = nbytes[row];
+        n_stored += !lookup->index || nbytes[row] != NO_FILE;
+        if (nbytes[row] > lookup->most_nbytes) lookup->most_nbytes = nbytes[row];
         for (int64_t i = 0; unsorted && i < ndim; i++) numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
     }
     free(unsorted), free(entries);

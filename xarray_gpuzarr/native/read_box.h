@@ -13,7 +13,7 @@ typedef struct {
     const int64_t *version;          /* that the file of a shard must have */
     const char *path;                /* of the file that holds the object */
     const char *object;              /* bytes of the object, if it is in memory; else NULL */
-    int64_t object_nbytes;
+    int64_t object_nbytes;           /* length of these bytes */
     const char *const *decoded;      /* elements of each chunk, chunks in C order, if all are decoded already; else NULL */
     char *out;                       /* in C order */
     char *scratch, *room;            /* memory for decoding, and for encoded chunks; see job_t and files_t */
@@ -61,10 +61,11 @@ int64_t gpuzarr_read_box(box_t *box)
     job_t job = *box->job;
     int64_t n = cut_box(box, &job, &tables), *nbytes = tables.table + 2 * n;
     const int64_t *index[2] = {box->offset, box->nbytes};
-    lookup_t all = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges, .table = tables.table};
-    if (box->offset) all.index = index; /* without an index, the rows stay in C order */
-    if (!n || gpuzarr_look_up(&all) < n) return 0; /* a chunk is missing */
-    if (all.most_nbytes > box->most_nbytes) return 0;
+    lookup_t lookup = {.ndim = job.ndim, .n_shards = 1, .n_rows = n, .axes = box->axes, .ranges = tables.ranges,
+                       .table = tables.table};
+    if (box->offset) lookup.index = index; /* without an index, the rows stay in C order */
+    if (!n || gpuzarr_look_up(&lookup) < n) return 0; /* too many chunks; one is missing, or there is no memory */
+    if (lookup.most_nbytes > box->most_nbytes) return 0;
     rows_t rows = {.src = tables.src, .nbytes = nbytes, .boxes = nbytes + n, .left = tables.left};
     if (box->decoded) {
         for (int64_t i = 0; i < n; i++) rows.src[i] = box->decoded[i], nbytes[i] = DECODED;
@@ -80,7 +81,8 @@ int64_t gpuzarr_read_box(box_t *box)
         }
         return gpuzarr_place_rows(&job, &rows, 0, n, box->scratch, 1) == 0;
     }
-    if (!box->path || all.most_nbytes > box->room_nbytes) return 0;
+    if (!box->path || lookup.most_nbytes > box->room_nbytes) return 0;
+    /* `table` begins with the shard of each row, which is 0 for all, and so is the number of the file */
     files_t files = {.paths = box->path, .path_at = &path_at, .file = tables.table, .room = box->room, .room_nbytes = box->room_nbytes,
                      .max_gap_nbytes = box->max_gap_nbytes, .most_nbytes = box->most_nbytes};
     if (box->offset) files.version = box->version, files.offset = tables.table + n;

@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     int64_t stride;
     const int64_t *index;
-} lie_t;
+} positions_t;
 
 /* 16 bytes at any address, which are loaded and stored at once. */
 typedef uint64_t wide_t __attribute__((vector_size(16), aligned(1), may_alias));
@@ -85,7 +85,7 @@ static uint16_t rounded_half(uint64_t bits, int width, int bias)
         return (uint16_t)(sign | 0x7C00u | (fraction && !payload ? 1 : payload));
     }
     if (exponent > 15) return sign | 0x7C00u; /* infinity */
-    if (exponent < -25) return sign;
+    if (exponent < -25) return sign; /* zero: less than half of the smallest subnormal half */
     int shift = width - 10;
     uint64_t kept = fraction, base = 0;
     if (exponent < -14) { /* the half is subnormal: its fraction includes the leading one */
@@ -200,7 +200,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
     }
 }
 
-/* Replace elements that equal a value by NaN. NaN is stored as bits, since compilers may change it in arithmetic. */
+/* Replace elements that equal `value` by NaN, whose bits are `nan`: compilers may change a NaN in arithmetic. */
 #define MASK_REALS(of_t, bits_t, nan)                          \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x;                                                \
@@ -211,6 +211,7 @@ FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
         memcpy(at + i * (int64_t)sizeof bits, &bits, sizeof bits); \
     }
 
+/* Replace both parts of elements that equal the one at `from` by NaN. */
 #define MASK_COMPLEX(of_t, part_t, nan)                        \
     for (int64_t i = 0; i < n; i++) {                          \
         of_t x, value_;                                        \
@@ -278,7 +279,7 @@ FOR_EACH_MACHINE static void swap_bytes(char *at, int64_t nbytes, int64_t unit)
         MOVE(itemsize, dst + i * out.stride, src + i * in.stride)
 
 /* Copy n elements. */
-static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64_t n, int64_t itemsize)
+static void copy_elements(char *dst, positions_t out, const char *src, positions_t in, int64_t n, int64_t itemsize)
 {
     if (!in.index && !out.index && in.stride == itemsize && out.stride == itemsize) {
         if (n * itemsize == 64) /* some compilers make a call or `rep movs` of a memcpy of this length */
@@ -302,48 +303,52 @@ static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64
     }
 }
 
-/* Return the positions without the first n. Without an index, the caller moves the address instead. */
-static lie_t behind(lie_t lie, int64_t n) { return lie.index ? (lie_t){lie.stride, lie.index + n} : lie; }
+/* Return the positions after the first n. Without an index, the caller moves the address instead. */
+static positions_t positions_after(positions_t positions, int64_t n)
+{
+    return positions.index ? (positions_t){positions.stride, positions.index + n} : positions;
+}
 
 /* Take all steps of up to BLOCK_ELEMENTS elements. The output is written only once, since it is seldom in a cache. */
-static void take_block(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+static void take_block(const steps_t *steps, char *dst, positions_t out, const char *src, positions_t in, int64_t n)
 {
     char one[BLOCK_ELEMENTS * MOST_ITEMSIZE], other[BLOCK_ELEMENTS * MOST_ITEMSIZE];
-    int is_run = !out.index && out.stride == all->out_itemsize && !all->out_swap;
+    int is_run = !out.index && out.stride == steps->out_itemsize && !steps->out_swap;
     const char *from = src;
     char *room = one;
     /* Elements are brought together first, unless the first step converts contiguous ones from where they are. */
-    if (in.index || in.stride != all->in_itemsize || all->in_swap || !all->n_steps || all->steps->kind != CONVERT) {
-        move_elements(room, (lie_t){all->in_itemsize, NULL}, src, in, n, all->in_itemsize);
-        swap_bytes(room, n * all->in_itemsize, all->in_swap);
+    if (in.index || in.stride != steps->in_itemsize || steps->in_swap || !steps->n_steps || steps->steps->kind != CONVERT) {
+        copy_elements(room, (positions_t){steps->in_itemsize, NULL}, src, in, n, steps->in_itemsize);
+        swap_bytes(room, n * steps->in_itemsize, steps->in_swap);
         from = room;
     }
-    for (int64_t i = 0; i < all->n_steps; i++) {
-        const step_t *step = all->steps + i;
+    for (int64_t i = 0; i < steps->n_steps; i++) {
+        const step_t *step = steps->steps + i;
         if (step->kind != CONVERT) {
             take_step(step, room, n);
             continue;
         }
-        int goes_to_output = is_run && i + 1 == all->n_steps;
+        int goes_to_output = is_run && i + 1 == steps->n_steps;
         room = from == one ? other : one;
         if (goes_to_output) room = dst;
         converters[step->dtype][step->to](room, from, n);
         from = room;
     }
-    swap_bytes(room, n * all->out_itemsize, all->out_swap);
-    if (room != dst) move_elements(dst, out, room, (lie_t){all->out_itemsize, NULL}, n, all->out_itemsize);
+    swap_bytes(room, n * steps->out_itemsize, steps->out_swap);
+    if (room != dst) copy_elements(dst, out, room, (positions_t){steps->out_itemsize, NULL}, n, steps->out_itemsize);
 }
 
 /* Take all steps of n elements, in blocks that fit the core's nearest cache, and write the results to the output. */
-static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+static void take_steps(const steps_t *steps, char *dst, positions_t out, const char *src, positions_t in, int64_t n)
 {
     for (int64_t at = 0; at < n; at += BLOCK_ELEMENTS) {
         int64_t some = n - at < BLOCK_ELEMENTS ? n - at : BLOCK_ELEMENTS;
-        take_block(all, out.index ? dst : dst + at * out.stride, behind(out, at),
-                   in.index ? src : src + at * in.stride, behind(in, at), some);
+        take_block(steps, out.index ? dst : dst + at * out.stride, positions_after(out, at),
+                   in.index ? src : src + at * in.stride, positions_after(in, at), some);
     }
 }
 
+/* The first sum is the element itself: 0 + -0.0 would be 0.0. */
 #define SUM_UP(of_t)                                      \
     of_t sum = 0;                                         \
     for (int64_t i = 0; i < n; i++) {                     \

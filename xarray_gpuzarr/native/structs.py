@@ -31,7 +31,7 @@ class StepStruct(ctypes.Structure):
 
     def __init__(self, *, values: bytes, **numbers: int) -> None:
         super().__init__(**numbers)
-        # ctypes would cut the value of a character array at its first zero byte.
+        # If the field were assigned, ctypes would cut the values at their first zero byte.
         ctypes.memmove(ctypes.addressof(self) + StepStruct.values.offset, values, len(values))
 
 
@@ -232,7 +232,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "encoder_t": EncoderStruct,
     "object_t": ObjectStruct,
 }
-"""Class of each struct, by its name in C."""
+"""Class of each struct that is passed to the library, by its name in C."""
 
 
 class _FieldStruct(ctypes.Structure):

@@ -31,6 +31,6 @@ def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
     if isinstance(metadata, ArrayV3Metadata):
         for codec in metadata.codecs:
             if isinstance(codec, ShardingCodec):
-                # Versions of zarr-python without this attribute write chunks in Morton order.
+                # Older versions of zarr-python have no such attribute, and write chunks in Morton order.
                 chunk_order = getattr(codec, "subchunk_write_order", chunk_order)
     return make_encoder(spec, str(chunk_order))

@@ -26,11 +26,12 @@ from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 @record
 class _LoopsTarget:
-    """An array that the compiled loops can write."""
+    """An array that the compiled loops can write, and what they need for it."""
 
     writer: ObjectWriter
     encoder: Encoder
     grid: ChunkGrid
+    """Chunks and shards of the array."""
     is_sharded: bool
     dtype: np.dtype[Any]
     """Dtype of the elements, in native byte order."""
@@ -124,7 +125,10 @@ class BlockTarget:
         return loops_target.writer.write_now(call, self._behind)
 
     def _object_keys(self, key: Any) -> list[str]:
-        """Return the store keys of the objects that hold a selection; if they are unknown, the array's path instead."""
+        """Return the store keys of the objects that hold a selection.
+
+        If they are unknown, return the array's path instead: such writes to one array then take turns.
+        """
         slices = _contiguous_slices(outer_selection(key, self.array.shape))
         try:
             object_shape = self.array.shards or self.array.chunks
@@ -140,9 +144,10 @@ class BlockTarget:
     def _loops_target(self) -> _LoopsTarget | None:
         """The array as the loops write it; None if zarr-python has to."""
         array = self.array
-        if array.store.read_only or not hasattr(array, "config"):  # zarr-python before 3.2 has no `config`
+        # `write` needs `config.write_empty_chunks`; zarr-python before 3.2 has no `config`.
+        if array.store.read_only or not hasattr(array, "config"):
             return None
-        stored = stored_array(array, storage="posix")
+        stored = stored_array(array, storage="posix")  # chunks that are written in part are read on the host
         spec = stored.spec
         if not isinstance(spec, ArraySpec):
             return None

@@ -39,7 +39,7 @@ from xarray_gpuzarr.write.written_axis import written_axes
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
 _UNIT_NBYTES = 256 * 1024
-"""Decoded bytes of the chunks that a thread encodes one after another before it writes them (a unit)."""
+"""Decoded bytes of a unit: the chunks that a thread encodes one after another before it writes them."""
 _MAX_UNIT_CHUNKS = 64
 """Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_PER_THREAD = 8
@@ -95,7 +95,9 @@ class WriteCall:
         self._struct.keeps_empty = keeps_empty
         self.max_threads = thread_budget()
         """Number of threads of this process that may encode at once."""
-        self.object_nbytes = len(encoder.chunk_order) * self.spec.chunk_nbytes
+        self._n_per_object = len(encoder.order)
+        """Number of chunks of an object."""
+        self.object_nbytes = self._n_per_object * self.spec.chunk_nbytes
         """Decoded bytes of an object."""
         self.objects = written_objects(self.spec, axes, is_covered)
         """The objects that the write touches, in C order."""
@@ -172,8 +174,8 @@ class WriteCall:
         encoded: list[npt.NDArray[np.uint8] | None] = []
         for buffer, struct in zip(buffers, structs, strict=True):
             if buffer.base is None:  # a new buffer; the memory that was not used is given back
-                buffer.resize(struct.nbytes, refcheck=False)
-            encoded.append(buffer if struct.nbytes else None)
+                buffer.resize(struct.nbytes, refcheck=False)  # the references in `buffers` and `buffer` are no views
+            encoded.append(buffer if struct.nbytes else None)  # no bytes: the object holds only the fill value
         return encoded
 
     def _contiguous_chunk(self, written: WrittenObject) -> npt.NDArray[np.uint8] | None:
@@ -194,13 +196,13 @@ class WriteCall:
 
     def _new_buffer(self, stored: StoredObject) -> npt.NDArray[np.uint8]:
         """Return memory that suffices for an object, given what is stored of it so far."""
-        nbytes = len(self.encoder.chunk_order) * self._struct.most_nbytes + self._struct.index_nbytes
+        nbytes = self._n_per_object * self._struct.most_nbytes + self._struct.index_nbytes
         if stored.index is not None:  # chunks that are not written are copied, and may be longer than any new one
             nbytes += stored.nbytes or 0
         try:
             return np.empty(nbytes, np.uint8)
         except MemoryError as err:
-            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), str(err)) from err
+            raise encoding_memory_error(self.spec, self._n_per_object, str(err)) from err
 
     def _encode(
         self,
@@ -211,16 +213,15 @@ class WriteCall:
     ) -> None:
         """Encode objects and write each to the file, or the memory, that its struct names."""
         _referenced = set_stored(structs, objects, stored)  # must live until the loops have ended
-        n_per_object = len(self.encoder.chunk_order)
         unit_length = self._unit_length(len(objects))
         self._struct.step = unit_length
-        n_units = len(objects) * -(n_per_object // -unit_length)
+        n_units = len(objects) * -(self._n_per_object // -unit_length)
         if self._run(structs, min(n_units, self.max_threads)):
             self._raise_failure(objects, structs, source)
 
     def _unit_length(self, n_objects: int) -> int:
         """Return the number of chunks that a thread encodes before it writes them, at least 1."""
-        n_chunks = n_objects * len(self.encoder.chunk_order)
+        n_chunks = n_objects * self._n_per_object
         n_in_cache = _UNIT_NBYTES // max(1, self.spec.chunk_nbytes)
         n_for_all_threads = n_chunks // (self.max_threads * _UNITS_PER_THREAD)
         return max(1, min(_MAX_UNIT_CHUNKS, n_in_cache, n_for_all_threads))
@@ -239,10 +240,10 @@ class WriteCall:
             ctypes.addressof(n_own_threads),
         )
         if not writing:
-            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
+            raise encoding_memory_error(self.spec, self._n_per_object, "no memory is left")
         caller = get_ident()
 
-        def write(_: Callable[[], bool]) -> None:
+        def write(_: Callable[[], bool]) -> None:  # the loops themselves end threads beyond the budget
             if get_ident() == caller:
                 compiled.write(writing, n_own_threads.value)
             else:
@@ -268,17 +269,20 @@ class WriteCall:
     def _raise_failure(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None
     ) -> None:
-        """Raise the error of an object that was not written. `ObjectChangedError` only if there is no other error."""
+        """Raise the error of an object that was not written.
+
+        It is `ObjectChangedError`, after which the write is repeated, only if there is no other error.
+        """
         written, struct = objects[0], structs[0]
         failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
-        if failures:  # False is less than True, so this takes a replaced object last
+        if failures:  # False is less than True, so a replaced object is chosen only if all failures are such
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)
         if struct.state == _REPLACED:
             raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
-        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`
-            raise encoding_memory_error(self.spec, len(self.encoder.chunk_order), "no memory is left")
+        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`, or no state that says why
+            raise encoding_memory_error(self.spec, self._n_per_object, "no memory is left")
 
         cause = None
         if struct.state == _REFUSED and source is not None:

@@ -15,7 +15,7 @@ from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz
 
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTO_SHUFFLE = -1
-"""Shuffle that numcodecs chooses by the typesize."""
+"""Setting with which numcodecs chooses the shuffle by the typesize."""
 _INT_LIMIT = 2**31
 """Numbers of a C int are smaller than this."""
 _ZLIB_LEVELS = range(-1, 10)
@@ -57,7 +57,7 @@ def _configuration(spec: ArraySpec, compressor: CompressorSpec) -> tuple[Mapping
         entries = [*(metadata.get("filters") or ()), metadata["compressor"]]
         return entries[spec.codecs.bytes_to_bytes.index(compressor)], True
     codecs = metadata["codecs"]
-    if spec.index is not None:
+    if spec.index is not None:  # `spec.codecs` are those of inner chunks, in the same order as in the metadata
         (sharding,) = (c for c in codecs if isinstance(c, Mapping) and c.get("name") == "sharding_indexed")
         codecs = sharding["configuration"]["codecs"]
     entry = codecs[list(spec.codecs).index(compressor)]
@@ -67,7 +67,7 @@ def _configuration(spec: ArraySpec, compressor: CompressorSpec) -> tuple[Mapping
 
 
 def _integers(configuration: Mapping[str, Any], **defaults: int) -> dict[str, int] | None:
-    """Return integer settings, or their defaults if they are missing; None if one is not a number that fits a C int."""
+    """Return integer settings, or their defaults if they are missing; None if one is not an int that fits a C int."""
     settings = {name: configuration.get(name, default) for name, default in defaults.items()}
     for value in settings.values():
         if not isinstance(value, int) or abs(value) >= _INT_LIMIT:

@@ -43,8 +43,8 @@ class Encoder:
     array: HostArray
     """The array as the host decoder reads it, without a cast: its elements are those that are stored."""
     struct: EncoderStruct
-    """Arguments of the loops. The fields that differ from write to write are not set."""
-    chunk_order: Column
+    """Arguments of the loops. `WriteCall` sets the fields that differ from write to write, in a copy."""
+    order: Column
     """Numbers, in C order, of the chunks of an object, in the order in which they are stored."""
     referenced: object
     """Objects that `struct` points to."""
@@ -115,7 +115,7 @@ def _encoding_functions(array: HostArray, compressor: CompressorSpec | None) -> 
     if name is None or array.program is None:
         return None
     functions = native_encoder(name)
-    if functions is None:  # the codec's library does not export them
+    if functions is None:  # the codec's library does not export them, or the loops only decode the codec
         advise_of_slow_codecs()
         return None
     if name in ("lz4", "blosc") and array.chunk_nbytes > _MAX_CHUNK_NBYTES:
@@ -126,7 +126,10 @@ def _encoding_functions(array: HostArray, compressor: CompressorSpec | None) -> 
 def _encoder(
     array: HostArray, settings: dict[str, Any], functions: NativeEncoder, chunk_order: str, max_nbytes: int
 ) -> Encoder:
-    """Return the encoder of an array whose encoded chunks have at most `max_nbytes` bytes."""
+    """Return the encoder of an array whose encoded chunks have at most `max_nbytes` bytes.
+
+    `settings` are fields of `EncoderStruct`, from `encoder_settings`; `chunk_order` is as for `make_encoder`.
+    """
     spec, stored_dtype = array.spec, array.stored_dtype
     swap_steps = None
     if not stored_dtype.isnative:
@@ -151,8 +154,8 @@ def _encoder(
         index_is_first=index is not None and index.location == "start",
         index_has_checksum=index is not None and index.checksum,
     )
-    referenced = (swap_steps, chunks_per_object, functions, settings)
-    return Encoder(array=array, struct=struct, chunk_order=order, referenced=referenced)
+    referenced = (swap_steps, chunks_per_object, functions, settings)  # `settings` own the text of `cname`
+    return Encoder(array=array, struct=struct, order=order, referenced=referenced)
 
 
 def _n_compared_numbers(fill_value: np.ndarray[Any, Any] | np.generic) -> int:

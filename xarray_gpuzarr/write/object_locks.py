@@ -14,14 +14,17 @@ from xarray_gpuzarr.fetch.object_names import ArrayPlace
 from xarray_gpuzarr.process.advice import advise
 
 _POLL_INTERVAL_S = 2e-3
-"""Interval at which a waiting write checks again."""
+"""Interval at which a waiting write checks again. Polling works alike for threads and for any event loop."""
 _HELD: ContextVar[frozenset[Hashable] | set[Hashable]] = ContextVar("held", default=frozenset())
 """Objects that the caller holds already. If it lets zarr-python write them, zarr-python may do so through the codec
 pipeline of this package, which must not wait for its own caller."""
 
 
 class Turns:
-    """The objects that this process is writing, on any thread and any event loop."""
+    """The objects that this process is writing, on any thread and any event loop.
+
+    A write takes all its objects at once, so two writes never wait for each other.
+    """
 
     def __init__(self) -> None:
         self.restart()
@@ -40,7 +43,7 @@ class Turns:
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
         while not self._take(objects):
-            _advise(place.path)
+            _advise(place.path)  # shown once
             await asyncio.sleep(_POLL_INTERVAL_S)
         try:
             yield names
@@ -68,7 +71,7 @@ class Turns:
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
         while not self._take(objects):
-            _advise(place.path)
+            _advise(place.path)  # shown once
             time.sleep(_POLL_INTERVAL_S)
         held = {*_HELD.get(), *objects}
         token = _HELD.set(held)

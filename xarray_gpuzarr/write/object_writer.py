@@ -43,7 +43,7 @@ _SMALL_WRITE_NBYTES = 256 * 1024
 """Writes of at most so many decoded bytes run on the event loop. They take under 1 ms, about as long as it takes to
 hand them to another thread."""
 _ATTEMPTS = 5
-"""Number of attempts to write a file that other processes keep replacing."""
+"""Number of attempts to write a group of files, if other processes keep replacing one of them."""
 
 
 class ObjectWriter:
@@ -81,14 +81,17 @@ class ObjectWriter:
         Returns
         -------
         sequence of WrittenObject
-            The objects that are left to zarr-python, because they hold chunks that the compiled loops cannot decode.
+            The objects that are left to zarr-python, because the compiled loops cannot decode a chunk that is written
+            in part: all objects of its group, some of which may have been written already, and of later groups.
+            Usually empty.
 
         Raises
         ------
         StoreWriteError
             If the store does not take an object, or another process keeps replacing it.
         GpuZarrError
-            Other errors of `WriteCall.to_files` and `WriteCall.to_memory`, and those of reading a damaged chunk.
+            Other errors of `WriteCall.to_files` and `WriteCall.to_memory`. For a chunk that the host decoder cannot
+            decode either, its errors.
         """
         unwritten = list(call.objects)
         try:
@@ -130,7 +133,7 @@ class ObjectWriter:
             left_objects: Sequence[WrittenObject] | None
             if behind is None:
                 left_objects = run_on_loop(self._source.name, partial(self.write, call))
-            else:  # None while encoded objects are being sent, since the loops could decode all chunks then
+            else:  # None if encoded objects are still being sent: the loops have decoded all chunks that they had to
                 left_objects = behind.write(self._source.name, partial(self.write, call))
             return not left_objects
         try:
@@ -144,7 +147,10 @@ class ObjectWriter:
         return True
 
     def _forget_indexes(self, group: Sequence[WrittenObject], names: Sequence[Hashable]) -> None:
-        """Keep reads from using the old indexes of shards that were written; `names` are those of `turns`."""
+        """Keep reads from using the old indexes of shards that were written.
+
+        `names` are those that `turns` gave for the objects of the group. Unsharded chunks have no index.
+        """
         if self._spec.index is not None:
             written.add(names)
             for obj in group:
@@ -175,7 +181,7 @@ class ObjectWriter:
         return None if stored is None else memoryview(stored.as_buffer_like())
 
     async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
-        """Store an object, or remove it if `data` is None."""
+        """Store an object, or remove it if `data` is None, since it holds only the fill value."""
         if data is None:
             with naming_object(self._spec, key, self._source.name, "to remove it, since all of it is the fill value"):
                 await self._store.delete(key)

@@ -16,7 +16,7 @@ _MAX_SINGLE_NBYTES = 16 * 1024 * 1024
 
 
 async def put(store: Store, key: str, data: npt.NDArray[Any]) -> None:
-    """Store an object, in one request if obstore sends it and it has at most 16 MiB, else as zarr-python does.
+    """Store an object: with obstore in one request if it has at most 16 MiB, else as zarr-python does.
 
     Parameters
     ----------

@@ -51,7 +51,10 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
 
 
 def _store_error(spec: ArraySpec, key: str, action: str, found: str) -> StoreWriteError:
-    """Return the error for an object that a store does not take, or does not let this package read."""
+    """Return the error for an object that a store does not take, or does not let this package read.
+
+    `action` and `found` are what was tried and what came of it.
+    """
     name = object_name(spec)
     return StoreWriteError(
         f"cannot write {name} '{key}' of array '{spec.path}'",
@@ -65,7 +68,7 @@ def _store_error(spec: ArraySpec, key: str, action: str, found: str) -> StoreWri
 def unwritten_error(spec: ArraySpec, key: str, tried: str, cause: OSError | None) -> StoreWriteError:
     """Return the error for an object that the compiled loops did not write.
 
-    `cause` is the system's error; None if the codec did not encode a chunk.
+    `tried` says how far the write has come. `cause` is the system's error; None if the codec did not encode a chunk.
     """
     name = object_name(spec)
     return StoreWriteError(

@@ -23,7 +23,7 @@ class StoredObject:
     data: memoryview | None = None
     """All bytes of the object, as uint8 in host memory; None if it is a file."""
     version: tuple[int, ...] = ()
-    """Version of a file, as `fetch.files.version_and_length` returns it; empty if it is not a file."""
+    """Version of a file, as `fetch.files.version_and_length` returns it; empty if the object is not a file."""
 
 
 NOTHING = StoredObject()
@@ -66,4 +66,5 @@ def _stored_shard(spec: ArraySpec, key: str, edge: Edge, data: memoryview | None
     shard_name = f"'{key}' of array '{spec.path}'"
     index = decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, shard_name=shard_name)
     nbytes = int(index.nbytes.clip(0).sum())  # chunks that are not stored have a length of -1
-    return StoredObject(nbytes=nbytes, index=index, data=data, version=cast("tuple[int, ...]", edge.version))
+    version = cast("tuple[int, ...]", edge.version)  # that of a file, or empty
+    return StoredObject(nbytes=nbytes, index=index, data=data, version=version)

@@ -14,7 +14,8 @@ from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, begin
 from xarray_gpuzarr.process.records import record
 
 MAX_NBYTES = 32 * 1024 * 1024
-"""While as many encoded bytes are being sent, no other write begins. A connection of 400 MB/s sends them in 80 ms."""
+"""While at least so many encoded bytes are being sent, no other write begins. A connection of 400 MB/s sends them in
+80 ms."""
 
 
 class EncodingProgress:
@@ -51,8 +52,8 @@ class _BackgroundWrite:
 class WritesBehind:
     """Writes that continue in the background once their objects are encoded, so that the calling thread can go on.
 
-    A context manager. Call `finish` at the end of the ``with`` block: leaving the block cancels all writes that still
-    run.
+    A context manager, safe to use from several threads. Call `finish` at the end of the ``with`` block: leaving the
+    block cancels all writes that still run.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class WritesBehind:
         return None
 
     def finish(self) -> None:
-        """Wait for all writes, in the order in which they began; raise the first error."""
+        """Wait for all writes, in the order in which they were encoded, or until one fails; raise its error."""
         with self._lock:
             writes = self._writes
             self._writes = []
@@ -130,7 +131,7 @@ class WritesBehind:
 async def _run_write[Result](
     request: Callable[[EncodingProgress], Coroutine[Any, Any, Result]], progress: EncodingProgress
 ) -> Result:
-    """Carry out a write; its encoding has ended when it returns, even by an error."""
+    """Carry out a write. However it ends, wake up those who wait for its encoding."""
     try:
         return await request(progress)
     finally:

@@ -51,14 +51,14 @@ def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
 
 @lru_cache(maxsize=512)
 def _cached_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
-    """Return an axis, given its span, from a cache: consecutive blocks have most of their axes in common."""
+    """Return an axis, given its span. It is cached, since consecutive blocks have most of their axes in common."""
     stop = span.first + (span.n_elements - 1) * span.step + 1
     pieces = intersect_axis(slice(span.first, stop, span.step), stop, span.chunk_length)
     return _written_axis(pieces, span.chunk_length, chunks_per_object)
 
 
 def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int) -> WrittenAxis:
-    """Return an axis, given its pieces, the elements of a chunk and the chunks of an object along it."""
+    """Return an axis, given its pieces, and along it the elements of a chunk and the number of chunks of an object."""
     object_of_piece = pieces.chunk // chunks_per_object
     first_piece = run_starts(object_of_piece)
     coords = object_of_piece.take(first_piece)

@@ -17,11 +17,12 @@ from xarray_gpuzarr.write.written_axis import WrittenAxis
 
 _INT64_NBYTES = 8
 _NO_VERSION = (0,) * 5
-"""Version of an object that is not a file; the loops do not look at it."""
+"""Stands for the version of an object that is not a file; the loops do not look at it. A version has `VERSION_NUMBERS`
+of `loops.c`."""
 
 
 class DamagedObjectError(Exception):
-    """The loops cannot decode a stored chunk.
+    """The loops cannot decode a stored chunk of which a part is written.
 
     Attributes
     ----------
@@ -75,7 +76,7 @@ def written_objects(
 def set_stored(
     structs: ctypes.Array[ObjectStruct], objects: Sequence[WrittenObject], stored: Sequence[StoredObject]
 ) -> object:
-    """Fill in where objects lie in a write, and what is stored of them.
+    """Fill in the fields of structs that say where objects lie in a write, and what is stored of them.
 
     Parameters
     ----------
