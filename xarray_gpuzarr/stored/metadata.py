@@ -1,8 +1,8 @@
 """Parsing of Zarr metadata into an `ArraySpec`, or into the reason why an array cannot be planned.
 
 An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Irregular grids,
-unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine has become
-`Unplanned`, and zarr-python then reads the whole selection.
+unknown key encodings, shard indexes that are compressed or transposed, storage transformers and sizes that no machine
+has become `Unplanned`, and zarr-python then reads the whole selection.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _MAX_XARRAY_LENGTH = 2**63 - 1
 """Greatest length of an axis. NumPy and Python's `len` go no further, so xarray cannot open a longer array."""
-ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
-"""Version of zarr-python. Code that depends on it can be removed when 3.3 is the oldest supported version."""
+ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
+"""Major and minor version of zarr-python. Code that depends on it can be removed when 3.3 is the oldest that is
+supported."""
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
 """Metadata of an array of Zarr format 2 or 3."""
@@ -108,9 +109,10 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
-        # Only an array that was just created has a dtype in foreign byte order. Format 3 does not store that order.
+        # This array was just created: in format 3, the byte order of the dtype is not stored. In format 2, there are no
+        # such filters, since all codecs work on bytes.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
-    if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
+    if ZARR_VERSION < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _refuse_wrong_elements(path, array_codecs(metadata))
     if isinstance(spec, Unplanned):
         return spec
@@ -200,6 +202,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
         sharding = codecs.array_to_bytes
         if codecs.array_to_array or codecs.bytes_to_bytes:
             return Unplanned(reason="codecs around the sharding codec")
+        # zarr-python has checked that the chunks divide the shard.
         per_shard = tuple(n // m for n, m in zip(shard_shape, sharding.chunk_shape, strict=True))
         index = _index_spec(sharding, math.prod(per_shard))
         if index is None:
@@ -207,6 +210,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
         codecs = sharding.codecs
         chunk_shape = sharding.chunk_shape
     stored = codecs.array_to_bytes
+    # Filters have the byte order in their own dtypes; elements that they decode are in native order.
     changes_elements = any(isinstance(codec, ElementSpec) for codec in codecs.array_to_array)
     if isinstance(stored, BytesSpec) and not changes_elements:
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
@@ -228,7 +232,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
 
 
 def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
-    """Return the encoding of shard indexes; None if their encoded length is not known in advance."""
+    """Return the encoding of shard indexes; None unless it is ``bytes``, alone or followed by ``crc32c``."""
     codecs = sharding.index_codecs
     serializer, checksums = codecs.array_to_bytes, codecs.bytes_to_bytes
     if codecs.array_to_array or not isinstance(serializer, BytesSpec) or checksums not in ((), (ChecksumSpec(),)):
@@ -236,7 +240,7 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
     return ShardIndexSpec(
         n_chunks=n_chunks,
         location=sharding.index_location,
-        endian=serializer.endian or "little",
+        endian=serializer.endian or "little",  # without a byte order, that of hosts
         checksum=bool(checksums),
     )
 
