@@ -55,7 +55,7 @@ def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
 
     Notes
     -----
-    Underscores replace the hyphens in the variable's name if dask would show only a part of it otherwise.
+    Underscores replace the hyphens in front of the token if dask would show only a part of the name otherwise.
     """
     parts = _WITH_TOKEN.fullmatch(name or "")
     if name is not None and parts is None:
@@ -68,7 +68,7 @@ def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
     else:
         prefix = parts[1]
     text = repr((name, array_path(stored), file_marks(stored), normalize_token(content)))
-    # The same as dask's tokenize, in a third of the time.
+    # This serves as a token of dask's `tokenize` would, and takes a third of the time.
     return f"{prefix}-{md5(text.encode(), usedforsecurity=False).hexdigest()}"
 
 
