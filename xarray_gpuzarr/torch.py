@@ -183,7 +183,7 @@ class BatchesOfPass(Iterator[Any]):
         epoch, batch = passes.begin(current)
         # If `batch` is not 0, a state was loaded. `set_epoch` would forget for which rank that was.
         if not batch:
-            batches.set_epoch(epoch)
+            batches.set_epoch(epoch)  # the state of `batches` is of this epoch from now on
         error = None
         if batch and current.n_workers:
             error = OptionError(

@@ -88,6 +88,7 @@ class Batches:
     def __getstate__(self) -> dict[str, Any]:
         # The property updates the rank. A worker of a DataLoader cannot do that, since it has no process group.
         self.order  # noqa: B018
+        # The copy counts its own progress, and draws the epoch again, whose order may be long.
         return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
@@ -99,7 +100,10 @@ class Batches:
         return self.begin(self.next_epoch, self.next_batch)
 
     def __getitem__(self, number: Any) -> NoReturn:
-        """Raise `TypeError`: batches come in the order of an epoch. A ``DataLoader`` of PyTorch would ask for them."""
+        """Raise `TypeError`: batches come in the order of an epoch.
+
+        A ``DataLoader`` of PyTorch that is given this object asks for batches by number.
+        """
         raise TypeError(
             f"batches have no numbers\n  tried: batch {number!r}\n  found: an iterable\n"
             "  do:    iterate over it; for PyTorch, DataLoader(IterableBatches(batches), batch_size=None), "
@@ -149,7 +153,7 @@ class Batches:
         """Load the variables that come along unchanged, in C order."""
         uncut = self._template.uncut.copy().load()
         for variable in uncut.variables.values():
-            if not isinstance(variable, IndexVariable):
+            if not isinstance(variable, IndexVariable):  # its data, which pandas holds, cannot be set
                 variable.data = in_c_order(variable.data)
         self._template = replace(self._template, uncut=uncut)
 
@@ -186,6 +190,7 @@ class Batches:
         all batches of the window.
         """
         order = replace(self.order, part=number, n_parts=n_parts)
+        # Worker processes have no process group of PyTorch to follow: their rank is that of this process.
         return type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
 
     @property
@@ -222,6 +227,7 @@ class Batches:
         progress = self._progress
         if progress.begun and progress.batch == progress.order.n_batches(self._samples.n_samples):
             return self.state_at(progress.epoch + 1, 0)
+        # An epoch of which nothing was handed over may begin anew, in the order of the rank that this process has now.
         return self.state_at(progress.epoch, progress.batch, progress.order if progress.batch else None)
 
     def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:

@@ -106,9 +106,9 @@ class Passes:
         Returns
         -------
         epoch, batch : int
-            Where the first process that read for this pass began. If this is the first one, where the consumer's next
-            pass begins. Workers cannot begin in the middle of an epoch. So if `batch` is not 0, a pass with workers
-            has not begun, and the caller reports this.
+            With `epoch`, ``(epoch, 0)``. Otherwise where the first process that read for this pass began; if this is
+            the first one, where the consumer's next pass begins. Workers cannot begin in the middle of an epoch. So if
+            `batch` is not 0, a pass with workers does not count as begun, and the caller must report this.
         """
         self._append(current, _NEXT_EPOCH if epoch is None else epoch, 0)
         position = self._read_history().find(current)
@@ -183,6 +183,7 @@ class _History:
         A consumer that has no entries yet begins where the process that made the `Passes` would begin its next pass.
         """
         if consumer not in self._moves:
+            # Before the first entry, which is a move of the process that made the file, any position will do.
             maker = next(iter(self._moves), None)
             self._moves[consumer] = {0: (0, 0) if maker is None else self.next_position(maker)}
         return self._moves[consumer]

@@ -68,7 +68,8 @@ class StoredSource:
         return tuple(map(self._shard_numbers_along, range(len(self.parts.bounds))))
 
     def _shard_numbers_along(self, axis: int) -> Column:
-        # Parts at the same place along `axis` have the same shard borders, so one of them is enough.
+        # Parts at the same place along `axis` usually have the same shard borders. One of them is enough, since the
+        # numbers only decide which samples are read together.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
         numbers = []
         n_earlier_shards = 0
@@ -76,7 +77,8 @@ class StoredSource:
             spec = part.lazy.stored.spec
             array: Any = part.lazy.stored.zarr_array
             shard_shape = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
-            shard = np.asarray(part.selection(axis), np.int64) // max(1, shard_shape[part.axes[axis]])
+            shard_length = max(1, shard_shape[part.axes[axis]])  # chunks of an axis without elements may have length 0
+            shard = np.asarray(part.selection(axis), np.int64) // shard_length
             numbers.append(shard + n_earlier_shards)
             n_earlier_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(numbers)
@@ -105,7 +107,7 @@ class DaskSource:
     @property
     def shard_numbers(self) -> tuple[Column, ...]:
         """For each axis, the number of dask's chunk along it that each element is in; shape (length of the axis,)."""
-        return tuple(np.repeat(np.arange(len(axis)), np.asarray(axis, np.int64)) for axis in self.array.chunks)
+        return tuple(np.repeat(np.arange(len(lengths)), np.asarray(lengths, np.int64)) for lengths in self.array.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ def source_of(variable: Variable) -> Source:
         data = data_of(variable)
         if isinstance(data, da.Array):
             return DaskSource(array=data, why=str(unresolved))
-        if not isinstance(data, indexing.ExplicitlyIndexed):
+        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's lazy array with a dask graph
             return MemorySource(array=np.asarray(data))
         return XarraySource(variable=variable, why=str(unresolved))
 

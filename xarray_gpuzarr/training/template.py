@@ -1,7 +1,7 @@
 """`Template`: reads the samples of the variables of a dataset, and makes batches of what was read.
 
-A dimension is cut if ``sizes=`` names it: a sample has so many elements along it. Variables with such a dimension are
-read anew for each batch (`CutVariable`). The others come along unchanged.
+A dimension is cut if ``sizes=`` gives the number of elements that a sample has along it. Variables with such a
+dimension are read anew for each batch (`CutVariable`). The others come along unchanged.
 """
 
 from __future__ import annotations
