@@ -25,7 +25,7 @@ from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.blocks import find_parts
-from xarray_gpuzarr.training.parts import Parts, UnresolvedError
+from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.stacks import Boxes, read_crops
 
 Way = Literal["one plan", "crop by crop", "dask", "memory"]
@@ -74,11 +74,7 @@ class StoredSource:
         numbers = []
         n_earlier_shards = 0
         for part in parts:
-            spec = part.lazy.stored.spec
-            array: Any = part.lazy.stored.zarr_array
-            shard_shape = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
-            shard_length = max(1, shard_shape[part.axes[axis]])  # chunks of an axis without elements may have length 0
-            shard = np.asarray(part.selection(axis), np.int64) // shard_length
+            shard = _shards_in_part(part, axis)
             numbers.append(shard + n_earlier_shards)
             n_earlier_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(numbers)
@@ -92,6 +88,22 @@ class StoredSource:
             return read_crops(parts, boxes, StoppableDecoder(decoder, stop), host_out)
 
         return parts.lazy.by_decoder(read)
+
+
+def _shards_in_part(part: Part, axis: int) -> Column:
+    """Return the number of the shard, along an axis of its stored array, that each element of a part is in."""
+    elements = np.asarray(part.selection(axis), np.int64)
+    stored_axis = part.axes[axis]
+    spec = part.lazy.stored.spec
+    if isinstance(spec, Unplanned):
+        array: Any = part.lazy.stored.zarr_array
+        try:
+            shard_shape = array.shards or array.chunks
+        except NotImplementedError:  # a rectilinear grid, whose shards differ in length
+            return np.searchsorted(np.cumsum(array.write_chunk_sizes[stored_axis]), elements, side="right")
+    else:
+        shard_shape = spec.grid.shard_shape
+    return elements // max(1, shard_shape[stored_axis])  # the length may be 0 if the axis has no elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
