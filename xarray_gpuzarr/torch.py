@@ -63,7 +63,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
-        Its epochs must be chosen through this dataset from now on.
+        From now on, their epochs must be chosen through this dataset.
     convert : callable, optional
         Converts a batch, an `xarray.Dataset` or `xarray.DataArray`, to what the loader returns. By default `tensors`.
 

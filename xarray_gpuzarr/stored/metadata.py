@@ -126,7 +126,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
 def _parse_document(text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     """Return the description that all arrays with a metadata document share.
 
-    It lacks the path, and the fill value, which JSON may round.
+    It lacks the path, also in the keys, and the fill value, which JSON may round.
     """
     document = json.loads(text)
     if document["zarr_format"] != 2:

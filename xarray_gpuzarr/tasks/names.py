@@ -35,6 +35,7 @@ Mark = tuple[int, ...] | None
 
 _METADATA_V3 = ("zarr.json",)
 _METADATA = (*_METADATA_V3, ".zmetadata", ".zattrs", ".zarray")
+"""Names of the files that hold metadata in format 3, and in either format."""
 _N_SHARDS = 8
 """Number of shards that are examined. They are evenly spaced from the first to the last."""
 

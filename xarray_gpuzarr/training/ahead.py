@@ -127,7 +127,7 @@ class Ahead:
                 start_thread(partial(shared.serve, read, as_caller, running), f"gpuzarr_ahead_{number}", shared.stop)
                 shared.running.append(running)
 
-        self._finalizer = finalize(self, shared.stop)
+        finalize(self, shared.stop)
         with suppress(RuntimeError):  # fewer threads carry out all reads, too
             run_uninterrupted(start)
         if n_threads and not shared.running:

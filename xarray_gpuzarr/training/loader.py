@@ -1,7 +1,7 @@
 """`Batches`: the batches of a dataset, epoch after epoch.
 
-It holds how far the latest epoch has come, and the state that `Batches.state_dict` returns. `BatchIterator` hands over
-the batches of one epoch.
+It knows how far the latest epoch has come, which `Batches.state_dict` returns. `BatchIterator` hands over the batches
+of one epoch.
 """
 
 from __future__ import annotations
@@ -141,11 +141,10 @@ class Batches:
         with as_caller():
             self._load_uncut()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
-        progress = Progress(order, epoch, batch)
+        progress = Progress(order, epoch, batch, begun=True)
         iterator = BatchIterator(
             self._epoch(epoch, order), self._template, n_ahead, progress, n_batches=len(self), as_caller=as_caller
         )
-        progress.begun = True
         self._progress = progress
         return iterator
 
