@@ -109,7 +109,7 @@ class ShuffleSpec:
     """The first bytes of all elements, then their second bytes, and so on (numcodecs)."""
 
     elementsize: int
-    """Number of bytes of an element."""
+    """Number of bytes of an element, at least 2."""
 
     def __str__(self) -> str:
         return f"shuffle({self.elementsize})"
@@ -336,5 +336,5 @@ def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
         n_elements, remainder = divmod(nbytes, np.dtype(spec.decoded).itemsize)
         return None if remainder else n_elements * np.dtype(spec.encoded).itemsize
     if isinstance(spec, ShuffleSpec):
-        return None if nbytes % max(1, spec.elementsize) else nbytes
+        return None if nbytes % spec.elementsize else nbytes
     return None

@@ -57,7 +57,7 @@ class Pass(NamedTuple):
     """Inode of the pipe through which the workers of this pass, and no others, answer. 0 if it is unknown."""
 
     def is_same(self, other: Pass) -> bool:
-        """Whether two processes of a consumer read for the same pass.
+        """Whether this is the same pass as another one with equal `consumer`, `number`, `n_workers` and `seed`.
 
         If the pipe of either is unknown, this depends on how close the numbers of their first workers are.
         """
@@ -161,7 +161,7 @@ class _History:
             move = _move_before(current, moves)
             requested = None if epoch == _NEXT_EPOCH else (epoch, 0)
             position = requested or known or moves[move]
-            if position == known:
+            if position == known:  # another process has begun this pass
                 return
             others = [entry for entry in self._begun.get(current[:4], ()) if not entry[0].is_same(current)]
             self._begun[current[:4]] = [*others, (current, position)]

@@ -218,7 +218,7 @@ def read_sources[Name](
     stop : Stop
         Ends the reads early when it is set.
     outs : mapping of name to array, optional
-        Arrays of shape (n_boxes, *boxes.shape), in any strides, that the results of these variables are written to.
+        Arrays of shape (n_boxes, *boxes.shape), with any strides, that the results of these variables are written to.
 
     Returns
     -------
@@ -256,7 +256,10 @@ def read_sources[Name](
 def _read_slow[Name](
     sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, outs: Mapping[Name, Any]
 ) -> dict[Name, Any]:
-    """Read variables of slow stores at the same time, if there are several, so that their waiting times overlap."""
+    """Return the arrays of variables of slow stores, read at the same time so that their waiting times overlap.
+
+    Nothing is read if there is only one such variable.
+    """
     stored = {name: source for name, source in sources.items() if isinstance(source, StoredSource)}
     slow = {name: source for name, source in stored.items() if source.is_slow}
     if len(slow) < 2:
@@ -266,7 +269,7 @@ def _read_slow[Name](
 
 
 def _has_same_memory(array: Any, out: npt.NDArray[Any]) -> bool:
-    """Whether an array is a view of `out`, if it has the same shape and dtype: both begin at the same address."""
+    """Whether an array of the shape and dtype of `out` is a view of it: both begin at the same address."""
     return isinstance(array, np.ndarray) and array.__array_interface__["data"] == out.__array_interface__["data"]
 
 
