@@ -119,6 +119,7 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     # xarray masks and scales in floats or complex numbers. Results of another dtype, such as booleans, need more steps.
     if has_arithmetic and decoded.kind not in "fc":
         return None
+    # xarray makes booleans of what the other attributes have decoded, which a cast cannot do.
     if is_boolean and (view or has_arithmetic):
         return None
     if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):

@@ -54,7 +54,7 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
     Raises
     ------
     MetadataError
-        If an entry has no name, or lacks a required value.
+        If an entry has no name or lacks a required value, or no codec turns the array into bytes.
     """
     array_to_array: list[ArrayArraySpec] = []
     serializer: ArrayBytesSpec | None = None

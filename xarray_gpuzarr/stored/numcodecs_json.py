@@ -37,8 +37,8 @@ Json = Any
 Conf = Mapping[str, Json]
 """Configuration of a codec."""
 DType = np.dtype[Any] | None
-"""Dtype of the array in format 3, which completes a configuration that omits it. In this module, None means format 2; in
-`codec_json`, it means that the dtype is unknown."""
+"""Dtype of the array in format 3, which completes a configuration that omits it. In this module, None means format 2;
+in `codec_json`, it means that the dtype is unknown."""
 
 # `str()` of a specification is its id in numcodecs. One without fields needs no configuration.
 COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {

@@ -77,8 +77,8 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
     """Return the marks of an array's files, which are equal for the same files in any process.
 
     For a zip file, that is its mark. For a directory, the marks are those of the directories and metadata of the array,
-    of its group and of the root, and those of eight shards and their directories. The mark of a directory changes if a
-    file in it is created, deleted or replaced. Other stores have no marks.
+    of its group and of the root, and those of up to eight shards and their directories. The mark of a directory changes
+    if a file in it is created, deleted or replaced. Other stores have no marks.
     """
     folder_or_zip = _folder_or_zip(stored)
     if isinstance(folder_or_zip, ZipStore):
