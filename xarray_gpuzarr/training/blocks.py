@@ -31,7 +31,7 @@ def find_parts(variable: Variable) -> Parts:
     Raises
     ------
     UnresolvedError
-        The variable is in memory, is computed, or was not opened by this engine.
+        The variable is in memory, is computed, was not opened by this engine, or is no grid of parts.
     """
     data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
@@ -81,8 +81,8 @@ def _trace_blocks(data: da.Array) -> Parts:
 class _GraphTracer:
     """Follows the tasks of a graph to the arrays that this engine opened, and runs none of them.
 
-    The value of a task is a `BlockRow` if the task returns a selection of stored arrays. Tasks that return anything
-    else have no value. The arguments of tasks, such as indexes, are values as they are.
+    The value of a task is a `BlockRow`. A task that returns anything but a selection of stored arrays raises
+    `UnresolvedError`. The arguments of tasks, such as indexes, are values as they are.
     """
 
     def __init__(self, graph: Mapping[Any, Any]) -> None:

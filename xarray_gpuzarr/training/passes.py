@@ -105,7 +105,7 @@ class Passes:
         current : Pass
             The pass, as this process knows it.
         epoch : int, optional
-            The epoch that the pass reads instead, because a state was loaded after the pass had begun.
+            Epoch that the pass reads from now on, because a state was loaded after the pass had begun.
 
         Returns
         -------
@@ -133,6 +133,7 @@ class Passes:
         os.write(self._file, _ENTRY.pack(*current, epoch, batch))
 
     def _read_history(self) -> _History:
+        # Only whole entries are read, in case the last one is just being written.
         nbytes = os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size
         history = _History()
         for *fields, epoch, batch in _ENTRY.iter_unpack(os.pread(self._file, nbytes, 0)):

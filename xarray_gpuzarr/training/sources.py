@@ -100,7 +100,9 @@ def _shards_in_part(part: Part, axis: int) -> Column:
         try:
             shard_shape = array.shards or array.chunks
         except NotImplementedError:  # a rectilinear grid, whose shards differ in length
-            return np.searchsorted(np.cumsum(array.write_chunk_sizes[stored_axis]), elements, side="right")
+            ends = np.cumsum(array.write_chunk_sizes[stored_axis])
+            shards: Column = np.searchsorted(ends, elements, side="right")
+            return shards
     else:
         shard_shape = spec.grid.shard_shape
     return elements // max(1, shard_shape[stored_axis])  # the length may be 0 if the axis has no elements
