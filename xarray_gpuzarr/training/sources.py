@@ -95,6 +95,7 @@ def _shards_in_part(part: Part, axis: int) -> Column:
     elements = np.asarray(part.selection(axis), np.int64)
     stored_axis = part.axes[axis]
     spec = part.lazy.stored.spec
+    shard_shape: Sequence[int]
     if isinstance(spec, Unplanned):
         array: Any = part.lazy.stored.zarr_array
         try:
