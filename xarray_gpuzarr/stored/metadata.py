@@ -1,8 +1,9 @@
 """Parsing of Zarr metadata into an `ArraySpec`, or into the reason why an array cannot be planned.
 
-An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Irregular grids,
-unknown key encodings, shard indexes that are compressed or transposed, storage transformers and sizes that no machine
-has become `Unplanned`, and zarr-python then reads the whole selection.
+An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Arrays become
+`Unplanned`, and zarr-python reads their selections, if they have a dtype that is not numeric, an irregular grid, an
+unknown key encoding, codecs around the sharding codec, a shard index that is compressed or transposed, storage
+transformers, or sizes that no machine has.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
 
 
 def native_dtype(metadata: Metadata) -> np.dtype[Any]:
-    """Return the dtype of an array's elements in zarr-python."""
+    """Return the NumPy dtype of an array's elements in zarr-python. Its byte order may be foreign."""
     return np.dtype(metadata.dtype.to_native_dtype())
 
 
