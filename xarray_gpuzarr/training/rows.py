@@ -173,5 +173,5 @@ def _fill_grid(
         for axis, number in enumerate(position):
             if len(pieces[axis]) > 1:
                 piece_row = piece_row.select(axis, pieces[axis][number])
-        # The borders between parts are borders of pieces, so this piece has one part.
+        # Borders between parts are borders of pieces, and dask joins no empty blocks, so this piece has one part.
         parts[tuple(start + number for start, number in zip(origin, position, strict=True))] = piece_row.parts[0]
