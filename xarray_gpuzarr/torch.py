@@ -63,7 +63,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
-        Its epochs must be chosen through this dataset from now on.
+        From now on, their epochs must be chosen through this dataset.
     convert : callable, optional
         Converts a batch, an `xarray.Dataset` or `xarray.DataArray`, to what the loader returns. By default `tensors`.
 
@@ -183,7 +183,7 @@ class BatchesOfPass(Iterator[Any]):
         epoch, batch = passes.begin(current)
         # If `batch` is not 0, a state was loaded. `set_epoch` would forget for which rank that was.
         if not batch:
-            batches.set_epoch(epoch)
+            batches.set_epoch(epoch)  # the state of `batches` is of this epoch from now on
         error = None
         if batch and current.n_workers:
             error = OptionError(
@@ -272,7 +272,7 @@ def _current_pass(info: Any, number: int) -> Pass:
         Number of passes that this process has begun before.
     """
     parent = parent_process()
-    if info is None or parent is None or parent.pid is None:
+    if info is None or parent is None or parent.pid is None:  # a worker has a parent with an id
         return Pass(os.getpid(), number)
     worker: Any = current_process()
     # Number of this worker among the consumer's child processes. The worker's name ends with the same number, but

@@ -57,7 +57,7 @@ def test_nothing_is_kept_of_arrays_that_are_gone():
 def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
     filters, compressors = [numcodecs.Delta(dtype="i4")], [numcodecs.LZMA()]  # the host leaves LZMA to zarr-python
     codecs = {"filters": filters, "serializer": BytesCodec(endian=endian), "compressors": compressors}
-    monkeypatch.setattr(metadata, "ZARR", (3, 2))
+    monkeypatch.setattr(metadata, "ZARR_VERSION", (3, 2))
     array = zarr.create_array(MemoryStore(), name="wind", shape=(4,), chunks=(2,), dtype="i4", **codecs)
 
     if endian == "little":

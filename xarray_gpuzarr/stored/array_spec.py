@@ -55,7 +55,13 @@ class KeyEncoding:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that properties can be cached
 class ArraySpec:
-    """A stored array that can be planned."""
+    """A stored array that can be planned.
+
+    Raises
+    ------
+    TooLargeError
+        If a chunk or a shard index is longer than `_MAX_CHUNK_NBYTES`.
+    """
 
     path: str
     """Path of the array inside the store, with a leading slash."""

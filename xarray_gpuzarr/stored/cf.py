@@ -1,8 +1,9 @@
 """Casts: the conversion of stored numbers to physical ones, from CF attributes.
 
 `parse_cast` computes a `Cast` when an array is opened, and decoders carry it out in the pass that writes the result.
-The caller passes the dtype that xarray gives the decoded variable, so it always follows xarray's rules; this module
-reads only the numbers. Variables that are not numeric once decoded (times, strings, enumerations) are left to xarray.
+The caller passes the dtype that xarray gives the decoded variable, so the dtype of the result follows xarray's rules;
+this module reads only the numbers. Variables that are not numeric once decoded (times, strings, enumerations) are left
+to xarray.
 
 References
 ----------
@@ -113,10 +114,12 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
         return None
     scale = _scalar(attrs.get("scale_factor"))
     offset = _scalar(attrs.get("add_offset"))
-    is_boolean = attrs.get("dtype") == "bool"
+    is_boolean = attrs.get("dtype") == "bool"  # xarray stores booleans as int8 with this attribute
     has_arithmetic = bool(mask) or scale is not None or offset is not None
+    # xarray masks and scales in floats or complex numbers. Results of another dtype, such as booleans, need more steps.
     if has_arithmetic and decoded.kind not in "fc":
         return None
+    # xarray makes booleans of what the other attributes have decoded, which a cast cannot do.
     if is_boolean and (view or has_arithmetic):
         return None
     if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):
@@ -146,7 +149,7 @@ def _mask_values(
         # xarray reinterprets _FillValue together with the data, but not missing_value.
         fill_values = list(np.asarray(fill_values).astype(stored).view(view))
     values = {value.item() for value in (*missing_values, *fill_values) if _may_equal(value, decoded)}
-    return tuple(sorted(values, key=repr))
+    return tuple(sorted(values, key=repr))  # complex numbers have no order, but their texts do
 
 
 def _without_nan(values: Any) -> list[Any]:

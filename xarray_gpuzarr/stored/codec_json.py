@@ -1,7 +1,7 @@
 """Parsing of codec metadata into a `PipelineSpec`.
 
-`parse_codecs` reads the v3 ``codecs`` list, `parse_v2_codecs` the v2 ``compressor``, ``filters``, ``order`` and
-``dtype``. An unknown codec, or a known one with an unknown configuration, becomes `OtherSpec`.
+`parse_codecs` reads the v3 ``codecs`` list, `parse_v2_codecs` the v2 ``compressor``, ``filters`` and ``order``. An
+unknown codec, or a known one with an unknown configuration, becomes `OtherSpec`.
 
 References
 ----------
@@ -54,7 +54,7 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
     Raises
     ------
     MetadataError
-        If an entry has no name, or lacks a required value.
+        If an entry has no name or lacks a required value, or no codec turns the array into bytes.
     """
     array_to_array: list[ArrayArraySpec] = []
     serializer: ArrayBytesSpec | None = None
@@ -85,7 +85,7 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
 
 
 def _set_byte_order(codecs: list[ArrayArraySpec], endian: Endian | None) -> None:
-    """Set the byte order of the elements that the last codec of elements encodes to: they are stored in it."""
+    """Give the last codec of elements the byte order in which its encoded elements are stored."""
     for number in reversed(range(len(codecs))):
         spec = codecs[number]
         if isinstance(spec, ElementSpec):
@@ -122,12 +122,14 @@ def _known_codec(name: str, conf: Conf, dtype: DType, *, is_transposed: bool) ->
         return _WITHOUT_CONFIGURATION[name]() if name in _WITHOUT_CONFIGURATION else None
     codec_id = name.removeprefix(_PREFIX)
     if dtype is None:
+        # `parse_numcodec` takes None for format 2. Compressors are parsed alike in both formats.
         return parse_numcodec(codec_id, conf, None) if codec_id in {*COMPRESSORS, "blosc"} else None
     spec = parse_numcodec(codec_id, conf, dtype)
     if not isinstance(spec, ElementSpec):
         return spec
     # zarr-python passes a transposed view to numcodecs, some of whose codecs read it in the order of memory.
     in_order = not is_transposed or isinstance(spec, AsTypeSpec)
+    # `packbits` decodes to booleans, whatever the elements that it gets.
     return spec if in_order and spec.decoded == dtype.str else None
 
 
@@ -193,7 +195,8 @@ def _cast_value(conf: Conf, dtype: DType) -> CastValueSpec | None:
 
 _WITH_CONFIGURATION: dict[str, Callable[[Conf, DType], CodecSpec | None]] = {
     "bytes": _bytes,
-    "endian": _bytes,
+    "endian": _bytes,  # its name in drafts of format 3
+    # Drafts of format 3 had the orders "C" and "F", as text.
     "transpose": lambda conf, _: (
         None if isinstance(conf["order"], str) else TransposeSpec(order=tuple(map(int, conf["order"])))
     ),

@@ -109,7 +109,7 @@ class ShuffleSpec:
     """The first bytes of all elements, then their second bytes, and so on (numcodecs)."""
 
     elementsize: int
-    """Number of bytes of an element."""
+    """Number of bytes of an element, at least 2."""
 
     def __str__(self) -> str:
         return f"shuffle({self.elementsize})"
@@ -127,7 +127,7 @@ class IdentitySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementSpec:
-    """Base class of codecs that encode element by element."""
+    """Base class of codecs that encode the elements of a chunk to elements, perhaps of another dtype."""
 
     decoded: str
     """Dtype of decoded elements as NumPy writes it, with byte order, such as ``">f4"``."""
@@ -167,7 +167,7 @@ class ScaledSpec(ElementSpec):
     offset: float
     """Number that is added. It may be an int."""
     _written: str = field(init=False, repr=False)
-    """Scale and offset as text, so that 0.0 and -0.0 are unequal; see `Cast`."""
+    """Scale and offset as text, so that codecs with 0.0 and -0.0 are unequal: their results differ."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
@@ -175,7 +175,7 @@ class ScaledSpec(ElementSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedScaleOffsetSpec(ScaledSpec):
-    """Scale and offset are Python numbers in NumPy's arithmetic (numcodecs)."""
+    """NumPy divides and adds, with scale and offset as Python numbers, in the dtype that it chooses (numcodecs)."""
 
     def __str__(self) -> str:
         return self._named("fixedscaleoffset")
@@ -193,7 +193,7 @@ class PackBitsSpec(ElementSpec):
 class ScaleOffsetSpec(ScaledSpec):
     """The arithmetic stays in one dtype, which holds scale and offset exactly (Zarr extension).
 
-    Integers must be divisible by `scale`.
+    Encoded integers must be divisible by `scale`.
     """
 
     def __str__(self) -> str:
@@ -256,7 +256,7 @@ CompressorSpec = DeviceCompressorSpec
 """Compressors that the host decompresses; at present, a GPU does, too. For a class without fields, ``str`` returns the
 name in metadata."""
 AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
-"""Codecs of elements."""
+"""The classes of codecs of elements, for `complete_table`; `ElementSpec` is their base class."""
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 """Codecs that change the bytes of a chunk, and that decoders undo one after another."""
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
@@ -275,7 +275,7 @@ def complete_table[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, R
 
 
 NO_LIMIT = 2**63 - 1
-"""Limit on the length of an object or a chunk where there is none."""
+"""Length of an object or a chunk that no real one reaches. As a limit, it means that there is none."""
 _MAX_GROWTH, _MAX_EXTRA_NBYTES = 4, 1024 * 1024
 """Factor and summand that bound the length of an encoded chunk. Incompressible bytes grow by an eighth at most (zlib
 with little memory), unless a writer flushes or restarts streams every few bytes, or adds names, extra fields or
@@ -320,6 +320,7 @@ class PipelineSpec:
         longest = nbytes = chunk_nbytes
         for stage in reversed(self.stages):
             if isinstance(stage, ElementSpec):
+                # An upper bound: a part of an element counts as a whole one, and a packed boolean as a byte.
                 nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
                 longest = max(longest, nbytes)
         return _MAX_GROWTH * longest + _MAX_EXTRA_NBYTES
@@ -335,5 +336,5 @@ def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
         n_elements, remainder = divmod(nbytes, np.dtype(spec.decoded).itemsize)
         return None if remainder else n_elements * np.dtype(spec.encoded).itemsize
     if isinstance(spec, ShuffleSpec):
-        return None if nbytes % max(1, spec.elementsize) else nbytes
+        return None if nbytes % spec.elementsize else nbytes
     return None

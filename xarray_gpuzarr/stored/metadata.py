@@ -1,8 +1,9 @@
 """Parsing of Zarr metadata into an `ArraySpec`, or into the reason why an array cannot be planned.
 
-An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Irregular grids,
-unknown key encodings, shard indexes of variable length, storage transformers and sizes that no machine has become
-`Unplanned`, and zarr-python then reads the whole selection.
+An unsharded array becomes one whose shards hold a single chunk, and whose `ArraySpec.index` is None. Arrays become
+`Unplanned`, and zarr-python reads their selections, if they have a dtype that is not numeric, an irregular grid, an
+unknown key encoding, codecs around the sharding codec, a shard index that is compressed or transposed, storage
+transformers, or sizes that no machine has.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _MAX_XARRAY_LENGTH = 2**63 - 1
 """Greatest length of an axis. NumPy and Python's `len` go no further, so xarray cannot open a longer array."""
-ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
-"""Version of zarr-python. Code that depends on it can be removed when 3.3 is the oldest supported version."""
+ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
+"""Major and minor version of zarr-python. Code that depends on it can be removed when 3.3 is the oldest that is
+supported."""
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
 """Metadata of an array of Zarr format 2 or 3."""
@@ -88,7 +90,7 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
 
 
 def native_dtype(metadata: Metadata) -> np.dtype[Any]:
-    """Return the dtype of an array's elements in zarr-python."""
+    """Return the NumPy dtype of an array's elements in zarr-python. Its byte order may be foreign."""
     return np.dtype(metadata.dtype.to_native_dtype())
 
 
@@ -108,9 +110,10 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
-        # Only an array that was just created has a dtype in foreign byte order. Format 3 does not store that order.
+        # This array was just created: in format 3, the byte order of the dtype is not stored. In format 2, there are no
+        # such filters, since all codecs work on bytes.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
-    if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
+    if ZARR_VERSION < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _refuse_wrong_elements(path, array_codecs(metadata))
     if isinstance(spec, Unplanned):
         return spec
@@ -124,7 +127,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
 def _parse_document(text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     """Return the description that all arrays with a metadata document share.
 
-    It lacks the path, and the fill value, which JSON may round.
+    It lacks the path, also in the keys, and the fill value, which JSON may round.
     """
     document = json.loads(text)
     if document["zarr_format"] != 2:
@@ -200,6 +203,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
         sharding = codecs.array_to_bytes
         if codecs.array_to_array or codecs.bytes_to_bytes:
             return Unplanned(reason="codecs around the sharding codec")
+        # zarr-python has checked that the chunks divide the shard.
         per_shard = tuple(n // m for n, m in zip(shard_shape, sharding.chunk_shape, strict=True))
         index = _index_spec(sharding, math.prod(per_shard))
         if index is None:
@@ -207,6 +211,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
         codecs = sharding.codecs
         chunk_shape = sharding.chunk_shape
     stored = codecs.array_to_bytes
+    # Filters have the byte order in their own dtypes; elements that they decode are in native order.
     changes_elements = any(isinstance(codec, ElementSpec) for codec in codecs.array_to_array)
     if isinstance(stored, BytesSpec) and not changes_elements:
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
@@ -228,7 +233,7 @@ def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> A
 
 
 def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
-    """Return the encoding of shard indexes; None if their encoded length is not known in advance."""
+    """Return the encoding of shard indexes; None unless it is ``bytes``, alone or followed by ``crc32c``."""
     codecs = sharding.index_codecs
     serializer, checksums = codecs.array_to_bytes, codecs.bytes_to_bytes
     if codecs.array_to_array or not isinstance(serializer, BytesSpec) or checksums not in ((), (ChecksumSpec(),)):
@@ -236,7 +241,7 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
     return ShardIndexSpec(
         n_chunks=n_chunks,
         location=sharding.index_location,
-        endian=serializer.endian or "little",
+        endian=serializer.endian or "little",  # without a byte order, that of hosts
         checksum=bool(checksums),
     )
 

@@ -37,8 +37,8 @@ Json = Any
 Conf = Mapping[str, Json]
 """Configuration of a codec."""
 DType = np.dtype[Any] | None
-"""Dtype of the array in format 3, which completes a configuration that omits it. In format 2 it is None, and every
-parser takes None to mean format 2."""
+"""Dtype of the array in format 3, which completes a configuration that omits it. In this module, None means format 2;
+in `codec_json`, it means that the dtype is unknown."""
 
 # `str()` of a specification is its id in numcodecs. One without fields needs no configuration.
 COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {
@@ -182,7 +182,8 @@ def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | Non
     """Return the decoded and the encoded dtype of a codec; None if the codec is left to zarr-python.
 
     A missing `decoded` is `dtype`, and a missing `encoded` is the decoded dtype. In format 3, the decoded dtype must
-    equal `dtype`, and the encoded one must be in native byte order.
+    equal `dtype`, and the encoded one must be in native byte order. In both formats, complex numbers that decode to
+    real ones are left to zarr-python, because NumPy warns that it discards the imaginary part.
     """
     decoded_dtype = dtype_text(dtype if decoded is None else decoded)
     encoded_dtype = decoded_dtype if encoded is None else dtype_text(encoded)

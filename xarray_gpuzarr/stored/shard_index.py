@@ -88,7 +88,7 @@ def decode_shard_index(
     """
     index_nbytes = spec.nbytes
     if len(encoded) != index_nbytes:
-        # A shard that is shorter than an index may come without its bytes.
+        # Stores may return no bytes at all of a shard that is shorter than its index. The error then tells its length.
         found = f"{len(encoded) or shard_nbytes or 0} bytes where {index_nbytes} are needed for {spec.n_chunks} chunks"
         raise _index_error(shard_name, spec, found)
     if spec.checksum:

@@ -22,7 +22,7 @@ from zarr.core.sync import sync
 from zarr.registry import get_codec_class, get_pipeline_class
 
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.metadata import ZARR, Metadata
+from xarray_gpuzarr.stored.metadata import ZARR_VERSION, Metadata
 
 
 def zarr_chunk_decoder(
@@ -106,7 +106,7 @@ def _zarr_pipeline(
     if data["zarr_format"] == 2:
         v2 = prepare(ArrayV2Metadata.from_dict(data))
         assert isinstance(v2, ArrayV2Metadata)
-        spec = v2.get_chunk_spec((), config, prototype)
+        spec = v2.get_chunk_spec((), config, prototype)  # the same for all coordinates
         return create_codec_pipeline(v2), spec
     v3 = prepare(ArrayV3Metadata.from_dict(data))
     assert isinstance(v3, ArrayV3Metadata)
@@ -114,5 +114,5 @@ def _zarr_pipeline(
         shape=v3.chunks, dtype=v3.data_type, fill_value=v3.fill_value, config=config, prototype=prototype
     )
     pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
-    # Before 3.3, a pipeline loses its codecs here. The codecs of metadata have been evolved already.
-    return (pipeline.evolve_from_array_spec(spec) if ZARR >= (3, 3) else pipeline), spec
+    # Before 3.3, a pipeline loses its codecs when it is evolved. Those of the metadata have been evolved already.
+    return (pipeline.evolve_from_array_spec(spec) if ZARR_VERSION >= (3, 3) else pipeline), spec

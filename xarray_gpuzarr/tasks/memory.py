@@ -71,17 +71,17 @@ def task_memory(
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
         return TaskMemory(result_nbytes=result_nbytes)
     n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    chunk_needs_nbytes = chunk_device_nbytes(spec)
+    device_nbytes_per_chunk = chunk_device_nbytes(spec)
     limits = BatchLimits.for_budget(
         spec.path,
         chunk_nbytes=spec.chunk_nbytes,
-        chunk_device_nbytes=chunk_needs_nbytes,
+        chunk_device_nbytes=device_nbytes_per_chunk,
         budget_nbytes=scratch_nbytes(options, gpu_nbytes),
         options=options,
     )
     n_at_once = min(n_chunks, limits.n_batches * limits.n_chunks)
     return TaskMemory(
         result_nbytes=result_nbytes,
-        batches_nbytes=max_allocated_nbytes(n_at_once * chunk_needs_nbytes),
+        batches_nbytes=max_allocated_nbytes(n_at_once * device_nbytes_per_chunk),
         table_nbytes=limits.n_batches * TABLE_NBYTES,
     )

@@ -35,6 +35,7 @@ Mark = tuple[int, ...] | None
 
 _METADATA_V3 = ("zarr.json",)
 _METADATA = (*_METADATA_V3, ".zmetadata", ".zattrs", ".zarray")
+"""Names of the files that hold metadata in format 3, and in either format."""
 _N_SHARDS = 8
 """Number of shards that are examined. They are evenly spaced from the first to the last."""
 
@@ -55,7 +56,7 @@ def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
 
     Notes
     -----
-    Underscores replace the hyphens in the variable's name if dask would show only a part of it otherwise.
+    Underscores replace the hyphens in front of the token if dask would show only a part of the name otherwise.
     """
     parts = _WITH_TOKEN.fullmatch(name or "")
     if name is not None and parts is None:
@@ -68,7 +69,7 @@ def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
     else:
         prefix = parts[1]
     text = repr((name, array_path(stored), file_marks(stored), normalize_token(content)))
-    # The same as dask's tokenize, in a third of the time.
+    # This serves as a token of dask's `tokenize` would, and takes a third of the time.
     return f"{prefix}-{md5(text.encode(), usedforsecurity=False).hexdigest()}"
 
 
@@ -76,8 +77,8 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
     """Return the marks of an array's files, which are equal for the same files in any process.
 
     For a zip file, that is its mark. For a directory, the marks are those of the directories and metadata of the array,
-    of its group and of the root, and those of eight shards and their directories. The mark of a directory changes if a
-    file in it is created, deleted or replaced. Other stores have no marks.
+    of its group and of the root, and those of up to eight shards and their directories. The mark of a directory changes
+    if a file in it is created, deleted or replaced. Other stores have no marks.
     """
     folder_or_zip = _folder_or_zip(stored)
     if isinstance(folder_or_zip, ZipStore):

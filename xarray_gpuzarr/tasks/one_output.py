@@ -88,7 +88,7 @@ class WholeArray:
 
 
 class OneOutputOptimization:
-    """An optimization of dask graphs: whole arrays are read into one output. Then it applies dask's own."""
+    """An optimization of dask graphs: whole arrays are read into one output. The default optimization follows."""
 
     def __call__(self, graph: Any, keys: Any, **kwargs: Any) -> Any:
         """Optimize a graph for the requested keys."""

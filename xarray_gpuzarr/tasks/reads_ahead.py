@@ -25,7 +25,7 @@ from xarray_gpuzarr.tasks.slots import read_without_slot
 _MIN_READS = 2
 """Number of reads after which the offset is trusted."""
 _MAX_READY = 256
-"""Number of ready tasks that are considered, which is more than there are ever objects requested ahead."""
+"""Largest number of ready tasks that are considered at each read, so that a long list of them takes little time."""
 
 
 class ArrayReads:
@@ -66,8 +66,8 @@ class ArrayReads:
         Returns
         -------
         RequestsAhead or None
-            Requests that the read may take. None for a read that does not belong to this computation, such as one of a
-            computation inside a task.
+            Requests that the read may take. None if `box` is not a whole block, or no task of this computation reads
+            it, such as for a computation inside a task.
         """
         block = self._reader.block_of(box)
         if block is None:
@@ -137,6 +137,7 @@ class _Watcher(Callback):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens: list[tuple[Any, Computation, Token[Computation | None]]] = []
+        """For each computation under way: the id of its graph, its reads, and the token that resets `_current`."""
 
     def _start_state(self, dsk: Any, state: Mapping[str, Any]) -> None:
         computation = _find_reads(state) if fetch_options().ahead_nbytes else {}
@@ -144,7 +145,8 @@ class _Watcher(Callback):
             self._tokens.append((id(dsk), computation, _current.set(computation)))
 
     def _finish(self, dsk: Any, _state: Any, _failed: Any) -> None:
-        for entry in [entry for entry in list(self._tokens) if entry[0] == id(dsk)]:
+        entries = list(self._tokens)  # one step, since computations on other threads change it
+        for entry in [entry for entry in entries if entry[0] == id(dsk)]:
             self._tokens.remove(entry)
             _, computation, token = entry
             _current.reset(token)

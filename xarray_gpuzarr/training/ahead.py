@@ -46,13 +46,15 @@ class _Shared:
         """Read number -> the error that it raised."""
         self.stopped = False
         self.under_way: dict[int, Stop] = {}
+        """Read number -> what ends the read early."""
         self.running: list[Lock] = []
         """One lock for each thread. It is released when the thread ends."""
         self.process = os.getpid()
+        """Id of the process that has the threads."""
 
     def stop(self) -> None:
         """Let all threads end. Reads that are under way stop at their next request."""
-        if self.process != os.getpid():
+        if self.process != os.getpid():  # a forked process has no threads to end
             return
         self.stopped = True
         for stop in list(self.under_way.values()):
@@ -125,7 +127,7 @@ class Ahead:
                 start_thread(partial(shared.serve, read, as_caller, running), f"gpuzarr_ahead_{number}", shared.stop)
                 shared.running.append(running)
 
-        self._finalizer = finalize(self, shared.stop)
+        finalize(self, shared.stop)
         with suppress(RuntimeError):  # fewer threads carry out all reads, too
             run_uninterrupted(start)
         if n_threads and not shared.running:

@@ -31,7 +31,7 @@ def find_parts(variable: Variable) -> Parts:
     Raises
     ------
     UnresolvedError
-        The variable is in memory, is computed, or was not opened by this engine.
+        The variable is in memory, is computed, was not opened by this engine, or is no grid of parts.
     """
     data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
@@ -55,7 +55,8 @@ def _find_whole_array(data: da.Array) -> Any:
     if graph.dependencies.get(data.name) != {original}:
         return None
     reader = dict(graph.layers[original]).get(original)
-    reader = getattr(reader, "value", reader)
+    reader = getattr(reader, "value", reader)  # dask may have wrapped it in a `DataNode`
+    # A dask array may be declared with another shape or dtype than those of its graph.
     if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (data.shape, data.dtype):
         return reader.array
     return None
@@ -80,8 +81,8 @@ def _trace_blocks(data: da.Array) -> Parts:
 class _GraphTracer:
     """Follows the tasks of a graph to the arrays that this engine opened, and runs none of them.
 
-    The value of a task is a `BlockRow` if the task returns a selection of stored arrays. Tasks that return anything
-    else have no value. The arguments of tasks, such as indexes, are values as they are.
+    The value of a task is a `BlockRow`. A task that returns anything but a selection of stored arrays raises
+    `UnresolvedError`. The arguments of tasks, such as indexes, are values as they are.
     """
 
     def __init__(self, graph: Mapping[Any, Any]) -> None:
@@ -115,7 +116,7 @@ class _GraphTracer:
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
         if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
-            is_constant = not node.dependencies  # a call returns it
+            is_constant = not node.dependencies  # then a call of the node returns the list, tuple, set or dict
             return node({}) if is_constant else [self._value_of_node(arg) for arg in node.args]
         if isinstance(node, Task):
             return _select(node.func, node.args, node.kwargs, self._value_of_node)
@@ -146,6 +147,7 @@ def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: 
     select = _SELECTING.get((package, name))
     if select is None or keywords.get("lock"):
         raise UnresolvedError(f"dask computes it, with {name}")
+    # The other keywords, such as ``asarray``, do not change which elements are selected.
     return select(*map(value, args))
 
 

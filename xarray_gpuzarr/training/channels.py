@@ -84,9 +84,9 @@ class Channels:
         Variables that dask computes are not checked, because their device is not known beforehand.
         """
         devices = {name: _device_of(sources[name]) for name in self.names}
-        known = {device: name for name, device in devices.items() if device is not None}
-        if len(known) > 1:
-            raise _mismatch(self.dim, ", ".join(f"{name!r} on {device}" for device, name in known.items()))
+        examples = {device: name for name, device in devices.items() if device is not None}
+        if len(examples) > 1:
+            raise _mismatch(self.dim, ", ".join(f"{name!r} on {device}" for device, name in examples.items()))
 
     def allocate(self, sources: Mapping[Hashable, Source], shape: tuple[int, ...]) -> Any:
         """Return an uninitialised array in C order, on the device that samples of the first variable are read to."""

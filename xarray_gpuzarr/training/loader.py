@@ -1,7 +1,7 @@
 """`Batches`: the batches of a dataset, epoch after epoch.
 
-It holds how far the latest epoch has come, and the state that `Batches.state_dict` returns. `BatchIterator` hands over
-the batches of one epoch.
+It knows how far the latest epoch has come, which `Batches.state_dict` returns. `BatchIterator` hands over the batches
+of one epoch.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Batches:
     def __getstate__(self) -> dict[str, Any]:
         # The property updates the rank. A worker of a DataLoader cannot do that, since it has no process group.
         self.order  # noqa: B018
+        # The copy counts its own progress, and draws the epoch again, whose order may be long.
         return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
@@ -99,7 +100,10 @@ class Batches:
         return self.begin(self.next_epoch, self.next_batch)
 
     def __getitem__(self, number: Any) -> NoReturn:
-        """Raise `TypeError`: batches come in the order of an epoch. A ``DataLoader`` of PyTorch would ask for them."""
+        """Raise `TypeError`: batches come in the order of an epoch.
+
+        A ``DataLoader`` of PyTorch that is given this object asks for batches by number.
+        """
         raise TypeError(
             f"batches have no numbers\n  tried: batch {number!r}\n  found: an iterable\n"
             "  do:    iterate over it; for PyTorch, DataLoader(IterableBatches(batches), batch_size=None), "
@@ -137,11 +141,10 @@ class Batches:
         with as_caller():
             self._load_uncut()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
-        progress = Progress(order, epoch, batch)
+        progress = Progress(order, epoch, batch, begun=True)
         iterator = BatchIterator(
             self._epoch(epoch, order), self._template, n_ahead, progress, n_batches=len(self), as_caller=as_caller
         )
-        progress.begun = True
         self._progress = progress
         return iterator
 
@@ -149,7 +152,7 @@ class Batches:
         """Load the variables that come along unchanged, in C order."""
         uncut = self._template.uncut.copy().load()
         for variable in uncut.variables.values():
-            if not isinstance(variable, IndexVariable):
+            if not isinstance(variable, IndexVariable):  # its data, which pandas holds, cannot be set
                 variable.data = in_c_order(variable.data)
         self._template = replace(self._template, uncut=uncut)
 
@@ -186,6 +189,7 @@ class Batches:
         all batches of the window.
         """
         order = replace(self.order, part=number, n_parts=n_parts)
+        # Worker processes have no process group of PyTorch to follow: their rank is that of this process.
         return type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
 
     @property
@@ -222,6 +226,7 @@ class Batches:
         progress = self._progress
         if progress.begun and progress.batch == progress.order.n_batches(self._samples.n_samples):
             return self.state_at(progress.epoch + 1, 0)
+        # An epoch of which nothing was handed over may begin anew, in the order of the rank that this process has now.
         return self.state_at(progress.epoch, progress.batch, progress.order if progress.batch else None)
 
     def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:

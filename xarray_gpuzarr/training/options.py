@@ -73,9 +73,10 @@ def batches(  # noqa: PLR0913
     prefetch : int
         Batches, or windows, that are read ahead on other threads. 0: read when a batch is asked for.
     memory : int or str, optional
-        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet; at least
-        one result is always read. Processes of this rank share it. By default a quarter of the free memory of the host,
-        which ranks that ``torchrun`` has started there share; on a GPU only `prefetch` limits them.
+        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. Processes
+        of this rank share it, and it must have room for one result of each. By default a quarter of the free memory of
+        the host, which ranks that ``torchrun`` has started there share, but room for one result at least; on a GPU only
+        `prefetch` limits them.
     drop_last : bool
         Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional
@@ -97,7 +98,8 @@ def batches(  # noqa: PLR0913
     Raises
     ------
     OptionError
-        A value is invalid, samples do not fit into the dataset, or there is not a single batch.
+        A value is invalid, samples do not fit into the dataset, `memory` is too little for one result, or there is not
+        a single batch.
 
     Examples
     --------
@@ -157,7 +159,7 @@ def _require_rank(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def _samples_in_window(window: Any, batch: int, template: Template) -> int:
-    """Return the number of samples in a window of at most `window` bytes: those of whole batches, at least one."""
+    """Return the number of samples in a window: those of as many whole batches as `window` bytes hold, at least one."""
     nbytes_of_batch = max(1, batch * template.nbytes)
     return batch * max(1, _require_nbytes("window", window) // nbytes_of_batch)
 

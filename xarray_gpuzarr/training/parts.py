@@ -120,7 +120,7 @@ class Parts:
         return cls(bounds=tuple(np.array([0, n]) for n in part.shape), grid=grid)
 
     def merged(self) -> Self:
-        """Return a grid in which neighbours that select from the same stored array are one part."""
+        """Return a grid with fewer parts: neighbouring planes become one if all their parts can be joined."""
         grid = self.grid
         bounds = list(self.bounds)
         for axis in range(grid.ndim):
@@ -188,7 +188,7 @@ def selected_elements(key: Any, length: int) -> AxisSelection:
 
 
 def as_range(index: Column) -> range | Column:
-    """Return an array of elements as a range if they are equally spaced, otherwise as it is."""
+    """Return an array of elements as a range if they are equally spaced and differ, otherwise as it is."""
     if not len(index):
         return range(0)
     step = int(index[1] - index[0]) if len(index) > 1 else 1

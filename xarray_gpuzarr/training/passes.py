@@ -26,7 +26,11 @@ Position = tuple[int, int]
 _ENTRY = struct.Struct("<8q")
 """The fields of a `Pass`, the number of an epoch or `_NEXT_EPOCH`, and the number of batches that are left out."""
 _MOVE = -1
-"""Number of the pass in an entry that says where the consumer's next pass begins."""
+"""Number of the pass in an entry that says where the consumer's next pass begins.
+
+In such an entry, `Pass.n_workers` is what `Passes.n_workers` returns afterwards, and `Pass.first_child` is the number
+of the consumer's latest child process.
+"""
 _NEXT_EPOCH = -1
 """Epoch in the entry of a pass that begins where the entries before it say."""
 
@@ -53,7 +57,7 @@ class Pass(NamedTuple):
     """Inode of the pipe through which the workers of this pass, and no others, answer. 0 if it is unknown."""
 
     def is_same(self, other: Pass) -> bool:
-        """Whether two processes of a consumer read for the same pass.
+        """Whether this is the same pass as another one with equal `consumer`, `number`, `n_workers` and `seed`.
 
         If the pipe of either is unknown, this depends on how close the numbers of their first workers are.
         """
@@ -101,14 +105,14 @@ class Passes:
         current : Pass
             The pass, as this process knows it.
         epoch : int, optional
-            The epoch that the pass reads instead, because a state was loaded after the pass had begun.
+            Epoch that the pass reads from now on, because a state was loaded after the pass had begun.
 
         Returns
         -------
         epoch, batch : int
-            Where the first process that read for this pass began. If this is the first one, where the consumer's next
-            pass begins. Workers cannot begin in the middle of an epoch. So if `batch` is not 0, a pass with workers
-            has not begun, and the caller reports this.
+            With `epoch`, ``(epoch, 0)``. Otherwise where the first process that read for this pass began; if this is
+            the first one, where the consumer's next pass begins. Workers cannot begin in the middle of an epoch. So if
+            `batch` is not 0, a pass with workers does not count as begun, and the caller must report this.
         """
         self._append(current, _NEXT_EPOCH if epoch is None else epoch, 0)
         position = self._read_history().find(current)
@@ -129,6 +133,7 @@ class Passes:
         os.write(self._file, _ENTRY.pack(*current, epoch, batch))
 
     def _read_history(self) -> _History:
+        # Only whole entries are read, in case the last one is just being written.
         nbytes = os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size
         history = _History()
         for *fields, epoch, batch in _ENTRY.iter_unpack(os.pread(self._file, nbytes, 0)):
@@ -157,7 +162,7 @@ class _History:
             move = _move_before(current, moves)
             requested = None if epoch == _NEXT_EPOCH else (epoch, 0)
             position = requested or known or moves[move]
-            if position == known:
+            if position == known:  # another process has begun this pass
                 return
             others = [entry for entry in self._begun.get(current[:4], ()) if not entry[0].is_same(current)]
             self._begun[current[:4]] = [*others, (current, position)]
@@ -183,6 +188,7 @@ class _History:
         A consumer that has no entries yet begins where the process that made the `Passes` would begin its next pass.
         """
         if consumer not in self._moves:
+            # Before the first entry, which is a move of the process that made the file, any position will do.
             maker = next(iter(self._moves), None)
             self._moves[consumer] = {0: (0, 0) if maker is None else self.next_position(maker)}
         return self._moves[consumer]

@@ -47,7 +47,7 @@ class BlockRow:
 
     @property
     def ends(self) -> Column:
-        """The element of the block after the last one of each part, along the axis; shape (n_parts,)."""
+        """Position along `axis` at which each part ends, exclusive; shape (n_parts,)."""
         return np.cumsum([part.shape[self.axis] for part in self.parts])
 
     def select(self, axis: int, key: Any) -> Self:
@@ -121,7 +121,7 @@ def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
 
 
 def _merge(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
-    """Join neighbours that select from the same stored array."""
+    """Return parts that follow each other along an axis, with those neighbours joined that `can_join` each other."""
     run_starts = [number for number, (a, b) in enumerate(pairwise(parts), start=1) if not a.can_join(b, axis)]
     return tuple(join_parts(parts[start:stop], axis) for start, stop in pairwise([0, *run_starts, len(parts)]))
 
@@ -173,4 +173,5 @@ def _fill_grid(
         for axis, number in enumerate(position):
             if len(pieces[axis]) > 1:
                 piece_row = piece_row.select(axis, pieces[axis][number])
+        # Borders between parts are borders of pieces, and dask joins no empty blocks, so this piece has one part.
         parts[tuple(start + number for start, number in zip(origin, position, strict=True))] = piece_row.parts[0]

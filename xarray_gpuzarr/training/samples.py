@@ -18,7 +18,7 @@ from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
-"""Largest number of samples in an epoch. The order of as many takes 2 GiB of memory."""
+"""Largest number of samples in an epoch. The order of so many samples takes 2 GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +209,18 @@ def _table(positions: Any, spans: Mapping[Hashable, int]) -> Table:
 
 
 def _starts_along(dim: Hashable, starts: Any, span: int) -> Column:
-    """Return the starts that a caller gave for one dimension, shape (n_samples,). All are from 0 to `span` - 1."""
+    """Return the starts that a caller gave for one dimension, shape (n_samples,).
+
+    Raises
+    ------
+    OptionError
+        They are no list of whole numbers, or one of them is not from 0 to `span` - 1.
+    """
     try:
         column = None if starts is None else np.asarray(starts)
     except (TypeError, ValueError):  # an array on a GPU, or a ragged list
         column = None
+    # NumPy makes floats of an empty list. `_table` refuses that, with another message.
     if column is None or column.ndim != 1 or (column.size and column.dtype.kind not in "iu"):
         raise OptionError(
             f"unusable positions= along {dim!r}",

@@ -25,7 +25,7 @@ from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.blocks import find_parts
-from xarray_gpuzarr.training.parts import Parts, UnresolvedError
+from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.stacks import Boxes, read_crops
 
 Way = Literal["one plan", "crop by crop", "dask", "memory"]
@@ -68,15 +68,13 @@ class StoredSource:
         return tuple(map(self._shard_numbers_along, range(len(self.parts.bounds))))
 
     def _shard_numbers_along(self, axis: int) -> Column:
-        # Parts at the same place along `axis` have the same shard borders, so one of them is enough.
+        # Parts at the same place along `axis` usually have the same shard borders. One of them is enough, since the
+        # numbers only decide which samples are read together.
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
         numbers = []
         n_earlier_shards = 0
         for part in parts:
-            spec = part.lazy.stored.spec
-            array: Any = part.lazy.stored.zarr_array
-            shard_shape = (array.shards or array.chunks) if isinstance(spec, Unplanned) else spec.grid.shard_shape
-            shard = np.asarray(part.selection(axis), np.int64) // max(1, shard_shape[part.axes[axis]])
+            shard = _shards_in_part(part, axis)
             numbers.append(shard + n_earlier_shards)
             n_earlier_shards += int(shard.max(initial=0)) + 1
         return np.concatenate(numbers)
@@ -92,6 +90,25 @@ class StoredSource:
         return parts.lazy.by_decoder(read)
 
 
+def _shards_in_part(part: Part, axis: int) -> Column:
+    """Return the number of the shard, along an axis of its stored array, that each element of a part is in."""
+    elements = np.asarray(part.selection(axis), np.int64)
+    stored_axis = part.axes[axis]
+    spec = part.lazy.stored.spec
+    shard_shape: Sequence[int]
+    if isinstance(spec, Unplanned):
+        array: Any = part.lazy.stored.zarr_array
+        try:
+            shard_shape = array.shards or array.chunks
+        except NotImplementedError:  # a rectilinear grid, whose shards differ in length
+            ends = np.cumsum(array.write_chunk_sizes[stored_axis])
+            shards: Column = np.searchsorted(ends, elements, side="right")
+            return shards
+    else:
+        shard_shape = spec.grid.shard_shape
+    return elements // max(1, shard_shape[stored_axis])  # the length may be 0 if the axis has no elements
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskSource:
     """A variable that dask computes."""
@@ -105,7 +122,7 @@ class DaskSource:
     @property
     def shard_numbers(self) -> tuple[Column, ...]:
         """For each axis, the number of dask's chunk along it that each element is in; shape (length of the axis,)."""
-        return tuple(np.repeat(np.arange(len(axis)), np.asarray(axis, np.int64)) for axis in self.array.chunks)
+        return tuple(np.repeat(np.arange(len(lengths)), np.asarray(lengths, np.int64)) for lengths in self.array.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +193,7 @@ def source_of(variable: Variable) -> Source:
         data = data_of(variable)
         if isinstance(data, da.Array):
             return DaskSource(array=data, why=str(unresolved))
-        if not isinstance(data, indexing.ExplicitlyIndexed):
+        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's lazy array with a dask graph
             return MemorySource(array=np.asarray(data))
         return XarraySource(variable=variable, why=str(unresolved))
 
@@ -204,7 +221,7 @@ def read_sources[Name](
     stop : Stop
         Ends the reads early when it is set.
     outs : mapping of name to array, optional
-        Arrays of shape (n_boxes, *boxes.shape), in any strides, that the results of these variables are written to.
+        Arrays of shape (n_boxes, *boxes.shape), with any strides, that the results of these variables are written to.
 
     Returns
     -------
@@ -242,7 +259,10 @@ def read_sources[Name](
 def _read_slow[Name](
     sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop, outs: Mapping[Name, Any]
 ) -> dict[Name, Any]:
-    """Read variables of slow stores at the same time, if there are several, so that their waiting times overlap."""
+    """Return the arrays of variables of slow stores, read at the same time so that their waiting times overlap.
+
+    Nothing is read if there is only one such variable.
+    """
     stored = {name: source for name, source in sources.items() if isinstance(source, StoredSource)}
     slow = {name: source for name, source in stored.items() if source.is_slow}
     if len(slow) < 2:
@@ -252,7 +272,7 @@ def _read_slow[Name](
 
 
 def _has_same_memory(array: Any, out: npt.NDArray[Any]) -> bool:
-    """Whether an array is a view of `out`, if it has the same shape and dtype: both begin at the same address."""
+    """Whether an array of the shape and dtype of `out` is a view of it: both begin at the same address."""
     return isinstance(array, np.ndarray) and array.__array_interface__["data"] == out.__array_interface__["data"]
 
 

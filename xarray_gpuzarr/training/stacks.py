@@ -1,7 +1,7 @@
 """`read_crops`: reads boxes of one shape of a variable into one array. Each chunk is read once for all boxes.
 
-`read_stack` does this for one `Part`, and `read_crops` for a grid of them. Stored axes are read in increasing order, so
-each function also puts elements into the order that the selection of the part has.
+`read_stack` does this for one `Part`, and `read_crops` for a grid of them. Elements are read in increasing order along
+stored axes, and `read_stack` then puts them into the order of the part's selection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Template`: reads the samples of the variables of a dataset, and makes batches of what was read.
 
-A dimension is cut if ``sizes=`` names it: a sample has so many elements along it. Variables with such a dimension are
-read anew for each batch (`CutVariable`). The others come along unchanged.
+A dimension is cut if ``sizes=`` gives the number of elements that a sample has along it. Variables with such a
+dimension are read anew for each batch (`CutVariable`). The others come along unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from xarray_gpuzarr.training.stacks import Boxes
 
 Arrays = dict[Hashable, Any]
 """Variable name -> its samples, shape (n_samples, ...). With ``stack=``, also the new dimension -> all samples in one
-array, of which those of the variables are views."""
+array, of which those of the data variables are views."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ class Template:
         Returns
         -------
         dict
-            Arrays of shape (n, ...), on the devices of their variables. They are in C order; with ``stack=``, only the
-            stacked array is, of which the others are views.
+            Arrays of shape (n, ...), on the devices of their variables, in C order. With ``stack=``, those of data
+            variables are views of the stacked array, and not contiguous.
         """
         sources = {name: cut.source for name, cut in self.cuts.items()}
         boxes = {name: cut.boxes(start) for name, cut in self.cuts.items()}
