@@ -64,7 +64,8 @@ def _are_equal(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> bool:
     """Whether values are those that are stored, apart from what the stored dtype rounds off."""
     if earlier.shape == later.shape and earlier.dtype.kind == "f" and later.dtype.kind in "iuf":
         return np.allclose(earlier, later, equal_nan=True)
-    return Variable("x", earlier).equals(Variable("x", later))
+    is_equal: bool = Variable("x", earlier).equals(Variable("x", later))
+    return is_equal
 
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
