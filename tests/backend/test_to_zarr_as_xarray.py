@@ -665,3 +665,28 @@ def test_an_append_that_changes_a_coordinate_is_a_warning(tmp_path, dtype):
         later.assign_coords(time=[4, 5])[{"y": [2, 1, 0]}].gpuzarr.to_zarr(
             tmp_path / "a", append_dim="time", consolidated=False
         )
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 1}])
+def test_an_append_that_ends_in_an_error_says_how_to_write_the_data_again(tmp_path, chunks):
+    first = archive(2)
+    first.u.encoding = {"dtype": "i2"}
+    first.gpuzarr.to_zarr(tmp_path / "a", {"time": 1}, None, consolidated=False)
+    bad = archive(2, 2)
+    bad["u"] = bad.u * 1e6
+
+    with pytest.raises(OptionError, match="do not fit") as caught:
+        (bad if chunks is None else bad.chunk(chunks)).gpuzarr.to_zarr(
+            tmp_path / "a", append_dim="time", consolidated=False
+        )
+
+    notes = getattr(caught.value, "__notes__", [])
+    if chunks is None:  # found before the store is touched
+        assert notes == []
+        assert xr.open_zarr(tmp_path / "a", consolidated=False).sizes["time"] == 2
+        return
+    assert "write the corrected data with region={'time': slice(2, 4" in notes[0]
+    archive(2, 2).gpuzarr.to_zarr(tmp_path / "a", region={"time": slice(2, 4)}, consolidated=False)
+    xr.testing.assert_equal(
+        xr.open_zarr(tmp_path / "a", consolidated=False).load(), xr.concat([archive(2), archive(2, 2)], "time")
+    )

@@ -129,12 +129,17 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
         if has_dimension_names and "conflicting sizes" not in str(err):
             raise
         misfits = _misfits(group) if has_dimension_names else []
-        drop_misfits = f"leave out those that do not fit: drop_variables={misfits}; or " if misfits else ""
+        other_ways = ""
+        if misfits:
+            other_ways = (
+                "if an append has been interrupted, cut the longer arrays back with zarr.open_array(path, "
+                f"mode='r+').resize(shape); or leave out those that do not fit: drop_variables={misfits}; or "
+            )
         raise NoGroupError(
             f"the arrays in '{group.zarr_group.store_path}' are no dataset",
             tried=f"to open as one dataset: {listed(sorted(group.array_keys()))}",
             found=str(err.args[0]),
-            do=f"{drop_misfits}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {IMAGE_RECIPES_HINT}",
+            do=f"{other_ways}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {IMAGE_RECIPES_HINT}",
         ) from err
 
 

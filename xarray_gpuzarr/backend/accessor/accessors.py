@@ -14,8 +14,8 @@ from xarray_gpuzarr.backend.accessor.dataset_accessor import DatasetAccessor
 from xarray_gpuzarr.backend.accessor.encodings import Size
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.host_copies import bring_to_host
+from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables
-from xarray_gpuzarr.backend.accessor.whole_shards import ShardingArguments
 from xarray_gpuzarr.backend.accessor.writing import write_groups
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device

@@ -9,12 +9,11 @@ from xarray import Coordinates, Dataset, Variable
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
-from xarray_gpuzarr.backend.accessor.append_advice import advise_of_append
 from xarray_gpuzarr.backend.accessor.append_lengths import require_equal_lengths
 from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_error
 from xarray_gpuzarr.backend.accessor.block_writer import Original
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
-from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, Size, layout_of, without_foreign_codecs
+from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, layout_of, without_foreign_codecs
 from xarray_gpuzarr.backend.accessor.packing import CoderPacker
 from xarray_gpuzarr.backend.accessor.shard_borders import (
     cut_at_multiples,
@@ -22,7 +21,9 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     outside_error,
     unaligned_error,
 )
+from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.backend.accessor.slices import cut_into_blocks
+from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_append, advise_of_ignored_sizes
 from xarray_gpuzarr.backend.accessor.time_check import TIMES
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
@@ -33,7 +34,6 @@ from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     stored_encoding,
     try_encode,
 )
-from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
@@ -48,17 +48,6 @@ class ShardGrid:
     """Shape of a shard, or of a chunk if there are no shards."""
     starts: tuple[int, ...]
     """Index of the variable's first element in the array, along each dimension."""
-
-
-@record
-class ShardingArguments:
-    """The arguments of `DatasetAccessor.to_zarr` that decide about chunks, shards and codecs."""
-
-    chunks: Size
-    shards: Size | None
-    compressors: Any
-    rechunk: bool
-    """Whether dask chunks that end inside shards are changed; if not, they are an error."""
 
 
 class DatasetInShards:
@@ -96,6 +85,8 @@ class DatasetInShards:
         self._changes = changes
         self._cuts_numpy = cuts_numpy
         self._checks_values = checks_values
+        self.append_region: dict[Any, slice] | None = None
+        """The region of the stored arrays that the last `prepare` has prepared an append for; None without one."""
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Bring the dataset into dask chunks of whole shards.
@@ -151,6 +142,8 @@ class DatasetInShards:
         require_equal_lengths(lengths, append_dim)
         if append_dim is not None:
             advise_of_append(target, variables, stored, append_dim)
+            length = next(iter(lengths.values()), 0)
+            self.append_region = {append_dim: slice(length, length + self.dataset.sizes.get(append_dim, 0))}
         data = {name: variables[name] for name in self.dataset.data_vars}
         # No indexes: xarray would make some for dimensions that have none in the dataset.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})
@@ -239,7 +232,7 @@ class DatasetInShards:
         shards = stored.encoding["shards"] or chunks
         if not all(isinstance(n, int) for n in (*chunks, *shards)):
             return None
-        self._warn_of_other_sizes(name, stored.dims, chunks, shards)
+        advise_of_ignored_sizes(name, stored.dims, {"chunks": chunks, "shards": shards}, self._sharding)
         region = target._write_region or {}  # noqa: SLF001  # xarray has turned region="auto" into slices
         starts = []
         for dim, n in stored.sizes.items():
@@ -249,30 +242,6 @@ class DatasetInShards:
             start, _, _ = region.get(dim, slice(None)).indices(n)
             starts.append(n if dim == append_dim else start)
         return ShardGrid(shards=tuple(shards), starts=tuple(starts))
-
-    def _warn_of_other_sizes(
-        self, name: Any, dims: Sequence[Any], chunks: Sequence[int], shards: Sequence[int]
-    ) -> None:
-        """Warn if the user gives other lengths than the stored array has."""
-        ignored = []
-        stored_lengths = []
-        sizes = (("chunks", self._sharding.chunks, chunks), ("shards", self._sharding.shards, shards))
-        for noun, size, stored in sizes:
-            lengths = size if isinstance(size, Mapping) else {}
-            # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
-            if noun == "chunks" and dims == (name,):
-                continue
-            for dim, n in zip(dims, stored, strict=True):
-                if lengths.get(dim, -1) not in (-1, n):
-                    ignored.append(f"{noun} of {lengths[dim]} along {dim!r}")
-                    stored_lengths.append(f"{noun} of {n} along {dim!r}")
-        if ignored:
-            advise(
-                f"ignored sizes of {name!r}",
-                f"{' and '.join(ignored)} are ignored: variable {name!r} is stored already",
-                found=f"{' and '.join(stored_lengths)} in the store",
-                do="leave the sizes out, or write a new store, whose variables get them",
-            )
 
     def _cut(self, name: Any, variable: Variable, grid: ShardGrid | None) -> Variable:
         """Return a variable in dask chunks that end where shards end, or unchanged if it is not written in such chunks.

@@ -25,9 +25,10 @@ from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_work
 from xarray_gpuzarr.backend.accessor.own_source import require_another_store
 from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.sample_writes import check_names_and_changes
+from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
-from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards, ShardingArguments
+from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.process.dask_client import client_of_dask
@@ -110,7 +111,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     staged = StagedStore.of(store, options) if compute and makes_store else None
     with _explaining_permissions(store):
         root = _open_store(store, staged, options)
-    with WritesBehind() as behind:
+    with WritesBehind() as behind, _explaining_longer_arrays(groups["."]):
         # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
         sends_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
@@ -191,6 +192,20 @@ def _naming_group(path: str) -> Iterator[None]:
     except OptionError as err:
         if path != ".":
             err.add_note(f"group: {path}")
+        raise
+
+
+@contextmanager
+def _explaining_longer_arrays(group: DatasetInShards) -> Iterator[None]:
+    """Add to an error of an append that the arrays may be longer already, and how to write the data again."""
+    try:
+        yield
+    except Exception as err:
+        if group.append_region is not None:
+            err.add_note(
+                "found: an append that has ended in an error, so the arrays may have their new length already\n"
+                f"do:    if they have, write the corrected data with region={group.append_region}, not with append_dim"
+            )
         raise
 
 

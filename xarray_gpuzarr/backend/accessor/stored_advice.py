@@ -1,8 +1,8 @@
-"""`advise_of_append`: warnings about appends that xarray carries out, but that are hardly ever meant."""
+"""Warnings about writes to stored arrays that xarray carries out, but that are hardly ever meant."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from xarray import Variable, conventions
 from xarray.backends import ZarrStore
 
+from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.process.advice import advise
 
 
@@ -91,3 +92,39 @@ def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[An
 def _ends(values: npt.NDArray[Any]) -> str:
     """Return the number of values, and the first and the last one."""
     return f"{len(values)} values" + (f" from {values[0]} to {values[-1]}" if len(values) else "")
+
+
+def advise_of_ignored_sizes(
+    name: Any, dims: Sequence[Any], stored: Mapping[str, Sequence[int]], sharding: ShardingArguments
+) -> None:
+    """Warn if the user gives other lengths than a stored variable has.
+
+    Parameters
+    ----------
+    name : hashable
+        Name of the variable.
+    dims : sequence of hashable
+        Its dimensions.
+    stored : mapping of str to sequence of int
+        The shapes of its "chunks" and "shards".
+    sharding : ShardingArguments
+        The lengths that the user gives.
+    """
+    ignored = []
+    stored_lengths = []
+    for noun, size in (("chunks", sharding.chunks), ("shards", sharding.shards)):
+        lengths = size if isinstance(size, Mapping) else {}
+        # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
+        if noun == "chunks" and dims == (name,):
+            continue
+        for dim, n in zip(dims, stored[noun], strict=True):
+            if lengths.get(dim, -1) not in (-1, n):
+                ignored.append(f"{noun} of {lengths[dim]} along {dim!r}")
+                stored_lengths.append(f"{noun} of {n} along {dim!r}")
+    if ignored:
+        advise(
+            f"ignored sizes of {name!r}",
+            f"{' and '.join(ignored)} are ignored: variable {name!r} is stored already",
+            found=f"{' and '.join(stored_lengths)} in the store",
+            do="leave the sizes out, or write a new store, whose variables get them",
+        )

@@ -1,0 +1,19 @@
+"""`ShardingArguments`: the arguments of `to_zarr` that this package adds to those of xarray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xarray_gpuzarr.backend.accessor.encodings import Size
+from xarray_gpuzarr.process.records import record
+
+
+@record
+class ShardingArguments:
+    """The arguments of `DatasetAccessor.to_zarr` that decide about chunks, shards and codecs."""
+
+    chunks: Size
+    shards: Size | None
+    compressors: Any
+    rechunk: bool
+    """Whether dask chunks that end inside shards are changed; if not, they are an error."""
