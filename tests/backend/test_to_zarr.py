@@ -302,6 +302,17 @@ def test_a_store_that_may_not_be_written_to_says_what_was_tried(tmp_path, monkey
     assert "check that you may write there" in caught.value.__notes__[0]
 
 
+def test_a_store_that_exists_is_named(tmp_path):
+    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+
+    with pytest.raises(FileExistsError) as caught:
+        weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+
+    (note,) = caught.value.__notes__
+    assert str(tmp_path / "a") in note
+    assert "mode='w'" in note
+
+
 def test_each_task_has_one_shard_in_memory(tmp_path):
     """Blocks are made when they are written, and not before: two of them at once, on two threads."""
     alive, most = set(), []

@@ -109,7 +109,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
 
     # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
     staged = StagedStore.of(store, options) if compute and makes_store else None
-    with _explaining_permissions(store):
+    with _explaining_refusals(store):
         root = _open_store(store, staged, options)
     with WritesBehind() as behind, _explaining_longer_arrays(groups["."]):
         # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
@@ -125,7 +125,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         if not compute:
             return _delayed_writes(writer, root, chunkmanager_store_kwargs)
         if staged is not None:
-            with _explaining_permissions(store):
+            with _explaining_refusals(store):
                 staged.send()
             staged.detach(root.zarr_group)
         _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
@@ -210,14 +210,20 @@ def _explaining_longer_arrays(group: DatasetInShards) -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_permissions(store: Any) -> Iterator[None]:
-    """Add to a `PermissionError` what was tried and what to do."""
+def _explaining_refusals(store: Any) -> Iterator[None]:
+    """Add to an error of a store what was tried and what to do. Errors about arguments are left as they are."""
     try:
         yield
-    except PermissionError as err:
-        err.add_note(
-            f"tried: to write groups and arrays to {masked(str(store))}\ndo:    check that you may write there"
-        )
+    except Exception as err:
+        advice = None
+        if isinstance(err, PermissionError):
+            advice = "check that you may write there"
+        elif isinstance(err, FileExistsError):
+            advice = "give mode='w' to replace what is stored, or append_dim= or region= to add to it"
+        elif takes_long(store) and not isinstance(err, ValueError | TypeError | KeyError):
+            advice = "check the address, the server, and what you may write there"
+        if advice is not None:
+            err.add_note(f"tried: to write groups and arrays to {masked(str(store))}\ndo:    {advice}")
         raise
 
 
