@@ -73,9 +73,10 @@ def batches(  # noqa: PLR0913
     prefetch : int
         Batches, or windows, that are read ahead on other threads. 0: read when a batch is asked for.
     memory : int or str, optional
-        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet; at least
-        one result is always read. Processes of this rank share it. By default a quarter of the free memory of the host,
-        which ranks that ``torchrun`` has started there share; on a GPU only `prefetch` limits them.
+        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. Processes
+        of this rank share it; it must have room for one result of each. By default a quarter of the free memory of the
+        host, which ranks that ``torchrun`` has started there share, or one result if that is larger; on a GPU only
+        `prefetch` limits them.
     drop_last : bool
         Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional
@@ -97,7 +98,8 @@ def batches(  # noqa: PLR0913
     Raises
     ------
     OptionError
-        A value is invalid, samples do not fit into the dataset, or there is not a single batch.
+        A value is invalid, samples do not fit into the dataset, one result takes more than `memory`, or there is not a
+        single batch.
 
     Examples
     --------
