@@ -46,6 +46,8 @@ def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
 
 
 _PREFIX = "XARRAY_GPUZARR_"
+ENVIRONMENT_ONLY = frozenset({"cache_dir", "native", "num_threads", "pool_kept_nbytes", "pool_waits"})
+"""Settings that only the environment has, before Python starts. They are no options of `configure`."""
 
 
 def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
