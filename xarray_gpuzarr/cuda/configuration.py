@@ -25,10 +25,15 @@ def options_in_force() -> dict[str, Any]:
     return {**asdict(fetch_options.fetch_options()), **asdict(device_options.resource_options())}
 
 
+def known_options() -> list[str]:
+    """Return the names of all options of `configure`, in alphabetical order."""
+    return sorted({"engine"}.union(*(names for _, names in _RECORDS)))
+
+
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
     options = device_options.with_engine(options)
-    known = sorted({"engine"}.union(*(names for _, names in _RECORDS)))
+    known = known_options()
     if unknown := sorted(options.keys() - known):
         do = f"choose one of these{similar_name_hint(unknown[0], known)}"
         if unknown[0] in ENVIRONMENT_ONLY:
