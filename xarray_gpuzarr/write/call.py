@@ -68,7 +68,8 @@ class WriteCall:
         Whether chunks that hold only the fill value are stored.
     is_covered : mapping of tuple of int to bool, optional
         For arrays without shards: by the coordinates of each chunk, whether all its elements that lie in the array are
-        written. Without it, a chunk at the end of the array counts as written in part.
+        written. Without it, an object that reaches beyond the end of the array counts as written in part, and what is
+        stored of it beyond the end is kept.
     """
 
     def __init__(
