@@ -39,7 +39,8 @@ from xarray_gpuzarr.write.written_axis import written_axes
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
 _UNIT_NBYTES = 256 * 1024
-"""Decoded bytes of a unit: the chunks that a thread encodes one after another before it writes them."""
+"""Decoded bytes of a unit: the chunks that a thread encodes one after another before it writes them. They stay in its
+core's cache."""
 _MAX_UNIT_CHUNKS = 64
 """Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_PER_THREAD = 8

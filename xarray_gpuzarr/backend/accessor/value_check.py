@@ -159,7 +159,7 @@ def check_of(
     Returns
     -------
     FitCheck or None
-        None if every value fits, or if what is read back is not known here.
+        None if every value fits, if xarray itself refuses those that do not, or if what is read back is not known here.
     """
     if values_dtype.kind in TIMES:
         # Times may be stored in a calendar that has other days.
@@ -169,5 +169,6 @@ def check_of(
             if is_narrow_integer(dtype) and has_usual_days and "units" in attrs
             else None
         )
-    # With this attribute, signed numbers are read back as unsigned ones. xarray only stores it beside a `_FillValue`.
+    # With this attribute, signed numbers are read back as unsigned ones. It is looked for in the stored attributes, not
+    # in `encoding`, because xarray only stores it beside a `_FillValue`.
     return None if "_Unsigned" in attrs else ValueCheck.of(name, dtype, encoding)

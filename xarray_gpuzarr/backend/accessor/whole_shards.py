@@ -86,7 +86,7 @@ class DatasetInShards:
         self._cuts_numpy = cuts_numpy
         self._checks_values = checks_values
         self.append_region: dict[Any, slice] | None = None
-        """The region of the stored arrays that the last `prepare` has prepared an append for; None without one."""
+        """Region of the stored arrays that the append of the last `prepare` fills; None if that was no append."""
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Bring the dataset into dask chunks of whole shards.
