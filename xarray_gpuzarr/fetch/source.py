@@ -151,7 +151,7 @@ class ByteSource(Protocol):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long raw chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
+        """Whether long chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read bytes ahead that will soon be needed.

@@ -106,7 +106,8 @@ class ValueCheck(FitCheck):
 
     def _fate(self, value: float, number: float) -> str:
         """Return what becomes of a value that is stored as another number."""
-        if self.dtype.kind == "f" or not math.isfinite(value):
+        # With a scale of 0, no number would be read back as the value.
+        if self.dtype.kind == "f" or not math.isfinite(value) or not self.scale:
             return f"which is stored as {number}"
         limits = np.iinfo(self.dtype)
         return (
