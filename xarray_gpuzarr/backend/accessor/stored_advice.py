@@ -114,7 +114,7 @@ def advise_of_ignored_sizes(
     ignored = []
     stored_lengths = []
     for noun, size in (("chunks", sharding.chunks), ("shards", sharding.shards)):
-        lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default
+        lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default: no warning
         # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
         if noun == "chunks" and dims == (name,):
             continue

@@ -25,8 +25,8 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 _LENGTH_TIMEOUT_S = 10.0
 """Time limit of a request for the length of an object, after a request for its bytes has failed."""
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""Errors of obstore and adlfs that mean a missing object: those that zarr's `ObjectStore` takes for it. Clients of
-fsspec go by the store's ``allowed_exceptions`` instead."""
+"""Errors of obstore and adlfs that mean a missing object: those that zarr's `ObjectStore` treats as such. The
+clients in `fsspec_clients` go by the store's ``allowed_exceptions`` instead."""
 SUFFIX_ATTEMPTS = 3
 """Number of attempts to read the last bytes of an object with two requests, for its length and for a range."""
 
