@@ -22,6 +22,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import explain, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
+from xarray_gpuzarr.codec_pipeline.explanation import ArrayExplanation
 from xarray_gpuzarr.read.stopping import on_thread, read_threads
 
 ROOT = Path(__file__).parents[2]
@@ -394,6 +395,26 @@ def test_blocks_that_overlap_on_threads_restore_the_settings_once(monkeypatch):
     assert zarr.config.get("codec_pipeline.path") == "xarray_gpuzarr.CodecPipeline"
     second.__exit__(None, None, None)
     assert [zarr.config.get(name) for name in settings] == before
+
+
+def test_what_is_returned_says_which_pipeline_opens_arrays():
+    block = zarr_pipeline()
+    assert repr(block) == "<zarr_pipeline(): zarr-python now opens arrays with the codec pipeline of xarray_gpuzarr>"
+    with block:
+        pass
+    assert repr(block) == "<zarr_pipeline(): has ended>"
+
+
+def test_an_explanation_is_one_line_that_says_who_reads_and_writes(memory):
+    array = zarr.create_array(memory, name="a", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    text = "/a: zarr-python (opened without zarr_pipeline(): call it, then open the array again)"
+    assert (str(explain(array)), repr(explain(array))) == (text, f"<{text}>")
+
+    with zarr_pipeline():
+        array = zarr.open_array(memory, path="a")
+    text = "/a: host, reads and writes"
+    assert (str(explain(array)), repr(explain(array))) == (text, f"<{text}>")
+    assert explain(array) == ArrayExplanation(path="/a", ours=True, where="host", why="", writes="")
 
 
 def test_a_pipeline_that_was_set_within_a_block_stays():

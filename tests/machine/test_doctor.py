@@ -93,6 +93,22 @@ def test_a_host_is_measured_and_told_what_is_missing(host, capsys):
     assert out.endswith("All is well.\n")
 
 
+def test_variables_that_are_no_settings_are_named(host, monkeypatch, capsys):
+    monkeypatch.setenv("XARRAY_GPUZARR_CACH_NBYTES", "1 GiB")
+    monkeypatch.setenv("XARRAY_GPUZARR_QQ", "secret")
+    for name in ("N_SLOTS", "NUM_THREADS", "ENGINE", "CACHE_NBYTES"):  # which are settings
+        monkeypatch.setenv(f"XARRAY_GPUZARR_{name}", {"ENGINE": "usual"}.get(name, "2"))
+
+    assert run() == 0
+
+    said = [line.split(None, 1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("ignored ")]
+    assert "XARRAY_GPUZARR_CACH_NBYTES is no setting (perhaps 'CACHE_NBYTES')" in said
+    assert "XARRAY_GPUZARR_QQ is no setting" in said
+    assert not [
+        line for line in said if line.startswith(("XARRAY_GPUZARR_N", "XARRAY_GPUZARR_E", "XARRAY_GPUZARR_CACHE"))
+    ]
+
+
 def test_what_only_a_gpu_answers_cannot_be_asked_here(host, capsys):
     assert main(["doctor", "--device", "cuda"]) == 2
     assert "pip install 'xarray-gpuzarr[cuda13]'" in capsys.readouterr().err

@@ -161,6 +161,15 @@ def test_what_was_in_force_can_be_put_back():
     assert configure(**before) == before
 
 
+@pytest.mark.parametrize(("name", "variable"), [("num_threads", "NUM_THREADS"), ("native", "NATIVE")])
+def test_a_setting_of_the_environment_alone_is_named_as_one(name, variable):
+    with pytest.raises(OptionError, match="unknown option") as error:
+        configure(**{name: 2})
+
+    do = f"set XARRAY_GPUZARR_{variable} in the environment, before Python starts; only there is {name} a setting"
+    assert str(error.value).splitlines()[-1].removeprefix("  do:    ") == do
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones_and_changes_nothing():
     configure(n_slots=5)
 

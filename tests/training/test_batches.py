@@ -22,7 +22,7 @@ from helpers.interrupted_reads import check_requests
 from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, Wrapper
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, StoreReadError, batches
+from xarray_gpuzarr import ArrayTypeError, GpuZarrError, KeywordError, OptionError, StoreReadError, batches
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.training.template import Template
 
@@ -98,6 +98,26 @@ def test_length_is_the_number_of_batches(ds, keywords):
     for drop_last in (False, True):
         loader = batches(ds, {"time": 2}, 5, drop_last=drop_last, **keywords)
         assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "named"),
+    [
+        ({"batch_size": 16}, "unknown keyword 'batch_size'.*perhaps 'batch'"),
+        ({"batch": 16, "window_size": 3}, "unknown keyword 'window_size'.*perhaps 'window'"),
+        ({"batch": 16, "prefetch_factor": 3}, "unknown keyword 'prefetch_factor'.*perhaps 'prefetch'"),
+        ({"batch": 16, "quux": 3}, "unknown keyword 'quux'.*valid keywords: ds, sizes, batch, .*choose one of these$"),
+    ],
+)
+def test_an_unknown_keyword_is_told_from_those_that_are_known(ds, keywords, named):
+    with pytest.raises(KeywordError, match=f"(?s){named}"):
+        batches(ds, {"time": 2}, **keywords)
+
+
+def test_a_keyword_that_is_missing_is_an_error_of_python(ds):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'batch'") as error:
+        batches(ds, {"time": 2})
+    assert not isinstance(error.value, GpuZarrError)
 
 
 def test_each_epoch_is_the_next_one(ds):

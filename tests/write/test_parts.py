@@ -208,9 +208,12 @@ def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
             array[row] = row + 1
 
     threads = [threading.Thread(target=fill, args=(first,)) for first in range(4)]
-    with pytest.warns(GpuZarrWarning, match="two tasks write parts of one shard"):
+    with pytest.warns(
+        GpuZarrWarning, match="two tasks write parts of one shard or chunk of array '/' at once"
+    ) as warned:
         _run(threads)
 
+    assert "slices at multiples of array.shards" in str(warned[0].message)  # there is no dataset to chunk
     np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(9000))
 
 

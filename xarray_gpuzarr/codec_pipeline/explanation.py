@@ -18,9 +18,9 @@ from xarray_gpuzarr.stored.metadata import require_array
 from xarray_gpuzarr.write.array_encoder import encoder_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ArrayExplanation:
-    """How an array is read and written; see `explain`."""
+    """How an array is read and written; see `explain`. `str` and `repr` say it in one line."""
 
     path: str
     """Path of the array inside its store, with a leading slash."""
@@ -37,9 +37,12 @@ class ArrayExplanation:
         text = f"{self.path}: {self.where}"
         if self.why:
             text += f" ({self.why})"
-        if self.ours and self.writes:
-            text += f"; written by zarr-python ({self.writes})"
+        if self.ours:
+            text += f"; written by zarr-python ({self.writes})" if self.writes else ", reads and writes"
         return visible(text)
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
 
 def explain(array: zarr.Array[Any]) -> ArrayExplanation:
@@ -71,7 +74,7 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     >>> with zarr_pipeline():
     ...     array = zarr.create_array({}, shape=(4, 4), chunks=(2, 2), dtype="f4")
     >>> print(explain(array))
-    /: host
+    /: host, reads and writes
     """
     require_array(array, "explain")
     path = f"/{array.path}"

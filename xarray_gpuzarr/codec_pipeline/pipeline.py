@@ -228,10 +228,28 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     array([[ 4,  6],
            [ 8, 10]])
     """
-    _settings.begin()
-    block = ExitStack()
-    block.callback(_settings.end)
-    return block
+    return PipelineBlock()
+
+
+class PipelineBlock(ExitStack):
+    """Changes zarr-python's settings; restores them at the end of its ``with`` block. See `zarr_pipeline`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_ended = False
+        _settings.begin()
+        self.callback(self._end)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        _settings.end()
+
+    def __repr__(self) -> str:
+        if self._has_ended:
+            return "<zarr_pipeline(): has ended>"
+        if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
+            return "<zarr_pipeline(): another codec pipeline was set since>"
+        return "<zarr_pipeline(): zarr-python now opens arrays with the codec pipeline of xarray_gpuzarr>"
 
 
 class _Settings:

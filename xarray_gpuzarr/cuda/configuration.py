@@ -11,7 +11,7 @@ from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, similar_n
 from xarray_gpuzarr.process import device_options, fetch_options
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
-from xarray_gpuzarr.process.settings import ActiveSettings
+from xarray_gpuzarr.process.settings import ENVIRONMENT_ONLY, ActiveSettings, environment_variable
 
 _RECORDS: tuple[tuple[ActiveSettings[Any], frozenset[str]], ...] = (
     (fetch_options.in_force, frozenset(field.name for field in fields(FetchOptions))),
@@ -25,17 +25,21 @@ def options_in_force() -> dict[str, Any]:
     return {**asdict(fetch_options.fetch_options()), **asdict(device_options.resource_options())}
 
 
+def known_options() -> list[str]:
+    """Return the names of all options of `configure`, in alphabetical order."""
+    return sorted({"engine"}.union(*(names for _, names in _RECORDS)))
+
+
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
     options = device_options.with_engine(options)
-    known = sorted({"engine"}.union(*(names for _, names in _RECORDS)))
+    known = known_options()
     if unknown := sorted(options.keys() - known):
-        raise OptionError(
-            "unknown option",
-            tried=", ".join(unknown),
-            found="valid options: " + ", ".join(known),
-            do=f"choose one of these{similar_name_hint(unknown[0], known)}",
-        )
+        do = f"choose one of these{similar_name_hint(unknown[0], known)}"
+        if unknown[0] in ENVIRONMENT_ONLY:
+            variable = environment_variable(unknown[0])
+            do = f"set {variable} in the environment, before Python starts; only there is {unknown[0]} a setting"
+        raise OptionError("unknown option", tried=", ".join(unknown), found="valid options: " + ", ".join(known), do=do)
     for in_force, names in _RECORDS:
         # A record checks its values when it is made; this one is not used.
         in_force.with_changes({name: options[name] for name in options if name in names})

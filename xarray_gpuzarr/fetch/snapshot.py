@@ -126,6 +126,8 @@ class Snapshot:
         # A decoder that reads files itself, or with GPUDirect Storage, reads a shard in several parts.
         self.is_local = source.is_local and not self._one_answer
         self.storage: Storage = "posix" if self._one_answer else source.storage
+        self.cached_nbytes = 0
+        """Decoded bytes of the chunks that the decoder has found in its cache of decoded chunks."""
         self._pieces = ObjectPieces(self._source)
         self._seen_shards = {} if seen_shards is None else seen_shards
         self._versions: dict[str, Version] = {}

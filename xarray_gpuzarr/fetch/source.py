@@ -93,6 +93,9 @@ class LocalFile(NamedTuple):
 class ChunkVersions(Protocol):
     """The versions of the objects of one read."""
 
+    cached_nbytes: int
+    """Decoded bytes of the chunks that the decoder has found in its cache, which it adds to."""
+
     @property
     def identity(self) -> Hashable:
         """What is read from; equal in all reads of one store."""

@@ -54,6 +54,18 @@ class PartialChunks:
             self._axes.append(flags)
             self.all_are_partial = self.all_are_partial or all_are_partial
 
+    @property
+    def n_partial(self) -> int:
+        """Number of partial chunks, whether they are stored or not."""
+        if self.all_are_partial:
+            return self.target.n_chunks
+        if self.none_is_partial or not isinstance(self.target, BoxTarget):
+            return 0
+        n_partial_by_axis = [0 if flags is None else int(flags.sum()) for flags in self._axes]
+        return self.target.n_chunks - math.prod(
+            n - n_partial for n, n_partial in zip(self.target.n_pieces, n_partial_by_axis, strict=True)
+        )
+
     def rows(self, plan: ReadPlan) -> list[int]:
         """Return the rows of a plan's partial chunks that are stored."""
         if self.all_are_partial:

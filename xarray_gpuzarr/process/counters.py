@@ -38,12 +38,14 @@ class Counts:
     copied_nbytes: int = 0
     """Bytes copied to a GPU."""
     decoded_nbytes: int = 0
-    """Decoded bytes of all chunks that were read, in their stored dtype, before any selection within a chunk. Chunks
-    that were found in the cache count, too (`cached_nbytes`)."""
+    """Decoded bytes of all chunks that were decoded, in their stored dtype, before any selection within a chunk. Chunks
+    that were found in the cache do not count here, but in `cached_nbytes`."""
     n_cache_hits: int = 0
     """Number of chunks that were found in the cache of decoded chunks; see `FetchOptions.cache_nbytes`."""
     n_cache_misses: int = 0
-    """Number of chunks that were looked for in that cache and not found."""
+    """Number of chunks of which a read took a part, and that were not found in that cache."""
+    n_cache_unfit: int = 0
+    """Number of these chunks that the cache cannot keep, because it is too small for the chunks of one read."""
     cached_nbytes: int = 0
     """Decoded bytes of the chunks that were found in that cache."""
     n_by_host: int = 0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 
 # At most 20 digits before and after the point: Python refuses to convert thousands of digits.
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{,20})?|\.[0-9]{1,20})\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
@@ -46,6 +46,8 @@ def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
 
 
 _PREFIX = "XARRAY_GPUZARR_"
+ENVIRONMENT_ONLY = frozenset({"cache_dir", "native", "num_threads", "pool_kept_nbytes", "pool_waits"})
+"""Settings that only the environment has, before Python starts. They are no options of `configure`."""
 
 
 def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
@@ -92,6 +94,17 @@ def check_number(name: str, value: object, minimum: int) -> None:
 def environment_variable(name: str) -> str:
     """Return the name of the environment variable of a setting."""
     return _PREFIX + name.upper()
+
+
+def ignored_variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a remark about each ``XARRAY_GPUZARR_`` variable that is no setting; `names` are the options in Python."""
+    known = sorted(name.upper() for name in ENVIRONMENT_ONLY.union(names))
+    remarks = []
+    for variable in sorted(environ):
+        name = variable.removeprefix(_PREFIX)
+        if name != variable and name not in known:
+            remarks.append(f"{variable} is no setting{similar_name_hint(name, known)}")
+    return remarks
 
 
 def unusable_error(name: str, tried: str, found: str) -> OptionError:

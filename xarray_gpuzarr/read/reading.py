@@ -195,7 +195,8 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         snapshot.end()
     if progress is not None:
         progress.end()
-    counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
+    decoded_nbytes = tables.chunk_nbytes - snapshot.cached_nbytes
+    counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=decoded_nbytes)
     return result
 
 

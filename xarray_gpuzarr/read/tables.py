@@ -52,8 +52,8 @@ class ChunkTables:
         """Block that would have made the last plan too long, so it begins the next one; None if there was no such."""
         self.n_shards = 0
         """Number of shards, or of unsharded chunks, in all plans so far."""
-        self.decoded_nbytes = 0
-        """Decoded bytes of all plans so far."""
+        self.chunk_nbytes = 0
+        """Decoded bytes of the chunks of all plans so far, of those that the decoder finds in its cache as well."""
 
     def __iter__(self) -> Self:
         return self
@@ -75,7 +75,7 @@ class ChunkTables:
         if self._progress is not None:
             self._progress.begin_table(plan.n_chunks)
         self.n_shards += len(plan.keys)
-        self.decoded_nbytes += plan.decoded_nbytes
+        self.chunk_nbytes += plan.decoded_nbytes
         return plan
 
     def _next_plan(self) -> ReadPlan:

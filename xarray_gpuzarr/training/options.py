@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
 from xarray import DataArray, Dataset, DataTree
 
 from xarray_gpuzarr.backend.open_options import require_float32
-from xarray_gpuzarr.errors import ArrayTypeError, OptionError
+from xarray_gpuzarr.errors import ArrayTypeError, KeywordError, OptionError, similar_name_hint
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.training.channels import SAMPLE
 from xarray_gpuzarr.training.iterator import Budget
@@ -20,6 +22,26 @@ from xarray_gpuzarr.training.samples import choose_samples, require_mapping, req
 from xarray_gpuzarr.training.template import Template
 
 
+def _with_known_keywords[**P, Result](function: Callable[P, Result]) -> Callable[P, Result]:
+    """Return `function` with an error for unknown keywords that names the known ones."""
+    known = list(signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                raise KeywordError(
+                    f"unknown keyword {name!r}",
+                    tried=f"{name}= of {function.__name__}",
+                    found="valid keywords: " + ", ".join(known),
+                    do=f"leave it out, or choose one of these{similar_name_hint(name, known)}",
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_with_known_keywords
 def batches(  # noqa: PLR0913
     ds: Dataset,
     sizes: Mapping[Hashable, int],

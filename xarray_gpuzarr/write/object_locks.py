@@ -98,10 +98,10 @@ class Turns:
 def _advise(array_path: str) -> None:
     advise(
         "two writes of a shard",
-        f"two tasks write parts of one shard or chunk of array '{array_path}' at once",
+        f"two tasks write parts of one shard or chunk of array '/{array_path}' at once",
         found="tasks whose borders lie inside a shard or chunk; in this process, one waits for the other",
-        do="give each task whole shards, with ds.chunk(...) of multiples of their shape: of two processes that "
-        "write one shard at once, one loses what it wrote",
+        do="give each task whole shards: slices at multiples of array.shards (array.chunks if there are none), or with "
+        "xarray, ds.chunk(...) of multiples of it. Of two processes that write one shard, one loses what it wrote",
     )
 
 

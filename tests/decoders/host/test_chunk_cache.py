@@ -30,7 +30,7 @@ from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process import host_memory
-from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.counters import Counts, counters
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -89,6 +89,34 @@ def test_a_loop_over_planes_decodes_each_chunk_once_or_twice(tmp_path, layout):
     assert n_hits + n_misses == 96
     assert n_misses <= 8
     assert hits(loop) == (96, 0)
+
+
+@pytest.mark.both_ways
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_found_counts_as_found_and_not_as_decoded(tmp_path, layout):
+    array = written(tmp_path, **LAYOUTS[layout])
+    box = np.s_[:, 1:40, 1:50]  # cuts all chunks
+    for _ in range(2):
+        read_array(array, box, device="host")
+    before = counters.snapshot()
+
+    read_array(array, (3, slice(20)), device="host")  # one chunk, by a single call if that can be
+    read_array(array, box, device="host")
+
+    counts = counters.snapshot() - before
+    assert counts.n_cache_hits == 5
+    assert (counts.decoded_nbytes, counts.cached_nbytes) == (0, 5 * np.prod(CHUNKS) * 2)
+
+
+def test_decoded_bytes_are_those_of_the_chunks_that_were_not_found(tmp_path):
+    array = written(tmp_path, compressors=GzipCodec())
+    read_array(array, (slice(3), slice(20)), device="host")
+    before = counters.snapshot()
+
+    read_array(array, slice(3), device="host")
+
+    counts = counters.snapshot() - before
+    assert counts.decoded_nbytes == counts.cached_nbytes == np.prod(CHUNKS) * 2
 
 
 def test_whole_chunks_are_neither_looked_for_nor_kept(tmp_path):
@@ -305,12 +333,61 @@ def test_memory_is_bounded_and_the_chunk_used_longest_ago_goes(tmp_path, monkeyp
     assert chunk_cache.cache.entries.nbytes == 2 * nbytes
 
 
-@pytest.mark.parametrize("limit", [0, 1000, 2 * int(np.prod(CHUNKS)) + 512])
-def test_chunks_that_would_fill_most_of_it_are_not_kept(tmp_path, monkeypatch, limit):
+@pytest.mark.parametrize("limit", [1000, 2 * int(np.prod(CHUNKS)) + 512])
+@pytest.mark.parametrize("shards", [SHARDS, None])
+def test_chunks_that_would_fill_most_of_it_are_not_kept_and_count_as_not_found(tmp_path, monkeypatch, limit, shards):
     monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=limit))
+    array = written(tmp_path, shards=shards, compressors=GzipCodec())
+
+    assert [hits(lambda: read_array(array, (3, slice(5)), device="host")) for _ in range(3)] == [(0, 1)] * 3
+    assert hits(lambda: read_array(array, slice(30), device="host")) == (0, 2)  # two chunks are cut
+    assert hits(lambda: read_array(array, (slice(24), slice(20)), device="host")) == (0, 0)
+    assert hits(lambda: read_array(array, device="host")) == (0, 0)
+    assert n_kept() == 0
+
+
+def test_chunks_of_one_read_that_do_not_fit_together_count_as_not_found(tmp_path, monkeypatch):
+    nbytes = 2 * int(np.prod(CHUNKS)) + 512
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=3 * nbytes))
+    array = written(tmp_path, compressors=GzipCodec())
+
+    assert hits(lambda: read_array(array, np.s_[:, 1:40, 1:50], device="host")) == (0, 4)
+    assert hits(lambda: read_array(array, 3, device="host")) == (0, 2)
+
+
+def test_missing_chunks_that_do_not_fit_are_not_sought(tmp_path, monkeypatch):
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=1000))
+    array = zarr.create_array(tmp_path, shape=DATA.shape, dtype="i2", chunks=CHUNKS, shards=SHARDS)
+    array[:24, :20] = DATA[:24, :20]
+
+    assert hits(lambda: read_array(array, 3, device="host")) == (0, 1)
+
+
+def test_without_a_cache_nothing_is_sought(tmp_path, monkeypatch):
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=0))
     array = written(tmp_path, compressors=GzipCodec())
 
     assert [hits(lambda: read_array(array, (3, slice(5)), device="host")) for _ in range(3)] == [(0, 0)] * 3
+
+
+def test_raw_chunks_are_not_sought_even_if_they_would_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(cache_nbytes=1000))
+    array = written(tmp_path, compressors=None)
+
+    assert hits(lambda: read_array(array, (3, slice(5)), device="host")) == (0, 0)
+
+
+def test_explain_says_what_to_do_about_chunks_that_do_not_fit(named, monkeypatch):
+    ds = xr.open_dataset(named, engine="gpuzarr", device="host", consolidated=False, cache=False)
+    monkeypatch.setattr(counters, "snapshot", Counts)
+    assert "decoded chunks" not in ds.gpuzarr.explain().note
+
+    monkeypatch.setattr(counters, "snapshot", lambda: Counts(n_cache_hits=374, n_cache_misses=20))
+    assert "; 374 of 394 chunks were found in it." in ds.gpuzarr.explain().note
+
+    monkeypatch.setattr(counters, "snapshot", lambda: Counts(n_cache_hits=374, n_cache_misses=620, n_cache_unfit=600))
+    note = ds.gpuzarr.explain().note
+    assert "; 374 of 994 chunks were found in it. 600 chunks were too much for it: raise cache_nbytes." in note
 
 
 @pytest.mark.parametrize("limit", [0, 100_000])

@@ -53,7 +53,8 @@ class ValueCheck(FitCheck):
         """
         scale = np.asarray(encoding.get("scale_factor", 1))
         offset = np.asarray(encoding.get("add_offset", 0))
-        if any(number.size != 1 or number.dtype.kind not in NUMBERS for number in (scale, offset)):
+        unknown = [number for number in (scale, offset) if number.size != 1 or number.dtype.kind not in NUMBERS]
+        if unknown:
             return None
         return cls(
             name=name,

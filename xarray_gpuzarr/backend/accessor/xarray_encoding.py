@@ -63,6 +63,8 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     values = variable.values if isinstance(variable, IndexVariable) else array_in_memory(variable)
     if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
+    if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
+        return values.dtype.kind in "iuf"  # such values are stored as they are
     if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
         sample = values  # xarray chooses the units by all of them
     elif values.dtype.kind in "iuf":

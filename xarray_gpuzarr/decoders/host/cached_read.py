@@ -6,7 +6,7 @@ puts those that are to be kept into the cache (`CachedRead.put`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from xarray_gpuzarr.decoders.host.chunk_cache import (
     ChunkKey,
     Claim,
     are_kept_at_once,
+    are_unfit,
     may_be_kept,
     object_key,
 )
@@ -116,6 +117,7 @@ class CachedRead:
                 check()
         n_hits = len(chunks.cached)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
+        self._versions.cached_nbytes += hit_nbytes
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
         return chunks if chunks.cached or chunks.to_keep else None
 
@@ -190,3 +192,22 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
         return None
     partial = PartialChunks(target, array.spec.grid)
     return None if partial.none_is_partial else CachedRead(array, partial, versions, is_remote=source.is_remote)
+
+
+def count_unfit(plans: Iterator[ReadPlan], array: HostArray, target: Target, source: ByteSource) -> Iterator[ReadPlan]:
+    """Return the plans of a read that does not use the cache, and count those chunks that it is too small for.
+
+    The chunks of a plan of which the read takes a part are counted when the plan is drawn. Nothing is counted for other
+    reads, whose plans are returned as they are.
+    """
+    if source.chunk_versions is None or not are_unfit(array, target.n_chunks):
+        return plans
+    partial = PartialChunks(target, array.spec.grid)
+    return plans if partial.none_is_partial else _counted(plans, partial)
+
+
+def _counted(plans: Iterator[ReadPlan], partial: PartialChunks) -> Iterator[ReadPlan]:
+    for plan in plans:
+        n_partial = len(partial.rows(plan))
+        counters.add(n_cache_misses=n_partial, n_cache_unfit=n_partial)
+        yield plan

@@ -196,6 +196,15 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
     return n_chunks <= _MOST_CHUNKS and n_chunks * (nbytes + ENTRY_NBYTES) <= limit
 
 
+def are_unfit(array: HostArray, n_chunks: int) -> bool:
+    """Whether `n_chunks` chunks of an array are not kept only because the cache is too small for them."""
+    limit = fetch_options().cache_nbytes
+    nbytes = array.kept_nbytes
+    if array.is_copied or not nbytes or not limit or n_chunks > _MOST_CHUNKS:
+        return False
+    return nbytes > limit // 2 or n_chunks * (nbytes + ENTRY_NBYTES) > limit
+
+
 def describe_cache() -> str:
     """Return a sentence about the size of the cache and its hits; an empty string if no read has used it."""
     counts = counters.snapshot()
@@ -205,4 +214,7 @@ def describe_cache() -> str:
     if not n_sought:
         return ""
     held = f"{len(entries)} chunks, {entries.nbytes / _MIB:.3g} of {limit / _MIB:.3g} MiB"
-    return f"Cache of decoded chunks: {held}; {counts.n_cache_hits} of {n_sought} chunks were found in it."
+    text = f"Cache of decoded chunks: {held}; {counts.n_cache_hits} of {n_sought} chunks were found in it."
+    if counts.n_cache_unfit:
+        text += f" {counts.n_cache_unfit} chunks were too much for it: raise cache_nbytes."
+    return text

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read
+from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read, count_unfit
 from xarray_gpuzarr.decoders.host.cached_tasks import CachedTasks
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
@@ -90,6 +90,8 @@ class HostDecoder:
         # Callers take turns, see `process.crew`. A read inside another read of this thread has the turn of that one.
         takes_turn = is_short and not source.is_remote and thread not in crew.turns
         cached = cached_read(array, target, source) if self._keeps_chunks else None
+        if self._keeps_chunks and cached is None:
+            plans = count_unfit(plans, array, target, source)
         try:
             if takes_turn:
                 crew.begin_turn(threads.n_cores)

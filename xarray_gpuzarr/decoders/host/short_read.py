@@ -18,7 +18,14 @@ from functools import lru_cache
 from typing import Any
 
 from xarray_gpuzarr.decoders.host import chunk_cache
-from xarray_gpuzarr.decoders.host.chunk_cache import CachedChunk, ChunkKey, are_kept_at_once, may_be_kept, object_key
+from xarray_gpuzarr.decoders.host.chunk_cache import (
+    CachedChunk,
+    ChunkKey,
+    are_kept_at_once,
+    are_unfit,
+    may_be_kept,
+    object_key,
+)
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
 from xarray_gpuzarr.decoders.host.loop_call import READ_BUFFER_NBYTES, encoded_path, whole_blocks
 from xarray_gpuzarr.decoders.host.loop_output import cached_job_struct
@@ -31,7 +38,7 @@ from xarray_gpuzarr.fetch.source import Version
 from xarray_gpuzarr.native.library import address, int64_columns, view_address
 from xarray_gpuzarr.native.structs import BoxStruct
 from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
-from xarray_gpuzarr.plan.partial_chunks import takes_part
+from xarray_gpuzarr.plan.partial_chunks import PartialChunks, takes_part
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
@@ -128,10 +135,14 @@ def read_short(
         return None
     if stored.data is not None and array.spec.index is not None:  # the index was decoded for this read, too
         nbytes += array.spec.index.nbytes
-    decoded_nbytes = target.n_chunks * array.chunk_nbytes
-    counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=decoded_nbytes)
+    chunk_nbytes = target.n_chunks * array.chunk_nbytes
     if chunks is not None:
-        counters.add(n_cache_hits=len(chunks), cached_nbytes=decoded_nbytes)
+        counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, n_cache_hits=len(chunks), cached_nbytes=chunk_nbytes)
+        return out
+    counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=chunk_nbytes)
+    if keeps_chunks and has_versions and are_unfit(array, target.n_chunks):
+        n_partial = PartialChunks(target, array.spec.grid).n_partial
+        counters.add(n_cache_misses=n_partial, n_cache_unfit=n_partial)
     return out
 
 

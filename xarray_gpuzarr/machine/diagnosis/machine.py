@@ -14,6 +14,7 @@ from typing import Any
 
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.configuration import known_options
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
 from xarray_gpuzarr.cuda.resources import pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
@@ -22,6 +23,7 @@ from xarray_gpuzarr.native.codec_functions import slow_codecs
 from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.host_memory import available_nbytes
+from xarray_gpuzarr.process.settings import ignored_variables
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 
 _PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "deflate")
@@ -52,6 +54,7 @@ def machine_section(api: DeviceApi | None) -> Section:
             "n_threads": thread_budget(),
             "why_no_loops": why_absent(),
             "slow_codecs": slow_codecs(),
+            "ignored_variables": ignored_variables(known_options()),
             "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "available_nbytes": available_nbytes(),
         },
@@ -109,6 +112,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "loops", "compiled ones are in use" if why is None else f"compiled ones are not in use: {why}"
     for slow in host["slow_codecs"]:
         yield "slow codec", slow
+    for ignored in host["ignored_variables"]:
+        yield "ignored", ignored
     available = host["available_nbytes"]
     free = f", {format_nbytes(available)} available" if available else ""
     yield "host memory", f"{format_nbytes(host['memory_nbytes'])}{free}; a read takes its result and a few MB a thread"
