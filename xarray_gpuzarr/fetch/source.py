@@ -94,7 +94,7 @@ class ChunkVersions(Protocol):
     """The versions of the objects of one read."""
 
     cached_nbytes: int
-    """Decoded bytes of the chunks that the decoder has found in its cache, which it adds to."""
+    """Decoded bytes of the chunks that the decoder has found in its cache. The decoder adds to this number."""
 
     @property
     def identity(self) -> Hashable:

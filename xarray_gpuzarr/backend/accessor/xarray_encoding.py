@@ -64,7 +64,7 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
     if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
-        return values.dtype.kind in "iuf"  # such values are stored as they are
+        return values.dtype.kind in "iuf"  # such numbers are stored as they are; other values may be encoded
     if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
         sample = values  # xarray chooses the units by all of them
     elif values.dtype.kind in "iuf":
