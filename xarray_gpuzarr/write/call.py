@@ -192,6 +192,7 @@ class WriteCall:
             first = int(pieces.out_start[position])
             box.append(slice(first, first + length))
         chunk = self._value[(*box, ...)]
+        # The strides differ if the chunk is stored transposed.
         if not chunk.flags.c_contiguous or chunk.strides != array.placed_strides:
             return None
         return chunk.reshape(-1).view(np.uint8)
@@ -246,7 +247,7 @@ class WriteCall:
         caller = get_ident()
 
         def write(_: Callable[[], bool]) -> None:  # the loops themselves end threads beyond the budget
-            if get_ident() == caller:
+            if get_ident() == caller:  # it also starts the loops' own threads
                 compiled.write(writing, n_own_threads.value)
             else:
                 compiled.help_write(writing)
