@@ -241,6 +241,7 @@ def test_a_variable_that_consolidated_metadata_lack_is_written_over():
         ([0, np.inf, 1, 2], {"dtype": "int16", "_FillValue": -1}),
         ([0, 1e6, 1, 2], {"dtype": "float16"}),
         ([0, 1, 300, 2], {"dtype": "uint8"}),
+        ([0.0, 1, 2, 3], {"dtype": "int16", "scale_factor": 0.0}),
     ],
     ids=str,
 )

@@ -95,7 +95,7 @@ def test_places_of_boxes_are_those_that_numpy_gives(case):
     flat = np.arange(np.prod(target.shape, dtype=int)).reshape(target.shape)
     strides = [stride // flat.itemsize for stride in flat.strides]
 
-    placed = OutputBoxes(target.pieces, (1, *chunk_shape), strides).place(target.groups.piece_numbers)
+    placed = OutputBoxes(target.pieces, (1, *chunk_shape), strides).place(target.groups.boxes)
 
     boxes = [flat[place] for _, _, place in boxes_of(target)]
     assert placed.out_offset.tolist() == [box.min() for box in boxes]

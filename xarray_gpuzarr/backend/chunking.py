@@ -78,7 +78,8 @@ def chunks_of_whole_shards(
         return normalized
     # Lengths that cut shards along a single axis may be a user's choice, and then few chunks are decoded twice.
     cut_axes = {axis for axis, length in enumerate(shard) if _cuts_shards(normalized[axis], length)}
-    if chunks == normalized and len(cut_axes) > 1:  # the lengths of all blocks are given, as dask makes them
+    # If `chunks` are the lengths of all blocks, they may be what dask has made of "auto".
+    if chunks == normalized and len(cut_axes) > 1:
         lengths_of_dask = normalize_chunks("auto", shape=shape, dtype=dtype, previous_chunks=shard)
         if normalized == lengths_of_dask:
             auto_axes = set(range(len(shape)))

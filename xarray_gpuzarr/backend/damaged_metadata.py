@@ -14,21 +14,22 @@ from zarr.storage import FsspecStore, LocalStore, StorePath
 
 _METADATA_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 """Names of metadata documents, in the order in which they are examined."""
-_MOST_NODES = 200
-"""Largest number of groups and arrays that are examined."""
+_MOST_PATHS = 200
+"""Largest number of paths that are examined: those of groups and arrays, and of whatever else a group contains, such as
+its `zarr.json`."""
 
 
 async def find_damage(location: Any, group: str, storage_options: dict[str, Any] | None) -> tuple[str, str] | None:
     """Return the key of the first damaged metadata document, from the root downwards, and what is wrong with it.
 
-    Returns None if no document of the first `_MOST_NODES` groups and arrays is damaged. With a path for `group`, only
-    the root and what is in that group are searched.
+    Returns None if no document directly below one of the first `_MOST_PATHS` paths is damaged. With a path for `group`,
+    only the root and what is in that group are searched.
     """
     root = await _open_store_path(location, storage_options)
     waiting = deque([root.path])
     if group:
         waiting.append(f"{root.path}/{group}".strip("/"))
-    for _ in range(_MOST_NODES):
+    for _ in range(_MOST_PATHS):
         if not waiting:
             break
         path = waiting.popleft()

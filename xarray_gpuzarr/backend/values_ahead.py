@@ -82,7 +82,7 @@ class ValuesAhead:
     def request_added(self, *, indexes_can_wait: bool = False) -> None:
         """Request the chunks of all arrays added so far, unless there are only indexes and they can wait.
 
-        The first read of an index then calls this again. There is none with ``create_default_indexes=False``.
+        The first read of an index then calls this again. xarray reads none with ``create_default_indexes=False``.
         """
         if self._keys and (self._times or not indexes_can_wait):
             keys = self._keys

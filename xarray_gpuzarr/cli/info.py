@@ -1,6 +1,6 @@
 """``gpuzarr info``: prints the layout of a store, where it would be decoded, and the GPU memory that a task needs.
 
-It reads metadata only and, of local stores, the lengths of files.
+It reads metadata, the index coordinates of a dataset and, of local stores, the lengths of files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -181,17 +181,17 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, show_all: bool) -> None:
     shown = groups if show_all else groups[:_MOST_GROUPS]
     cells = []
     for group in shown:
-        arrays = group.failure
+        remark = group.failure
         if group.n_arrays:
             nbytes = format_nbytes(group.decompressed_nbytes or 0)
-            arrays = f"{counted(group.n_arrays, 'array')}, {nbytes} decompressed"
-        cells.append((group.path, arrays))
+            remark = f"{counted(group.n_arrays, 'array')}, {nbytes} decompressed"
+        cells.append((group.path, remark))
     lines = ["groups below it (gpuzarr info STORE --group PATH):", *(f"  {line}" for line in aligned(cells))]
     n_hidden = len(groups) - len(shown)
     if n_hidden:
         lines.append(f"  and {counted(n_hidden, 'more group')}; --all shows them")
     if any(group.n_arrays is None and not group.failure for group in shown):
-        lines.append("not looked into, nor listed further down; --all does")
+        lines.append("groups without a number were not opened, and those below them not listed; --all opens all")
     say(*lines)
 
 
@@ -232,10 +232,19 @@ def _nbytes_below(folder: Path) -> int | None:
 
     Broken links, and files that are deleted meanwhile, count as empty.
     """
+    total = 0
+    for n_files, entry in enumerate(_files_below(folder), 1):
+        if n_files > MOST_FILES:
+            return None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            total += entry.stat().st_size
+    return total
+
+
+def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the files below a folder, and broken links. Folders that are deleted meanwhile are left out."""
     folders = [folder]
     seen = set[tuple[int, int]]()
-    n_files = 0
-    total = 0
     while folders:
         folder = folders.pop()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -243,13 +252,9 @@ def _nbytes_below(folder: Path) -> int | None:
             if (status.st_dev, status.st_ino) in seen:  # links may form a cycle
                 continue
             seen.add((status.st_dev, status.st_ino))
-            for entry in os.scandir(folder):
-                if entry.is_dir():
-                    folders.append(Path(entry.path))
-                    continue
-                with suppress(FileNotFoundError):
-                    total += entry.stat().st_size
-                n_files += 1
-        if n_files > MOST_FILES:
-            return None
-    return total
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(Path(entry.path))
+                    else:
+                        yield entry

@@ -148,9 +148,10 @@ class LocalSource:
     def _read_ranges(
         self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
-        """Read ranges of one file side by side into allocated memory, or one range that goes to the end of the file.
+        """Read ranges of one file one after another, or one range that goes to the end of the file.
 
-        Return None for each range if there is no file.
+        Ranges of known length get one piece of allocated memory, in which they follow each other. Return None for each
+        range if there is no file.
         """
         fd = self._open(key, version)
         if fd is None:

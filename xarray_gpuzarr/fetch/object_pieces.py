@@ -1,4 +1,4 @@
-"""`ObjectPieces`: the long raw chunks that one read requests in pieces, since several requests are faster than one.
+"""`ObjectPieces`: the long unsharded chunks that one read requests in pieces, as several requests are faster than one.
 
 Another process may replace an object between two requests. So each answer must have the version of its object, and
 these versions must be equal. The version of an object that was just written, or whose age is unknown, does not count:

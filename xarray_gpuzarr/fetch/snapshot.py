@@ -84,7 +84,7 @@ class Snapshot:
     use_cache : bool
         Whether cached indexes and cached decoded chunks are used. False after a cached index was out of date.
     cuts_objects : bool
-        Whether long raw chunks may be requested in pieces. False after pieces were of several versions.
+        Whether long chunks may be requested in pieces. False after pieces were of several versions.
     seen_shards : dict of str to bool, optional
         The shards whose index this read has had, in any attempt: by key, True if the index came from the store, and
         False if it came from the cache only. The dictionary is updated.

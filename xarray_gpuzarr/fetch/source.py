@@ -94,7 +94,7 @@ class ChunkVersions(Protocol):
     """The versions of the objects of one read."""
 
     cached_nbytes: int
-    """Decoded bytes of the chunks that the decoder has found in its cache, which it adds to."""
+    """Decoded bytes of the chunks that the decoder has found in its cache. The decoder adds to this number."""
 
     @property
     def identity(self) -> Hashable:
@@ -154,7 +154,7 @@ class ByteSource(Protocol):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long raw chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
+        """Whether long chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read bytes ahead that will soon be needed.

@@ -1,7 +1,7 @@
 """Plans from shard indexes: the byte range of each requested chunk, sorted by object and offset.
 
-If the compiled loops are available, they look up the chunks of evenly spaced box targets. For a plan of a few chunks,
-NumPy takes as long as decoding a chunk of 16 KB does.
+The compiled loops, if they are available, look up the chunks of evenly spaced box targets, since NumPy takes as long
+for a plan of a few chunks as decoding a chunk of 16 KB does.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class PartialChunks:
         self.all_are_partial = isinstance(target, PointTarget)
         """Whether all chunks are partial."""
         self._axes: list[_Flags | None] = []
-        """For each axis, whether each piece is less than its chunk; None if no piece is. Empty if `all_are_partial` was
-        found without looking at pieces."""
+        """For each axis, whether each piece is less than its chunk; None if no piece is. Empty for points, stacks,
+        and a box of evenly spaced elements in one chunk: `all_are_partial` then tells everything."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
             self.all_are_partial = takes_part(target)
         elif isinstance(target, BoxTarget):

@@ -32,7 +32,7 @@ class BoxGroups:
     """Coordinate of each group's chunk, shape (n_groups, ndim), sorted in C order."""
     bounds: Column
     """Boxes ``[bounds[i], bounds[i + 1])`` lie in chunk ``chunk[i]``; shape (n_groups + 1,)."""
-    piece_numbers: Column
+    boxes: Column
     """Sample of each box, and its piece number along each axis of the array; shape (n_boxes, 1 + ndim)."""
 
 
@@ -62,7 +62,8 @@ class StackTarget:
         Here and below, `piece_numbers` are rows of `ReadPlan.all_piece_numbers`. For a stack, each has one column: the
         number of the chunk's group.
         """
-        return self.groups.chunk.take(piece_numbers[:, 0], axis=0)
+        group = piece_numbers[:, 0]
+        return self.groups.chunk.take(group, axis=0)
 
     def n_boxes(self, piece_numbers: Column) -> Column:
         """Return the number of boxes in each of some chunks, shape (n,)."""
@@ -71,14 +72,16 @@ class StackTarget:
         return bounds.take(group + 1) - bounds.take(group)
 
     def first_box(self, piece_numbers: Column) -> Column:
-        """Return the first box in each of some chunks, as rows of `BoxGroups.piece_numbers`."""
-        return self.groups.piece_numbers.take(self.groups.bounds.take(piece_numbers[:, 0]), axis=0)
+        """Return the first box in each of some chunks, as rows of `BoxGroups.boxes`."""
+        group = piece_numbers[:, 0]
+        return self.groups.boxes.take(self.groups.bounds.take(group), axis=0)
 
     def boxes(self, piece_numbers: Column) -> Column:
-        """Return all boxes in some chunks, chunk after chunk, as rows of `BoxGroups.piece_numbers`."""
+        """Return all boxes in some chunks, chunk after chunk, as rows of `BoxGroups.boxes`."""
+        group = piece_numbers[:, 0]
         n_boxes = self.n_boxes(piece_numbers)
-        first = self.groups.bounds.take(piece_numbers[:, 0])
-        return self.groups.piece_numbers.take(_count_up(n_boxes) + first.repeat(n_boxes), axis=0)
+        first = self.groups.bounds.take(group)
+        return self.groups.boxes.take(_count_up(n_boxes) + first.repeat(n_boxes), axis=0)
 
 
 def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
@@ -106,17 +109,17 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
         _cut_axis(axis, selected, n_samples, length, chunk_length)
         for axis, (selected, length, chunk_length) in enumerate(zip(axes, grid.shape, grid.chunk_shape, strict=True))
     ]
-    piece_numbers = _box_piece_numbers(cut_axes, n_samples)
-    chunk = np.empty((len(piece_numbers), len(cut_axes)), np.int64)
+    boxes = _boxes(cut_axes, n_samples)
+    chunk = np.empty((len(boxes), len(cut_axes)), np.int64)
     for axis, (pieces, _) in enumerate(cut_axes):
-        chunk[:, axis] = pieces.chunk.take(piece_numbers[:, 1 + axis])
+        chunk[:, axis] = pieces.chunk.take(boxes[:, 1 + axis])
     numbers = chunk_numbers(chunk, grid.n_chunks)
     order = stable_order(numbers)
     first = run_starts(numbers.take(order))
     groups = BoxGroups(
         chunk=chunk.take(order.take(first), axis=0),
         bounds=np.append(first, len(order)),
-        piece_numbers=piece_numbers.take(order, axis=0),
+        boxes=boxes.take(order, axis=0),
     )
     return StackTarget(pieces=(_sample_pieces(n_samples), *(pieces for pieces, _ in cut_axes)), groups=groups)
 
@@ -128,8 +131,8 @@ def _sample_pieces(n_samples: int) -> AxisPieces:
     return AxisPieces(chunk=sample, out_start=sample, count=ones, in_start=zeros, step=1, index=None, length=n_samples)
 
 
-def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
-    """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.piece_numbers`."""
+def _boxes(axes: Sequence[_CutAxis], n_samples: int) -> Column:
+    """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.boxes`."""
     # For each axis: the number of pieces of any sample, or a column with that of each sample.
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
@@ -138,8 +141,8 @@ def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     for n in n_pieces:
         n_boxes = n_boxes * n
     sample = np.arange(n_samples, dtype=np.int64).repeat(n_boxes)
-    piece_numbers = np.empty((len(sample), 1 + len(axes)), np.int64)
-    piece_numbers[:, 0] = sample
+    boxes = np.empty((len(sample), 1 + len(axes)), np.int64)
+    boxes[:, 0] = sample
     quotient = _count_up(n_boxes)  # number of each box in its sample, divided by the pieces of the later axes
     for axis in range(len(axes) - 1, -1, -1):
         n = n_pieces[axis]
@@ -148,8 +151,8 @@ def _box_piece_numbers(axes: Sequence[_CutAxis], n_samples: int) -> Column:
             quotient, number = np.divmod(quotient, n if isinstance(n, int) else n.take(sample))
         if not isinstance(n, int):  # the pieces of a sample follow those of the samples before it
             number = (n.cumsum() - n).take(sample) + number
-        piece_numbers[:, 1 + axis] = number
-    return piece_numbers
+        boxes[:, 1 + axis] = number
+    return boxes
 
 
 def _check_number(n: int, noun: str) -> None:

@@ -115,7 +115,7 @@ def checked_array(array: zarr.Array[Any]) -> zarr.Array[Any]:
 
 
 def refused_frame(array: zarr.Array[Any], err: FrameError) -> CorruptChunkError:
-    """Return the error for a frame that `checked_array` has refused."""
+    """Return the error for a frame that a read of a `checked_array` has refused."""
     return CorruptChunkError(
         f"cannot decode a chunk of array '/{array.path}'",
         tried="a selection of it, by zarr-python",

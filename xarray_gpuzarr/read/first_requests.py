@@ -25,6 +25,7 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
     spec, source = stored.spec, stored.source
     if not isinstance(spec, ArraySpec) or source is None or isinstance(source, StrictSource) or not source.is_remote:
         return False
+    # The host requests only raw chunks in pieces, a GPU's decoder also encoded ones.
     is_raw = not spec.codecs.stages and spec.codecs.other is None
     may_be_cut = spec.index is None and source.cuts_objects and (is_raw or not by_host)
     return not may_be_cut or spec.chunk_nbytes <= source.rule.max_raw_nbytes

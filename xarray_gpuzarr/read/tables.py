@@ -46,7 +46,8 @@ class ChunkTables:
         self._block = next(self._blocks, None)
         """Next block whose index is to be requested; None if there is none."""
         self._requested: deque[tuple[Block, FetchedIndex | PendingIndex]] = deque()
-        """Blocks whose indexes have been requested, or found in the cache behind such blocks."""
+        """Blocks whose indexes have been requested or found in the cache, in order. If the index of the first block was
+        in the cache, the block was alone when it was added."""
         self._held_back: tuple[Block, FetchedIndex] | None = None
         """Block that would have made the last plan too long, so it begins the next one; None if there was no such."""
         self.n_shards = 0
@@ -105,7 +106,7 @@ class ChunkTables:
     def request_indexes(self) -> None:
         """Request the indexes of the next few shards, without waiting for them.
 
-        An index that is in the cache can be planned at once, so no others are requested beside it.
+        Stops at an index that is in the cache if nothing else waits, since its shard can be planned at once.
         """
         snapshot, requested = self._snapshot, self._requested
         while self._block is not None and self._spec.index is not None:
@@ -115,14 +116,17 @@ class ChunkTables:
             index = snapshot.start_index(str(block.key), block.n_rows)
             self._block = next(self._blocks, None)
             requested.append((block, index))
-            if len(requested) == 1 and isinstance(index, FetchedIndex):
+            if self._only_cached_waits():
                 break
+
+    def _only_cached_waits(self) -> bool:
+        """Whether a single block waits, whose index was in the cache. It can be planned before others are requested."""
+        return len(self._requested) == 1 and isinstance(self._requested[0][1], FetchedIndex)
 
     def _next_index(self) -> tuple[Block, FetchedIndex] | None:
         """Return the next block and the index of its shard, after requesting the indexes of the next few blocks."""
         requested = self._requested
-        is_cached = len(requested) == 1 and isinstance(requested[0][1], FetchedIndex)
-        if not is_cached:  # see `request_indexes`
+        if not self._only_cached_waits():
             self.request_indexes()
         if not requested:
             return None

@@ -146,7 +146,7 @@ def _mask_values(
     missing_values = _without_nan(attrs.get("missing_value", []))
     fill_values = _without_nan(attrs.get("_FillValue", []))
     if view is not None and len(fill_values) == 1:
-        # xarray reinterprets _FillValue together with the data, but not missing_value.
+        # xarray reinterprets a single _FillValue together with the data, but neither several nor missing_value.
         fill_values = list(np.asarray(fill_values).astype(stored).view(view))
     values = {value.item() for value in (*missing_values, *fill_values) if _may_equal(value, decoded)}
     return tuple(sorted(values, key=repr))  # complex numbers have no order, but their texts do

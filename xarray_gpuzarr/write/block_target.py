@@ -112,6 +112,8 @@ class BlockTarget:
         target = box_target(selection, loops_target.grid, shape)
         if target.shape != block.shape or not block.size:
             return False
+        # What an unsharded chunk has beyond the end of the array may be lost. A shard at the end counts as written in
+        # part, and is read, as by zarr-python: its chunks beyond the end, such as those of a shortened array, are kept.
         is_covered = None
         if not loops_target.is_sharded:
             is_covered = _covered_chunks(slices, shape, loops_target.grid.chunk_shape)

@@ -39,7 +39,7 @@ from xarray_gpuzarr.write.written_axis import written_axes
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject, set_stored, written_objects
 
 _UNIT_NBYTES = 256 * 1024
-"""Decoded bytes of a unit: the chunks that a thread encodes one after another before it writes them."""
+"""Decoded bytes of a unit: the chunks that a thread encodes, in its core's cache, before it writes them."""
 _MAX_UNIT_CHUNKS = 64
 """Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_PER_THREAD = 8
@@ -68,7 +68,7 @@ class WriteCall:
         Whether chunks that hold only the fill value are stored.
     is_covered : mapping of tuple of int to bool, optional
         For arrays without shards: by the coordinates of each chunk, whether all its elements that lie in the array are
-        written. Without it, a chunk at the end of the array counts as written in part.
+        written. Without it, an object that reaches beyond the end of the array counts as written in part, and is read.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class WriteCall:
             first = int(pieces.out_start[position])
             box.append(slice(first, first + length))
         chunk = self._value[(*box, ...)]
-        if not chunk.flags.c_contiguous or chunk.strides != array.placed_strides:
+        if not chunk.flags.c_contiguous or chunk.strides != array.placed_strides:  # the latter if stored transposed
             return None
         return chunk.reshape(-1).view(np.uint8)
 
@@ -244,7 +244,7 @@ class WriteCall:
         caller = get_ident()
 
         def write(_: Callable[[], bool]) -> None:  # the loops themselves end threads beyond the budget
-            if get_ident() == caller:
+            if get_ident() == caller:  # it also starts the loops' own threads
                 compiled.write(writing, n_own_threads.value)
             else:
                 compiled.help_write(writing)

@@ -131,7 +131,7 @@ def _encoder(
     `settings` are fields of `EncoderStruct`, from `encoder_settings`; `chunk_order` is as for `make_encoder`.
     """
     spec, stored_dtype = array.spec, array.stored_dtype
-    swap_steps = None
+    swap_steps = None  # changes the byte order of elements
     if not stored_dtype.isnative:
         swap_steps = Steps(stored_dtype.newbyteorder("="), [], stored_dtype)
     chunks_per_object = np.array(spec.grid.chunks_per_shard, np.int64)

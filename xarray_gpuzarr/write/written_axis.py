@@ -53,12 +53,13 @@ def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
 def _cached_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
     """Return an axis, given its span. It is cached, since consecutive blocks have most of their axes in common."""
     stop = span.first + (span.n_elements - 1) * span.step + 1
+    # A span does not have the length of the axis. No piece depends on what follows the last element.
     pieces = intersect_axis(slice(span.first, stop, span.step), stop, span.chunk_length)
     return _written_axis(pieces, span.chunk_length, chunks_per_object)
 
 
 def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int) -> WrittenAxis:
-    """Return an axis, given its pieces, and along it the elements of a chunk and the number of chunks of an object."""
+    """Return an axis, given the pieces of the write, and the length of a chunk and the chunks of an object along it."""
     object_of_piece = pieces.chunk // chunks_per_object
     first_piece = run_starts(object_of_piece)
     coords = object_of_piece.take(first_piece)

@@ -50,7 +50,7 @@ class DataArrayAccessor(Accessor):
         ----------
         store, chunks, shards, **options
             As for `DatasetAccessor.to_zarr`. The keys of `encoding` are names of variables. An array without a name, or
-            with the name of a coordinate, is called ``__xarray_dataarray_variable__``.
+            with that of a coordinate or dimension, is called ``__xarray_dataarray_variable__``.
 
         Returns
         -------
@@ -170,7 +170,8 @@ class DataTreeAccessor(Accessor):
         for path, node in self._tree.subtree_with_keys:
             dataset = node.to_dataset(inherit=write_inherited_coords or node is self._tree)
             datasets[path] = DatasetAccessor(dataset).to_host()
-            changes[path] = encoding.get(node.path, {})  # `path` is relative to this group, the keys of `encoding` not
+            # `path` is relative to this group. The keys of `encoding` are paths from the root of the tree.
+            changes[path] = encoding.get(node.path, {})
         return write_groups(
             datasets,
             MemoryStore() if store is None else store,
@@ -188,7 +189,7 @@ class DataTreeAccessor(Accessor):
         return self._tree.load()
 
     def _groups(self) -> list[tuple[str, Dataset]]:
-        """Return this group and all groups below it, with their paths relative to this one."""
+        """Return this group and all groups below it, with paths as if this one were the root, "/"."""
         groups = []
         for path, node in self._tree.subtree_with_keys:
             groups.append(("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)))

@@ -9,7 +9,7 @@ from xarray_gpuzarr.errors import OptionError
 
 
 def require_equal_lengths(lengths: Mapping[Any, int], dim: Any) -> None:
-    """Raise `OptionError` if arrays have different lengths before an append, since they would have afterwards.
+    """Raise `OptionError` if arrays have different lengths before an append: they would differ afterwards, too.
 
     xarray appends to each array from its own end. A store whose arrays differ along a dimension cannot be opened.
 

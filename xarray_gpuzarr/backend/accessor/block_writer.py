@@ -80,6 +80,7 @@ class BlockWriter(ArrayWriter):
         """
         original = self._originals[target.path.strip("/")]
         variable = original.variable
+        # Otherwise values are stored as they are.
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
         check = None
         if is_packed and self._checks_values and not original.is_checked:

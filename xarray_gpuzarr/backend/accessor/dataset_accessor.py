@@ -155,8 +155,8 @@ class DatasetAccessor(Accessor):
         rechunk : bool
             Whether dask chunks that end inside shards are changed. If not, they are an error.
         progress : bool
-            Whether a bar shows how many tasks are done, on this machine or on a cluster. If the output is not a
-            terminal, lines are printed instead.
+            Whether a bar shows how many tasks are done, on this machine or on a cluster. If the output is
+            neither a terminal nor a notebook, lines are printed instead.
         check_values : bool
             Whether values that do not fit the stored dtype are an error. If not, xarray stores other numbers for them.
         **options

@@ -49,8 +49,8 @@ class GraphPacker:
         graph = encoded.dask.cull({self._result})
         dependencies = _tasks_between(graph, self._source, self._result)
         # The source is one of the tasks only if nothing is computed. A task without dependencies is another input.
-        self.is_complete = self._source not in dependencies and all(dependencies.values())
-        """Whether a block of `original` is the only input. Another one may be an array with an offset for each
+        self.has_one_input = self._source not in dependencies and all(dependencies.values())
+        """Whether a block of `original` is the only input. Another input may be an array with an offset for each
         column."""
         order = TopologicalSorter({key: keys & dependencies.keys() for key, keys in dependencies.items()})
         self._steps = [(key, graph[key]) for key in order.static_order()]
@@ -121,7 +121,7 @@ class SlabPacker:
     """For each axis, the index of the first element of each block."""
 
     def __call__(self, block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
-        """Return an encoded block, whose elements are in the order of `block` in memory.
+        """Return an encoded block with the memory layout of `block` (C, Fortran or any other).
 
         Raises `OptionError` if a value does not fit the stored dtype. `block_id` is the block's number along each axis.
         """
@@ -195,7 +195,7 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
     starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
     if pack is None:
         from_graph = GraphPacker(encoded, original)
-        pack = from_graph if from_graph.is_complete else None
+        pack = from_graph if from_graph.has_one_input else None
     sample = None if pack is None else _try_pack(pack, original.dtype)
     options = {"dtype": encoded.dtype, "meta": np.empty((0,) * encoded.ndim, encoded.dtype)}
     packed: da.Array

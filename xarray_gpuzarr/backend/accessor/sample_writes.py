@@ -36,7 +36,7 @@ def check_names_and_changes(
     samples = {name: _samples(dataset.variables[name]) for name in [*odd_names, *changes]}
     try:
         _write_to_memory({name: variables[0] for name, variables in samples.items()}, changes, zarr_format)
-    except Exception:  # noqa: BLE001  # xarray may raise anything, also for a sample only, so all samples are tried
+    except Exception:  # noqa: BLE001  # xarray may raise anything; each variable is then tried by itself
         for name, variables in samples.items():
             _check_samples(name, variables, changes, zarr_format)
 

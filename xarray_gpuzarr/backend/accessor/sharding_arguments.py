@@ -1,4 +1,4 @@
-"""`ShardingArguments`: the arguments of `to_zarr` that this package adds to those of xarray."""
+"""`ShardingArguments`: the arguments of `to_zarr` that decide about chunks, shards and codecs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xarray_gpuzarr.process.records import record
 
 @record
 class ShardingArguments:
-    """The arguments of `DatasetAccessor.to_zarr` that decide about chunks, shards and codecs."""
+    """Arguments of `DatasetAccessor.to_zarr`, as the user has given them."""
 
     chunks: Size
     shards: Size | None

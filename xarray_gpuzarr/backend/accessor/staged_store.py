@@ -148,7 +148,7 @@ class StagedStore(WrapperStore[Store]):
             yield name
 
     def close(self) -> None:
-        """Close the inner store if it is own, which means that `of` has opened it."""
+        """Close the inner store if `of` has opened it."""
         if self._is_own:
             self.inner.close()
 

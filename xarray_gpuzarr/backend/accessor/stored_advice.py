@@ -19,7 +19,7 @@ def advise_of_append(
 ) -> None:
     """Warn of variables that are left out, of coordinates that change, and of an index that does not go on.
 
-    Only coordinates in memory are compared, so nothing but coordinates is read.
+    Only dimension coordinates of which the new values are in memory are compared. Nothing else in the store is read.
 
     Parameters
     ----------
@@ -71,13 +71,14 @@ def _are_equal(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> bool:
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
     """Warn if the values of an index are neither increasing nor decreasing once it has been appended to."""
-    if earlier.dtype.kind != later.dtype.kind or earlier.dtype.kind not in "iufmM":
+    if earlier.dtype.kind != later.dtype.kind or earlier.dtype.kind not in "iufmM":  # such as text or dates of cftime
         return
     values = np.concatenate([earlier, later])
     is_up = values[1:] > values[:-1]
     is_down = values[1:] < values[:-1]
     if is_up.all() or is_down.all():
         return
+    # The order of most values is taken for the intended one, and the first pair in another order is shown.
     is_in_order = is_up if is_up.sum() >= is_down.sum() else is_down
     break_index = int(is_in_order.argmin())
     advise(
@@ -113,12 +114,12 @@ def advise_of_ignored_sizes(
     ignored = []
     stored_lengths = []
     for noun, size in (("chunks", sharding.chunks), ("shards", sharding.shards)):
-        lengths = size if isinstance(size, Mapping) else {}
+        lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default: no warning
         # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
         if noun == "chunks" and dims == (name,):
             continue
         for dim, n in zip(dims, stored[noun], strict=True):
-            if lengths.get(dim, -1) not in (-1, n):
+            if lengths.get(dim, -1) not in (-1, n):  # -1 stands for the whole dimension, which may become longer
                 ignored.append(f"{noun} of {lengths[dim]} along {dim!r}")
                 stored_lengths.append(f"{noun} of {n} along {dim!r}")
     if ignored:

@@ -40,7 +40,10 @@ class ProgressLines(Callback):
 
 
 def compute_with_progress(tasks: Any) -> None:
-    """Compute a dask collection, and show a progress bar; lines if the output is neither a terminal nor a notebook."""
+    """Compute a dask collection, and show a progress bar if the output is a terminal or a notebook.
+
+    Otherwise print lines from time to time or, with a client of dask, one line at the end.
+    """
     from rich.console import Console  # noqa: PLC0415  # a slow import
 
     console = Console()
@@ -54,6 +57,7 @@ def compute_with_progress(tasks: Any) -> None:
 
     tasks = tasks.persist()
     if has_bar:
+        # By default, in a notebook, it would return a widget at once, which only the last line of a cell shows.
         show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
     tasks.compute()  # waits, and raises the error of a task that has failed
     if not has_bar:

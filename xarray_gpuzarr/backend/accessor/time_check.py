@@ -15,6 +15,7 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
 _TIME_ATTRS = ("units", "calendar")
+"""Attributes by which a number is decoded. Without `_FillValue`, a number that equals it is decoded like any other."""
 _GREGORIAN = np.datetime64("1582-10-15")
 """The first day of the Gregorian calendar. The standard calendar counts the days before in another way than NumPy."""
 USUAL_CALENDARS = ("standard", "gregorian", "proleptic_gregorian")
@@ -32,7 +33,10 @@ class TimeCheck(FitCheck):
     """Stored attributes, such as units and calendar."""
 
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
-        """Return a time that is stored as another one; None if all fit. The first and the last one are compared."""
+        """Return a time that is stored as another one; None if all fit.
+
+        The first and the last one are compared, unless they lie before `_GREGORIAN` or xarray cannot decode the number.
+        """
         is_time = ~np.isnat(values)
         # Encoded dask blocks of times have 8 bytes, whatever dtype they are stored in.
         values, stored = values[is_time], stored[is_time].astype(self.dtype)
@@ -42,16 +46,16 @@ class TimeCheck(FitCheck):
             value = values[position]
             if value.dtype.kind == "M" and value.astype("M8[D]") < _GREGORIAN:
                 continue
-            decoded = self._decode(stored[position], *np.datetime_data(value.dtype))
+            time_unit, _ = np.datetime_data(value.dtype)
+            decoded = self._decode(stored[position], time_unit)
             if decoded is not None and decoded != value:
                 return Misfit(value=value, found=f"{value}, which is stored as {stored[position]}")
         return None
 
-    def _decode(self, number: np.integer[Any], time_unit: Any, _: int) -> Any:
+    def _decode(self, number: np.integer[Any], time_unit: Any) -> Any:
         """Return the time that is read back for a number, in a unit of NumPy; None if xarray cannot decode it."""
         attrs = {key: self.attrs[key] for key in _TIME_ATTRS if key in self.attrs}
-        # As int64, since a number that is the `_FillValue` is none here.
-        encoded = Variable("time", [np.int64(number)], attrs)
+        encoded = Variable("time", [number], attrs)
         try:
             if " since " in str(attrs["units"]):
                 return CFDatetimeCoder(use_cftime=False, time_unit=time_unit).decode(encoded).values[0]

@@ -107,7 +107,8 @@ class ValueCheck(FitCheck):
 
     def _fate(self, value: float, number: float) -> str:
         """Return what becomes of a value that is stored as another number."""
-        if self.dtype.kind == "f" or not math.isfinite(value):
+        # With a scale of 0, no number would be read back as the value.
+        if self.dtype.kind == "f" or not math.isfinite(value) or not self.scale:
             return f"which is stored as {number}"
         limits = np.iinfo(self.dtype)
         return (
@@ -160,7 +161,7 @@ def check_of(
     Returns
     -------
     FitCheck or None
-        None if every value fits, or if what is read back is not known here.
+        None if every value fits, if xarray itself refuses those that do not, or if what is read back is not known here.
     """
     if values_dtype.kind in TIMES:
         # Times may be stored in a calendar that has other days.
@@ -170,5 +171,6 @@ def check_of(
             if is_narrow_integer(dtype) and has_usual_days and "units" in attrs
             else None
         )
-    # With this attribute, signed numbers are read back as unsigned ones. xarray only stores it beside a `_FillValue`.
+    # With this attribute, signed numbers are read back as unsigned ones. It is looked for in the stored attributes, not
+    # in `encoding`, because xarray only stores it beside a `_FillValue`.
     return None if "_Unsigned" in attrs else ValueCheck.of(name, dtype, encoding)

@@ -12,6 +12,7 @@ from xarray.backends.zarr import extract_zarr_variable_encoding
 from xarray_gpuzarr.backend.accessor.append_lengths import require_equal_lengths
 from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_error
 from xarray_gpuzarr.backend.accessor.block_writer import Original
+from xarray_gpuzarr.backend.accessor.blocks import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, layout_of, without_foreign_codecs
 from xarray_gpuzarr.backend.accessor.packing import CoderPacker
@@ -22,7 +23,6 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     unaligned_error,
 )
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
-from xarray_gpuzarr.backend.accessor.slices import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_append, advise_of_ignored_sizes
 from xarray_gpuzarr.backend.accessor.time_check import TIMES
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
@@ -86,7 +86,7 @@ class DatasetInShards:
         self._cuts_numpy = cuts_numpy
         self._checks_values = checks_values
         self.append_region: dict[Any, slice] | None = None
-        """The region of the stored arrays that the last `prepare` has prepared an append for; None without one."""
+        """Region of the stored arrays that the append of the last `prepare` fills; None if that was no append."""
 
     def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
         """Bring the dataset into dask chunks of whole shards.

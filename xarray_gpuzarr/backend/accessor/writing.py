@@ -111,7 +111,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     staged = StagedStore.of(store, options) if compute and makes_store else None
     with _explaining_refusals(store):
         root = _open_store(store, staged, options)
-    with WritesBehind() as behind, _explaining_longer_arrays(groups["."]):
+    with WritesBehind() as behind, _explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
         # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
         sends_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)

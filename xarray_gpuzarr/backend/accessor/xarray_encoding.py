@@ -59,11 +59,12 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     OptionError
         If a value does not fit the stored dtype.
     """
+    # The values of an index are in pandas' memory. Scalars are checked when they are written.
     values = variable.values if isinstance(variable, IndexVariable) else array_in_memory(variable)
     if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
     if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
-        return values.dtype.kind in "iuf"  # such values are stored as they are
+        return values.dtype.kind in "iuf"  # such numbers are stored as they are; other values may be encoded
     if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
         sample = values  # xarray chooses the units by all of them
     elif values.dtype.kind in "iuf":
@@ -83,9 +84,10 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
 def check_units(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> None:
     """Raise `OptionError` if xarray encodes times in other units than those of the stored array.
 
-    xarray changes the units where they are too coarse. The array keeps its own, so it would have other times.
+    xarray takes finer units where those of `encoding`, which must have "units", are too coarse. The stored array keeps
+    its own units, so other times would be read back.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # xarray warns of the change
         warnings.simplefilter("ignore")
         encoded = try_encode(target, name, Variable(variable.dims, variable.values, variable.attrs, dict(encoding)))
     if encoded is None:
@@ -96,5 +98,5 @@ def check_units(target: ZarrStore, name: Any, variable: Variable, encoding: Mapp
 
 
 def _unit_of_time(units: str) -> str:
-    """Return the unit of "hours since 2000-01-01"; xarray may write the date in another way, and never changes it."""
+    """Return "hour" for "hours since 2000-01-01". xarray may write the date in another way, but does not change it."""
     return units.split(" since ", maxsplit=1)[0].strip().lower().removesuffix("s")

@@ -130,7 +130,7 @@ class BoxKeys:
     def _stack_boxes(self) -> tuple[list[list[int]], list[int]]:
         """Boxes of a stack as rows of piece numbers, and the first box of each chunk."""
         assert self._stack is not None
-        return self._stack.groups.piece_numbers.tolist(), self._stack.groups.bounds.tolist()
+        return self._stack.groups.boxes.tolist(), self._stack.groups.bounds.tolist()
 
     def _piece_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Return the piece numbers of each box of a chunk; in a stack, the number of the sample comes first."""

@@ -25,7 +25,8 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 _LENGTH_TIMEOUT_S = 10.0
 """Time limit of a request for the length of an object, after a request for its bytes has failed."""
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""Errors that mean a missing object, as for zarr's `ObjectStore`. An `FsspecStore` has ``allowed_exceptions``."""
+"""Errors of obstore and adlfs that mean a missing object: those that zarr's `ObjectStore` treats as such. The
+clients in `fsspec_clients` go by the store's ``allowed_exceptions`` instead."""
 SUFFIX_ATTEMPTS = 3
 """Number of attempts to read the last bytes of an object with two requests, for its length and for a range."""
 
@@ -63,7 +64,8 @@ class Client(Protocol):
             An ETag. If the object has another one, the answer may be `OTHER_VERSION_ANSWER`.
         most_nbytes : int
             Length in bytes above which an object is too long to be read to its end. The answer to a request for all
-            bytes from some byte on may then have the object's length, and no bytes.
+            bytes from some byte on may then have no bytes, and as `object_nbytes` the object's length or a smaller
+            number above the limit.
 
         Returns
         -------
@@ -181,7 +183,8 @@ class ZipClient(StoreClient):
         start = open_range_start(request)
         if start is None or most_nbytes == NO_LIMIT:
             return await super().get(key, request, if_match)
-        # One byte more than the limit shows that the entry is longer.
+        # One byte more than the limit shows that the entry is longer. The answer's `object_nbytes` is then only a lower
+        # bound.
         answer = await super().get(key, RangeByteRequest(start, max(start, most_nbytes) + 1), if_match)
         if answer is None:
             return None
@@ -220,9 +223,11 @@ class IcechunkClient(StoreClient):
         return Answer(data=answer.data, version=self.identity, settled=True)
 
     async def _may_be_virtual(self, key: str) -> bool:
-        """Whether an object may be a virtual chunk: that it is one, or that the key is none of a chunk.
+        """Whether an object may be a virtual chunk.
 
-        The bytes of a virtual chunk with a checksum would be certain, too, but icechunk does not tell which have one.
+        True also for a chunk that has been deleted meanwhile, and for a key that is not recognised as a chunk's, about
+        which icechunk cannot be asked. The bytes of a virtual chunk with a checksum would be certain, too, but icechunk
+        does not tell which have one.
         """
         from icechunk import ChunkType  # noqa: PLC0415  # an optional dependency
 

@@ -45,7 +45,7 @@ def fits_kernels(target: Target) -> bool:
     elif isinstance(target, StackTarget):
         if len(target.pieces) > MAX_AXES:  # the axis of samples is one of them
             return False
-        n_boxes = len(target.groups.piece_numbers)
+        n_boxes = len(target.groups.boxes)
         largest = largest_box(target.pieces)
     elif all(pieces.index is None for pieces in target.pieces):
         # Nothing is repeated: a box is no larger than a chunk, and all boxes together are as large as the result.

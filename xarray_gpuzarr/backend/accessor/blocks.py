@@ -13,8 +13,8 @@ from xarray import Variable
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
 
 
-class _Sliced:
-    """Wraps a NumPy array to keep dask from copying it, as `from_array` does with a bare `numpy.ndarray`."""
+class _NotCopied:
+    """Wraps a NumPy array, since `from_array` would copy a bare one."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -39,7 +39,7 @@ def _dask_view(array: npt.NDArray[Any], block_lengths: Sequence[Sequence[int]]) 
     """
     meta = np.empty((0,) * array.ndim, array.dtype)
     sliced: da.Array = da.from_array(
-        _Sliced(array), chunks=tuple(map(tuple, block_lengths)), name=False, asarray=False, meta=meta
+        _NotCopied(array), chunks=tuple(map(tuple, block_lengths)), name=False, asarray=False, meta=meta
     )
     return sliced
 
