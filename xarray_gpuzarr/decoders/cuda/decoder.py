@@ -21,7 +21,7 @@ from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ChunkDoesNotFitError
-from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_not_direct
+from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, new_shadow_choice
@@ -95,7 +95,7 @@ class CudaDecoder:
         """Return why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        why_not = why_not_direct(require_chain(spec))
+        why_not = why_host_checks(require_chain(spec))
         if why_not is not None:
             return why_not
         if storage != "gds":

@@ -26,7 +26,7 @@ from xarray_gpuzarr.decoders.cuda.batches.row_ranges import (
     plan_row_ranges,
     row_of,
 )
-from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, require_chain, why_not_direct
+from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged, join_segments
 from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
@@ -329,7 +329,7 @@ def _new_stager(
     DeviceUnavailableError
         If GPUDirect Storage is requested, the chain allows it, and this machine does not have it.
     """
-    if source.storage != "gds" or why_not_direct(chain) is not None:
+    if source.storage != "gds" or why_host_checks(chain) is not None:
         return Stager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
     from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only if storage="gds"
     from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only if storage="gds"

@@ -135,7 +135,7 @@ class DirectStager(Stager):
                     files[part.path] = stack.enter_context(closing(workspace.api.open_file(part.path)))
                 address = Address(memory.address + part.position)
                 read = files[part.path].read(address, part.nbytes, part.first, workspace.copy)
-                stack.callback(read.finish)
+                stack.callback(read.finish)  # a second call of it does nothing
                 reads.append((part, read))
             for part, read in reads:
                 n_read = read.finish()
@@ -159,7 +159,7 @@ def _check_read(part: _FileRange, n_read: int) -> None:
 
 
 def _find_file(source: ByteSource, key: str) -> tuple[str, Version, int]:
-    """Return the path, version and length of the file that holds an object; if there is none, None and 0.
+    """Return the path, version and length of the file that holds an object. Without a file, they are the path, None, 0.
 
     Raises `ObjectChangedError` if a shard no longer has the version from which its index was read.
     """
