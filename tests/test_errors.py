@@ -12,7 +12,7 @@ import zarr
 
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, read_array
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import NativeLayoutError, similar_name_hint
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError, PiecesDifferError

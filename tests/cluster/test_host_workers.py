@@ -169,6 +169,16 @@ def test_a_worker_without_a_gpu_is_refused_and_named(client):
     assert eventually(lambda: set(client.run(has_plugin).values()), {False}) == {False}
 
 
+def test_settings_stay_if_a_worker_cannot_use_the_next_device(client):
+    register(client, device="host")
+
+    with pytest.raises(DeviceUnavailableError):
+        register(client, device="cuda")
+
+    assert set(client.run(has_plugin).values()) == {True}
+    client.unregister_worker_plugin(GpuZarrPlugin.name)
+
+
 def test_registering_by_hand_is_the_same(client):
     client.register_plugin(GpuZarrPlugin(device="host"))
     register(client, device="host")

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.kernels.on_host import built
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.library import Loops
 
@@ -39,7 +39,7 @@ def without_short_reads(patch: pytest.MonkeyPatch) -> None:
 def leaving_all(patch: pytest.MonkeyPatch) -> None:
     """Let the compiled loops leave all chunks of local files, as they do if these are not in memory."""
     without_short_reads(patch)
-    patch.setattr(LoopCall, "read", lambda _self, rows, _shared: rows)
+    patch.setattr(LoopTable, "read", lambda _self, rows, _shared: rows)
 
 
 def require_loops() -> Loops:

@@ -18,11 +18,11 @@ import pytest
 
 from helpers.loops import changed, require_loops, set_costs, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import chunk_codec, host_array, loop_call, native_program
+from xarray_gpuzarr.decoders.host import chunk_codec, host_array, loop_table, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
@@ -106,15 +106,15 @@ def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
     """Have the loops say that they left some rows of local files, as if these were not in memory."""
 
     def force(patch: Patch, _: int) -> None:
-        read = LoopCall.read
+        read = LoopTable.read
 
-        def leaving(call: LoopCall, wanted: range, shared: Schedule) -> list[int]:
-            rows = read(call, wanted, shared)
-            which = [row for row in wanted if call.nbytes[row] != MISSING and (left(row) or row in rows)]
+        def leaving(table: LoopTable, wanted: range, shared: Schedule) -> list[int]:
+            rows = read(table, wanted, shared)
+            which = [row for row in wanted if table.nbytes[row] != MISSING and (left(row) or row in rows)]
             _notes["left"] += len(which)
             return which
 
-        patch.setattr(LoopCall, "read", leaving)
+        patch.setattr(LoopTable, "read", leaving)
 
     return force
 
@@ -206,14 +206,14 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
 
     def force(patch: Patch, chunk_nbytes: int) -> None:
         limit = max(1, chunk_nbytes + more)
-        patch.setattr(loop_call, "READ_BUFFER_NBYTES", limit)
+        patch.setattr(loop_table, "READ_BUFFER_NBYTES", limit)
         sizes = dict.fromkeys(["short_chunk_nbytes", "least_part_nbytes", "loop_copy_nbytes"], limit)
         set_costs(patch, call_s=2 * chunk_nbytes / 0.7e9, **sizes)
 
     return force
 
 
-_BUFFER_OF_ONE = _set(loop_call, "READ_BUFFER_NBYTES", 1)
+_BUFFER_OF_ONE = _set(loop_table, "READ_BUFFER_NBYTES", 1)
 
 
 def _a_chunk_a_call(patch: Patch, _: int) -> None:
@@ -360,22 +360,22 @@ def _note_loops(patch: Patch) -> None:
 
     rows_of("place_rows", 1, "rows placed by the loops")
     rows_of("read_rows", 2, "rows read by the loops")
-    read = LoopCall.read
+    read = LoopTable.read
 
-    def noting(call: LoopCall, wanted: range, shared: Schedule) -> Sequence[int]:
-        left = read(call, wanted, shared)
+    def noting(table: LoopTable, wanted: range, shared: Schedule) -> Sequence[int]:
+        left = read(table, wanted, shared)
         _notes["left by the loops"] += len(left)
         return left
 
-    patch.setattr(LoopCall, "read", noting)
-    read_once = LoopCall.read_once
+    patch.setattr(LoopTable, "read", noting)
+    read_once = LoopTable.read_once
 
-    def noting_waits(call: LoopCall, files: FilesStruct, wanted: range, shared: Schedule) -> int:
+    def noting_waits(table: LoopTable, files: FilesStruct, wanted: range, shared: Schedule) -> int:
         if files.waits:
             _notes["rows waited for"] += len(wanted)
-        return read_once(call, files, wanted, shared)
+        return read_once(table, files, wanted, shared)
 
-    patch.setattr(LoopCall, "read_once", noting_waits)
+    patch.setattr(LoopTable, "read_once", noting_waits)
 
 
 def _note_crew(patch: Patch) -> None:

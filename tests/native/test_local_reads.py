@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
+from xarray_gpuzarr.decoders.host import HostDecoder, loop_table
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
@@ -145,7 +145,7 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
         return read_rows(*arguments)
 
     without_short_reads(monkeypatch)
-    monkeypatch.setattr(loop_call, "borrow_buffer", forgotten)  # as long buffers are, which threads do not keep
+    monkeypatch.setattr(loop_table, "borrow_buffer", forgotten)  # as long buffers are, which threads do not keep
     monkeypatch.setattr(LoopOutput, "read_rows", noting)
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])

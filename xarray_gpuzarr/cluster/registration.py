@@ -38,7 +38,8 @@ def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any
     OptionError
         An option is unknown or has an invalid value, `client` is not a client, or there is no current one.
     DeviceUnavailableError
-        A worker lacks something that the device needs; the message names both. No worker keeps the plugin then.
+        A worker lacks something that the device needs; the message names both. Settings of an earlier call stay in
+        force if the device cannot be used at all. If preparing a worker for it fails, no worker keeps any settings.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
@@ -60,18 +61,21 @@ def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any
 
 
 async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
-    """Register a plugin in place of an earlier one, once every worker can use its device."""
+    """Register a plugin in place of an earlier one, once every worker can use its device.
+
+    If a worker cannot use it, the earlier plugin stays. If workers cannot be prepared for another reason, none is left.
+    """
     from xarray_gpuzarr.cluster.worker import check_device  # noqa: PLC0415  # imports distributed
 
     registered = await client.run_on_scheduler(_registered_settings, name=plugin.name)
     if registered == plugin.settings:
         return
-    if registered is not None:
-        await client.unregister_worker_plugin(plugin.name)
     errors = await client.run(check_device, plugin.settings["device"])
     for error in errors.values():
         if error is not None:
-            raise error  # no plugin has been registered yet
+            raise error
+    if registered is not None:  # distributed ignores a second plugin of the same name
+        await client.unregister_worker_plugin(plugin.name)
     try:
         await client.register_plugin(plugin)
     except BaseException:

@@ -42,7 +42,8 @@ LEAST_TILE = 32
 `_even_part` cuts a dimension into parts that have more than half of their limit on average. The smallest tiles are
 those of a transposed box whose last axis has one element: `MAX_TRANSPOSED_LINES` lines of one element at most, so more
 than half of that on average. The bound does not hold if neighbours on the last axis are about `MAX_STEP` bytes apart or
-more: tiles are then one element wide, and a box of one line has as many tiles as elements.
+more: tiles are then one element wide, and a box of one line has as many tiles as elements. `fits_kernels`, which relies
+on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises `ValueError`.
 """
 
 
@@ -177,7 +178,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
     if not length * n_all_lines:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    elements_per_bank = max(1, 4 // itemsize)  # a bank of shared memory is 4 bytes wide
+    # A unit is an element or a bank of shared memory (4 bytes), whichever is longer.
+    elements_per_unit = max(1, 4 // itemsize)
     # Strides are in elements, of up to MAX_UNIT_NBYTES bytes.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
@@ -185,8 +187,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     elif walk.is_transposed:
         max_lines = min(MAX_TRANSPOSED_LINES, n_all_lines)
         # The largest width whose pitch, computed below, lets all lines fit into shared memory.
-        max_banks = STAGE_NBYTES // itemsize // max_lines // elements_per_bank
-        max_width = _largest_odd(max_banks) * elements_per_bank
+        max_units = STAGE_NBYTES // itemsize // max_lines // elements_per_unit
+        max_width = _largest_odd(max_units) * elements_per_unit
         width = _even_part(length, min(max_width, MAX_TILE // max_lines))
     else:
         width = _even_part(length, MAX_TILE)
@@ -197,8 +199,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     pitch = 0
     if walk.is_transposed and width > 1:
         # The smallest pitch, at least `width`, that puts neighbouring lines into different banks: an odd number of
-        # banks.
-        pitch = _smallest_odd(-(-width // elements_per_bank)) * elements_per_bank
+        # units.
+        pitch = _smallest_odd(-(-width // elements_per_unit)) * elements_per_unit
     return Tiling(width=width, n_lines=n_lines, tiles_across=tiles_across, n_tiles=n_tiles, pitch=pitch)
 
 
@@ -246,6 +248,7 @@ def _merge(walk: Walk) -> Walk:
         outer = axes[-1]
         n = inner.max_count
         # The only piece of the inner axis fills exactly one stride of the outer axis, in the chunk and in the output.
+        # So it is the whole axis, and its starts, which are dropped here, are 0.
         if (
             len(inner.count) == 1
             and outer.is_run

@@ -53,7 +53,8 @@ def configure(**options: object) -> dict[str, Any]:
     **options
         Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
         default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``. ``engine="plain"`` stands for the most cautious
-        value of each option: reads and batches one at a time, nothing decoded by the host, every chunk compared.
+        values of five options: one read and one batch at a time, short reads on the device, too, a failed self-check is
+        an error, and the host decodes every chunk again, to compare.
 
     Returns
     -------

@@ -18,8 +18,8 @@ from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 FAILURES = (RuntimeError, CompileException)
 """Classes of the errors that CuPy and RMM raise for the CUDA runtime, driver and compiler.
 
-RMM's C++ errors arrive as plain `RuntimeError`. `MemoryError` is not among these classes, and is treated besides:
-CuPy's own pool raises it for lack of memory, and RMM's allocations raise it whatever the reason.
+RMM's C++ errors arrive as plain `RuntimeError`. `MemoryError` is not among these classes, so `cuda_call` catches it as
+well: CuPy's own pool raises it for lack of memory, and RMM's allocations raise it whatever the reason.
 """
 
 # Errors after which "the process must be terminated and relaunched", by the documentation of `cudaError_t` in the CUDA
@@ -39,7 +39,7 @@ _REMEDIES = {
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
     "compatnotsupportedondevice": "take the folder of cuda-compat out of LD_LIBRARY_PATH: it is not for this GPU",
 }
-_NO_GPU = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
+_NO_DEVICE_REMEDY = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
 _FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
 _CUDA_12, _CUDA_13 = 12000, 13000
 """Versions of CUDA as the driver encodes them."""
@@ -84,7 +84,7 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
         )
     elif name in _NO_DEVICE:
         state = "no usable GPU"
-        remedy = _driver_remedy() if name == "insufficientdriver" else _REMEDIES.get(name, _NO_GPU)
+        remedy = _driver_remedy() if name == "insufficientdriver" else _REMEDIES.get(name, _NO_DEVICE_REMEDY)
         do = f'{remedy}; device="host" reads without the GPU'
     else:
         state = "the process can go on"

@@ -43,7 +43,7 @@ _LEAST_TILES = 4
 """Length of the shortest segment if chunks are split, in multiples of `_DELTA_TILE`. One block of threads decodes a
 segment."""
 _ENOUGH_BLOCKS = 1056
-"""Number of blocks of threads that fill an H100 or H200: 132 multiprocessors with 2048 threads each."""
+"""Number of blocks of `N_THREADS` threads that fill an H100 or H200: 132 multiprocessors with 2048 threads each."""
 _FLOAT_DELTA_KERNELS = {
     name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
 }

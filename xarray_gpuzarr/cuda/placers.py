@@ -238,6 +238,7 @@ class Points(_Placer):
             self._append(_as_column(column)) for column in (bounds, chunk_offset, position)
         )
         self._write(_CAST_WORDS, [out, bounds_column, offset_column, position_column, self._log_lanes], (1, 2, 3))
+        # Without offsets, every point of a missing chunk is read from where the fill value is.
         self._write(n_words + _CAST_WORDS, [out, bounds_column, 0, position_column, self._log_lanes], (1, 3))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:

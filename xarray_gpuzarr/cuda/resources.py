@@ -121,7 +121,7 @@ class Workspace:
         memory = self.api.allocate(nbytes, streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._outputs.append(array)
-        self.order(streams[0], streams[1:])
+        self.order(streams[0], streams[1:])  # the others wait until the memory is allocated
         return array
 
     def accept_output(self, array: Any, streams: Sequence[Stream]) -> None:

@@ -119,6 +119,7 @@ def walk_blosc(
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     frames = read_headers(data, start, nbytes, decoded_nbytes)
     if cname is not None:
+        # A stored frame has no compressed stream, whatever codec its header names.
         is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & STORED != 0)
         if not is_of_codec.all():
             frames = BloscHeaders._make(column[is_of_codec] for column in frames)
@@ -210,7 +211,8 @@ def _snappy_nbytes(data: Bytes, source: Column, source_nbytes: Column) -> Column
     length = np.zeros(source.size, np.int64)
     continues = np.ones(source.size, np.bool_)
     for number in range(5):
-        # If a stream ends within its length, its last byte is read again, which says that another byte follows.
+        # If the stream ends inside the varint, its last byte is read again. This byte says that another one follows, so
+        # the length becomes -1 below.
         byte = data[source + np.minimum(number, last)]
         length += np.where(continues, byte & 0x7F, 0).astype(np.int64) << 7 * number
         continues &= byte >= 0x80

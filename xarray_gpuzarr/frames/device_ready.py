@@ -62,8 +62,8 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     gzip: the length at the end must be `decoded_nbytes`, modulo 2**32. It is that of the last member, so a frame of
     several members passes only if all others are empty, or by coincidence.
 
-    zlib frames declare no decoded length, and zlib and lz4 frames no end. So a truncated one passes if it has the
-    length of the shortest frame. The checksums of gzip and zlib frames are not verified.
+    zlib frames declare no decoded length, and zlib and lz4 frames do not tell where they end. So a truncated frame
+    passes unless it is shorter than the shortest valid one. The checksums of gzip and zlib frames are not verified.
     """
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)

@@ -26,6 +26,8 @@ from xarray_gpuzarr.stored.codecs import (
 )
 
 _BLOSC_HEADER = struct.Struct("<BxxxIII")
+_LEAST_GZIP_NBYTES, _LEAST_ZLIB_NBYTES = 18, 6
+"""Bytes around the deflate stream: a header of 10 and a trailer of 8; a header of 2 and a checksum of 4."""
 _BLOSC_VERSION = 2
 _BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
 """Flags of a frame: it is not compressed; each of its blocks is one stream."""
@@ -85,13 +87,13 @@ def _lz4_nbytes(frame: memoryview | bytes) -> int:
 
 def _gzip_nbytes(frame: memoryview | bytes) -> None:
     """Return None, after checking the header: it declares no decoded length."""
-    if len(frame) < 18 or bytes(frame[:3]) != b"\x1f\x8b\x08":
+    if len(frame) < _LEAST_GZIP_NBYTES or bytes(frame[:3]) != b"\x1f\x8b\x08":
         raise FrameError(f"no gzip header in {len(frame)} bytes")
 
 
 def _zlib_nbytes(frame: memoryview | bytes) -> None:
     """Return None, after checking the header: it declares no decoded length."""
-    if len(frame) < 6 or frame[0] & 15 != 8 or (frame[0] << 8 | frame[1]) % 31:
+    if len(frame) < _LEAST_ZLIB_NBYTES or frame[0] & 15 != 8 or (frame[0] << 8 | frame[1]) % 31:
         raise FrameError(f"no zlib header in {len(frame)} bytes")
 
 

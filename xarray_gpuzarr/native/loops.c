@@ -36,7 +36,7 @@ enum { NO_FILE = -1, READ_OTHERWISE = -2, DECODED = -3 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32 }; /* how often a thread takes rows of a call; most rows that it takes at a time */
 enum { VERSION_NUMBERS = 5, CRC_NBYTES = 4, ENTRY_NBYTES = 16 }; /* numbers of a file's version; lengths of a CRC, an index entry */
 enum { MOST_AXES = 64, MOST_THREADS = 64, MOST_KEPT = 8 };       /* of an array; of a call; contexts kept for each codec */
-enum { BLOCK_NBYTES = 512 };                /* the page cache holds whole blocks of this length, except at the end of a file */
+enum { BLOCK_NBYTES = 512 };                /* what is cached of a file ends at a multiple of this (a sector), or with the file */
 enum { LEAST_PARTED_NBYTES = 32 * 1024 };   /* of shorter chunks, all is decoded, also if less is requested */
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024 }; /* results above -ZSTD_ERRORS, as size_t, are errors (zstd_errors.h) */
 enum { BLOSC_HEADER_NBYTES = 16 };
@@ -831,7 +831,7 @@ static int64_t read_file(const work_t *work, const char *path, char *room, int64
     int file = open(path, READ_FLAGS);
     if (file < 0) return no_file();
     ssize_t done = read_range(work, file, room, nbytes, 0);
-    /* What is in the page cache ends with a block or with the file. Unless it ends inside a block, another byte is tried. */
+    /* If the read ended at a multiple of BLOCK_NBYTES, the file may go on: another byte is tried. */
     int ends_in_block = done < nbytes && done % BLOCK_NBYTES;
     int is_whole = done > 0 && (ends_in_block || read_range(work, file, &next, 1, done) == 0);
     close(file);

@@ -198,7 +198,9 @@ class Crew:
 
     @contextmanager
     def _reserve(self, n_wanted: int, budget: int) -> Iterator[int]:
-        n_free = min(n_wanted - 1, budget - self.n_active)  # may be negative, which `range` treats as 0
+        # No lock is held: two callers may count the same free core, so that there is one thread too many until one of
+        # them has done a few milliseconds of work. `n_free` may be negative, which `range` treats as 0.
+        n_free = min(n_wanted - 1, budget - self.n_active)
         tokens = [object() for _ in range(n_free)]
         try:
             self.lone_threads.update(tokens)

@@ -28,7 +28,7 @@ Verify = Literal["first", "all", "off"]
 Checks = Literal["warn", "strict", "off"]
 """Consequence of a failed self-check; see `ResourceOptions.checks`."""
 
-Little = Literal["auto", "device"]
+ShortReads = Literal["auto", "device"]
 """Where short reads are decoded; see `ResourceOptions.little`."""
 
 N_AT_ONCE = 528
@@ -60,7 +60,8 @@ class ResourceOptions:
     n_slots: int = 3
     """Number of pinned staging slots of a read, at least 2: one is filled while another is copied to the device."""
     batch_nbytes: int = 128 * _MIB
-    """Decoded bytes in a batch of short chunks. So many take far longer than the host's work for a batch."""
+    """Decoded bytes in a batch of short chunks. Decoding so many bytes takes the device far longer than preparing the
+    batch takes the host."""
     batch_chunks: int = N_AT_ONCE
     """Number of chunks in a batch of long chunks, if memory suffices: as many as the device decodes at once. Batches of
     short chunks have a multiple of it."""
@@ -71,15 +72,15 @@ class ResourceOptions:
     """Number of reads that run on a device at once, each with its own pinned slots and streams. Other reads wait."""
     scratch_nbytes: int | None = None
     """Device memory in bytes for the batches of one read, not counting its result. None: three quarters of the memory
-    of the device, divided by `n_reads`. Allocations may exceed it by a sixteenth."""
+    of the device, divided by `n_reads`. Allocations are rounded up, and so may exceed it by a sixteenth."""
     memory: MemoryChoice = "auto"
     """RMM memory resource for device memory. ``auto``: the caller's current resource, unless that is a plain
     `CudaMemoryResource`, which stalls the device at each allocation; then as ``async``. ``async``: a private pool of
     the CUDA driver, or as ``pool`` if the driver has none. ``pool``: a private `PoolMemoryResource` that grows.
     ``current``: always the caller's current resource."""
-    little: Little = "auto"
-    """Where reads of a few chunks are decoded. ``auto``: up to 30 compressed chunks on the host, which is assumed to be
-    faster than the device there. ``device``: always on the device."""
+    little: ShortReads = "auto"
+    """Where reads of a few chunks ("little" reads) are decoded. ``auto``: up to 30 compressed chunks on the host, which
+    is assumed to be faster than the device there. ``device``: always on the device."""
     checks: Checks = "warn"
     """Consequence of a wrong result of the device in one of the self-checks that a read depends on. ``warn``: the host
     decodes. ``strict``: reads raise a `CudaError` that names the check. ``off``: there are no self-checks."""
@@ -139,7 +140,7 @@ def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "memory": get_args(MemoryChoice),
-    "little": get_args(Little),
+    "little": get_args(ShortReads),
     "checks": get_args(Checks),
     "verify": get_args(Verify),
 }

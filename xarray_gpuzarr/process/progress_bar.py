@@ -1,8 +1,8 @@
 """Progress bars of long reads in a terminal or a notebook: ``with xarray_gpuzarr.progress(): ...``.
 
 Reads report their progress through `read_progress.ReadProgress` after each chunk table: that is once for each shard, or
-once for 1024 chunks that are objects of their own. The bars show the reads of this process only. For the workers of a
-cluster, dask has bars of its own.
+for up to 1024 chunks of several shards with cached indexes or of objects of their own. The bars show the reads of this
+process only. For the workers of a cluster, dask has bars of its own.
 
 A separate thread draws, so no signal interrupts the drawing, and no read waits for the terminal: reads and dask tasks
 only add to numbers. A fork waits until nothing is being drawn, for at most a second. Without bars, a process imports
@@ -210,8 +210,9 @@ class Bars:
                 period_s = PERIOD_S
             self._draw()
             with self._drawing:
-                if self._progress.live.is_started:  # in a notebook, rich would show an empty output below the bars
+                if self._progress.live.is_started:
                     console = self._progress.console
+                    # Quiet, because `stop` would show an empty output below the bars in a notebook.
                     quiet = console.quiet
                     console.quiet = quiet or console.is_jupyter
                     self._progress.stop()

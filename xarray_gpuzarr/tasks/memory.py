@@ -12,7 +12,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.resources import TABLE_NBYTES, scratch_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import max_allocated_nbytes
-from xarray_gpuzarr.decoders.cuda.batches.pieces import BatchLimits
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import chunk_device_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device
 from xarray_gpuzarr.process.device_options import ResourceOptions

@@ -18,7 +18,8 @@ from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Box
 
 _MAX_WAITING = 24
-"""Number of tasks of a process that may wait without a slot, each on a thread: as many as a read has requests."""
+"""Number of tasks of a process that may wait without a slot, each on a thread. A read of a server has as many requests
+under way at once (`fetch.remote.store_source`)."""
 
 _waiting = threading.BoundedSemaphore(_MAX_WAITING)
 

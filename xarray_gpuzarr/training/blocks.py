@@ -43,7 +43,7 @@ def find_parts(variable: Variable) -> Parts:
         return Parts.single(Part.from_indexed(whole_array))
     parts = _trace_blocks(data)
     n_arrays = len({id(part.lazy) for part in parts.grid.flat})
-    if n_arrays < parts.grid.size:  # a chunk of an array that has several parts could be read for each of them
+    if n_arrays < parts.grid.size:  # an array has several parts, each of which might read the same chunk
         raise UnresolvedError(INTERLEAVED)
     return parts
 
@@ -69,6 +69,7 @@ def _trace_blocks(data: da.Array) -> Parts:
     for block in product(*map(range, rows.shape)):
         row = tracer.row((data.name, *block))
         rows[block] = row
+        # A length that dask does not know is NaN, which equals nothing.
         if row.shape != tuple(lengths[number] for lengths, number in zip(data.chunks, block, strict=True)):
             raise UnresolvedError("dask does not know the lengths of its chunks")
         first = rows.flat[0].parts[0]
@@ -160,7 +161,7 @@ def _as_row(value: Any) -> BlockRow:
 
 
 def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
-    """Index a row as NumPy does an array, by integers, slices and at most one array.
+    """Index a row as NumPy does an array: by slices, and by integers or a single array besides.
 
     The parameters are those of dask's ``getter``.
     """

@@ -26,7 +26,7 @@ class Progress:
     order: Order
     epoch: int
     """Number of the epoch."""
-    batch: int
+    n_done: int
     """Number of batches that were handed over, and so the number of the next batch."""
     begun: bool = False
     """Whether an iterator hands over the batches of this epoch."""
@@ -66,7 +66,7 @@ class BatchIterator:
 
         self._reads: Ahead | OnDemand
         if n_ahead:
-            first_read = progress.batch // self._batches_per_read
+            first_read = progress.n_done // self._batches_per_read
             n_reads = -(-n_batches // self._batches_per_read)
             self._reads = Ahead(read, first_read, n_reads, n_ahead, as_caller)
         else:
@@ -84,21 +84,21 @@ class BatchIterator:
         if batch is None:
             self.close()
             raise StopIteration
-        self._progress.batch += 1
+        self._progress.n_done += 1
         return batch
 
     def _next_batch(self) -> Dataset | DataArray | None:
         """Wait for the next batch and return it, or None if there are no more."""
-        if self._progress.batch >= self._n_batches or self._reads.closed:
+        if self._progress.n_done >= self._n_batches or self._reads.closed:
             return None
-        read_number, batch_of_read = divmod(self._progress.batch, self._batches_per_read)
+        read_number, batch_of_read = divmod(self._progress.n_done, self._batches_per_read)
         arrays = self._reads.result(read_number)
         if arrays is None:
             return None
         first_sample = batch_of_read * self._batch_size
         batch = self._template.batch(arrays, slice(first_sample, first_sample + self._batch_size))
         is_last_of_read = batch_of_read + 1 == self._batches_per_read
-        if is_last_of_read or self._progress.batch + 1 == self._n_batches:
+        if is_last_of_read or self._progress.n_done + 1 == self._n_batches:
             self._reads.finish_with(read_number)
         return batch
 

@@ -88,7 +88,8 @@ class Batches:
     def __getstate__(self) -> dict[str, Any]:
         # The property updates the rank. A worker of a DataLoader cannot do that, since it has no process group.
         self.order  # noqa: B018
-        # The copy counts its own progress, and draws the epoch again, whose order may be long.
+        # The copy counts its own progress. The latest epoch is not pickled, since its order may be long: the copy draws
+        # it again.
         return vars(self) | {"_latest_epoch": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
@@ -110,14 +111,14 @@ class Batches:
             "see xarray_gpuzarr.torch"
         )
 
-    def begin(self, epoch: int, batch: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
+    def begin(self, epoch: int, n_done: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
         """Begin an epoch, or continue in one.
 
         Parameters
         ----------
         epoch : int
             Number of the epoch.
-        batch : int
+        n_done : int
             Number of batches that are left out, because they were handed over earlier.
         stream_of : callable, optional
             Returns the handle of the stream on which batches are used, given the number of a GPU. By default it is
@@ -130,10 +131,10 @@ class Batches:
         """
         order = self.order
         earlier_order = self._progress.order
-        if batch and order != earlier_order:
+        if n_done and order != earlier_order:
             raise OptionError(
                 "batches go on in an epoch of another rank",
-                tried=f"batch {batch} of epoch {epoch} on rank {order.rank} of {order.world_size}",
+                tried=f"batch {n_done} of epoch {epoch} on rank {order.rank} of {order.world_size}",
                 found=f"this was rank {earlier_order.rank} of {earlier_order.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
@@ -141,7 +142,7 @@ class Batches:
         with as_caller():
             self._load_uncut()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
-        progress = Progress(order, epoch, batch, begun=True)
+        progress = Progress(order, epoch, n_done, begun=True)
         iterator = BatchIterator(
             self._epoch(epoch, order), self._template, n_ahead, progress, n_batches=len(self), as_caller=as_caller
         )
@@ -202,7 +203,7 @@ class Batches:
     @property
     def next_batch(self) -> int:
         """Number of batches of that epoch that the next ``iter()`` leaves out, because a state was loaded."""
-        return 0 if self._progress.begun else self._progress.batch
+        return 0 if self._progress.begun else self._progress.n_done
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next ``iter()`` starts. By default it is the one after the latest.
@@ -224,24 +225,24 @@ class Batches:
             depends on. It can be stored as JSON.
         """
         progress = self._progress
-        if progress.begun and progress.batch == progress.order.n_batches(self._samples.n_samples):
+        if progress.begun and progress.n_done == progress.order.n_batches(self._samples.n_samples):
             return self.state_at(progress.epoch + 1, 0)
         # An epoch of which nothing was handed over may begin anew, in the order of the rank that this process has now.
-        return self.state_at(progress.epoch, progress.batch, progress.order if progress.batch else None)
+        return self.state_at(progress.epoch, progress.n_done, progress.order if progress.n_done else None)
 
-    def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:
+    def state_at(self, epoch: int, n_done: int, order: Order | None = None) -> dict[str, Any]:
         """Return the state at a position.
 
         Parameters
         ----------
         epoch : int
             Number of the epoch.
-        batch : int
+        n_done : int
             Number of its batches that were handed over, possibly all of them.
         order : Order, optional
             Order of the epoch, if it differs from that of an epoch that would begin now.
         """
-        return {"epoch": epoch, "batch": batch, "of": self._fingerprint(epoch, order or self.order)}
+        return {"epoch": epoch, "batch": n_done, "of": self._fingerprint(epoch, order or self.order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next ``iter()`` continue where a state was taken, with the batch after the last one handed over.
@@ -256,7 +257,7 @@ class Batches:
         OptionError
             `state` is invalid, or belongs to different batches; then the message lists the differences.
         """
-        epoch, batch, saved = _parse_state(state)
+        epoch, n_done, saved = _parse_state(state)
         own = self._fingerprint(epoch, self.order)
         differences = []
         for name in own | saved:
@@ -264,14 +265,14 @@ class Batches:
                 own_text = self._format_setting(name, own.get(name))
                 saved_text = self._format_setting(name, saved.get(name))
                 differences.append(f"{name} is {own_text} and was {saved_text}")
-        if differences or batch > len(self):
+        if differences or n_done > len(self):
             raise OptionError(
                 "the state is of other batches",
-                tried=f"going on at batch {batch} of epoch {epoch}",
+                tried=f"going on at batch {n_done} of epoch {epoch}",
                 found="; ".join(differences) or f"an epoch has {len(self)} batches",
                 do="make the batches as they were when the state was taken, or begin without it",
             )
-        self._progress = Progress(self.order, epoch, batch)
+        self._progress = Progress(self.order, epoch, n_done)
 
     def _fingerprint(self, epoch: int, order: Order) -> dict[str, Any]:
         """Return everything that the order of samples depends on, a checksum of that order, and the variables."""
@@ -300,10 +301,13 @@ class Batches:
 
 
 def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
-    """Return the epoch, the batch and the fingerprint of a state, or raise an `OptionError` if it is invalid."""
+    """Return the epoch, the number of its batches that were handed over, and the fingerprint of a state.
+
+    Raises `OptionError` if the state is invalid.
+    """
     try:
-        epoch, batch, fingerprint = state["epoch"], state["batch"], dict(state["of"])
-        is_valid = type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0
+        epoch, n_done, fingerprint = state["epoch"], state["batch"], dict(state["of"])
+        is_valid = type(epoch) is int and type(n_done) is int and min(epoch, n_done) >= 0
     except (KeyError, TypeError, ValueError):
         is_valid = False
     if not is_valid:
@@ -313,4 +317,4 @@ def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
             found='not a mapping with "epoch", "batch" and "of"',
             do="give what state_dict() has returned",
         )
-    return epoch, batch, fingerprint
+    return epoch, n_done, fingerprint

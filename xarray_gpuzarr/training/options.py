@@ -95,10 +95,10 @@ def batches(  # noqa: PLR0913
     prefetch : int
         Batches, or windows, that are read ahead on other threads. 0: read when a batch is asked for.
     memory : int or str, optional
-        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. Processes
-        of this rank share it, and it must have room for one result of each. By default a quarter of the free memory of
-        the host, which ranks that ``torchrun`` has started there share, but room for one result at least; on a GPU only
-        `prefetch` limits them.
+        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. A result
+        is a batch, or a window. Processes of this rank share the limit, and it must have room for one result of each.
+        By default, results on the host may take a quarter of its free memory, divided among the ranks that ``torchrun``
+        has started there, but always one result. Results on a GPU are then limited by `prefetch` alone.
     drop_last : bool
         Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional
@@ -134,7 +134,7 @@ def batches(  # noqa: PLR0913
     >>> next(iter(loader)).dims
     ('sample', 'channel', 'time', 'latitude', 'longitude')
     """
-    lengths = _checked_sizes(ds, sizes)
+    lengths = _lengths_of_cut_dims(ds, sizes)
     lengths_of_sample = {dim: int(n) for dim, n in sizes.items()}
     samples = choose_samples(lengths, lengths_of_sample, stride=stride, random=random, positions=positions)
     require_float32(dtype, "dtype")
@@ -205,7 +205,7 @@ def _require_dataset(ds: Any) -> None:
     )
 
 
-def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
+def _lengths_of_cut_dims(ds: Any, sizes: Any) -> dict[Hashable, int]:
     """Return the length in `ds` of each dimension that is cut, after checking the dataset and the sizes of samples."""
     _require_dataset(ds)
     require_mapping("sizes", sizes, ds.sizes)

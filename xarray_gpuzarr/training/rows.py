@@ -139,39 +139,39 @@ def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
     chunks : sequence of sequence of int
         For each axis, the lengths of the blocks in elements.
     """
-    # Lists with an entry for each axis, which has an entry for each block along it.
+    # For each axis, and for each block along it: the borders in that block.
     borders = [[{0, length} for length in lengths] for lengths in chunks]
     for block in product(*map(range, rows.shape)):
         row: BlockRow = rows[block]
         if len(row.parts) > 1:
             borders[row.axis][block[row.axis]].update(row.ends.tolist())
-    pieces = [[_split_axis(block_borders) for block_borders in axis_borders] for axis_borders in borders]
-    first_pieces = [np.cumsum([0, *map(len, axis_pieces)]) for axis_pieces in pieces]
-    parts = np.empty([firsts[-1] for firsts in first_pieces], object)
+    intervals = [[_split_axis(block_borders) for block_borders in axis_borders] for axis_borders in borders]
+    first_intervals = [np.cumsum([0, *map(len, of_axis)]) for of_axis in intervals]
+    parts = np.empty([firsts[-1] for firsts in first_intervals], object)
     for block in product(*map(range, rows.shape)):
-        block_pieces = [axis_pieces[number] for axis_pieces, number in zip(pieces, block, strict=True)]
-        origin = [firsts[number] for firsts, number in zip(first_pieces, block, strict=True)]
-        _fill_grid(parts, origin, rows[block], block_pieces)
+        of_block = [of_axis[number] for of_axis, number in zip(intervals, block, strict=True)]
+        origin = [firsts[number] for firsts, number in zip(first_intervals, block, strict=True)]
+        _fill_grid(parts, origin, rows[block], of_block)
     bounds = []
-    for axis_pieces in pieces:
-        lengths = [piece.stop - piece.start for piece in chain.from_iterable(axis_pieces)]
+    for of_axis in intervals:
+        lengths = [interval.stop - interval.start for interval in chain.from_iterable(of_axis)]
         bounds.append(np.cumsum([0, *lengths]))
     return Parts(bounds=tuple(bounds), grid=parts)
 
 
 def _split_axis(borders: set[int]) -> list[slice]:
-    """Return the pieces between borders along an axis of a block; one empty piece if the block has no elements."""
+    """Return the intervals between borders along an axis of a block; an empty one if the block has no elements."""
     return [slice(start, stop) for start, stop in pairwise(sorted(borders))] or [slice(0, 0)]
 
 
 def _fill_grid(
-    parts: npt.NDArray[Any], origin: Sequence[int], row: BlockRow, pieces: Sequence[Sequence[slice]]
+    parts: npt.NDArray[Any], origin: Sequence[int], row: BlockRow, intervals: Sequence[Sequence[slice]]
 ) -> None:
-    """Write the parts of a block, cut into pieces along each axis, to `parts` from the index `origin` on."""
-    for position in product(*map(range, map(len, pieces))):
-        piece_row = row
+    """Write the parts of a block, cut into intervals along each axis, to `parts` from the index `origin` on."""
+    for position in product(*map(range, map(len, intervals))):
+        selected = row
         for axis, number in enumerate(position):
-            if len(pieces[axis]) > 1:
-                piece_row = piece_row.select(axis, pieces[axis][number])
-        # Borders between parts are borders of pieces, and dask joins no empty blocks, so this piece has one part.
-        parts[tuple(start + number for start, number in zip(origin, position, strict=True))] = piece_row.parts[0]
+            if len(intervals[axis]) > 1:
+                selected = selected.select(axis, intervals[axis][number])
+        # Borders between parts are borders of intervals, and dask joins no empty blocks, so this row has one part.
+        parts[tuple(start + number for start, number in zip(origin, position, strict=True))] = selected.parts[0]

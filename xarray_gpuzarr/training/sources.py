@@ -164,8 +164,9 @@ class XarraySource:
 Source = StoredSource | DaskSource | MemorySource | XarraySource
 """Reads the samples of a variable. Its `shard_numbers` are None if it does not matter which samples are read together.
 
-`read` returns an array of shape (n_boxes, *boxes.shape). It may write to `out`, an array of this shape, and return it
-or a view of it. A `DaskSource` has no `read`, because `read_sources` lets dask compute all such variables together.
+`read` takes at least one box, and returns an array of shape (n_boxes, *boxes.shape). It may write to `out`, an array of
+this shape, and return it or a view of it. A `DaskSource` has no `read`, because `read_sources` lets dask compute all
+such variables together.
 """
 
 
@@ -179,7 +180,7 @@ def in_float32(source: Source) -> Source:
 
 
 def source_of(variable: Variable) -> Source:
-    """Return the source of a variable. No I/O."""
+    """Return the source of a variable. No I/O, except that a lazy array of another library than dask is computed."""
     if isinstance(variable, IndexVariable):
         return MemorySource(array=variable.values)
     array = array_in_memory(variable)
@@ -193,7 +194,7 @@ def source_of(variable: Variable) -> Source:
         data = data_of(variable)
         if isinstance(data, da.Array):
             return DaskSource(array=data, why=str(unresolved))
-        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's lazy array with a dask graph
+        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's array, which wraps a dask array
             return MemorySource(array=np.asarray(data))
         return XarraySource(variable=variable, why=str(unresolved))
 
@@ -242,7 +243,8 @@ def read_sources[Name](
     if blocks_of_dask:
         (computed,) = dask.base.compute(blocks_of_dask)  # together, so that variables share tasks
         for name, blocks in computed.items():
-            # `Variable` converts as xarray does, datetime64[D] to datetime64[s] for example. Any dimensions will do.
+            # `Variable` converts as xarray does, datetime64[D] to datetime64[s] for example. Any names of dimensions
+            # will do.
             dtype = Variable(range(blocks[0].ndim), blocks[0]).dtype
             arrays[name] = _stack(blocks, dtype)
     for name, array in arrays.items():

@@ -28,7 +28,7 @@ array, of which those of the data variables are views."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutVariable:
-    """A variable with a dimension that is cut, so that each sample has a different piece of it."""
+    """A variable with a dimension that is cut, so that each sample has a different part of it."""
 
     dims: tuple[Hashable, ...]
     """Dimensions of the variable, and of a sample."""

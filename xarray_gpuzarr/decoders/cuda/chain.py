@@ -19,7 +19,7 @@ from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stream
-from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
     AnyElementSpec,
@@ -166,7 +166,9 @@ def _delta_filter(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
     delta = Delta(encoded=encoded, decoded=decoded)
     # The kernels convert sums only to another length, not to another kind of number.
     kinds = "f" if delta.arithmetic_dtype.kind == "f" else "iu"
-    return delta if decoded.kind in kinds else f"NumPy adds up elements of {delta.arithmetic_dtype}"
+    if decoded.kind not in kinds:
+        return f"NumPy adds up elements of {delta.arithmetic_dtype}, and no kernel converts such sums to {decoded}"
+    return delta
 
 
 def _cast_value_filter(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter | str:
@@ -229,7 +231,7 @@ def require_chain(spec: ArraySpec) -> Chain:
     return chain
 
 
-def why_not_direct(chain: Chain) -> str | None:
+def why_host_checks(chain: Chain) -> str | None:
     """Return why the host must see the bytes of a chain's chunks before they are decoded; None if it need not."""
     if chain.checksums:
         return "checksums around chunks are checked on the host"

@@ -20,8 +20,8 @@ from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
-from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_not_direct
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ChunkDoesNotFitError
+from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, new_shadow_choice
@@ -95,7 +95,7 @@ class CudaDecoder:
         """Return why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        why_not = why_not_direct(require_chain(spec))
+        why_not = why_host_checks(require_chain(spec))
         if why_not is not None:
             return why_not
         if storage != "gds":
@@ -154,8 +154,8 @@ class CudaDecoder:
         if out is not None and ((out.shape, out.dtype) != (target.shape, dtype) or not out.flags.c_contiguous):
             out = None  # it does not fit, so the result is a new array
         resources = self._current_resources()
-        has_identity = resources.api.identity is not None
-        shadow_choice = new_shadow_choice(spec, resources.options.verify, has_identity=has_identity)
+        is_real_gpu = resources.api.identity is not None
+        shadow_choice = new_shadow_choice(spec, resources.options.verify, is_real_gpu=is_real_gpu)
 
         def read(workspace: Workspace) -> Any:
             reading = Read(workspace, source, spec, target=target, cast=cast, shadow_choice=shadow_choice, out=out)

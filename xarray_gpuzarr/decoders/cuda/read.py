@@ -17,16 +17,16 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
-from xarray_gpuzarr.decoders.cuda.batches.pieces import (
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import (
     BatchLimits,
     Cutter,
-    Piece,
+    RowRange,
     aligned,
     count_chunks,
-    plan_pieces,
+    plan_row_ranges,
     row_of,
 )
-from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, require_chain, why_not_direct
+from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged, join_segments
 from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
@@ -44,9 +44,9 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 class _Segment(NamedTuple):
-    """Pieces that are staged together."""
+    """Row ranges that are staged together."""
 
-    pieces: list[Piece]
+    row_ranges: list[RowRange]
     ends_batch: bool
     """Whether this is the last segment of its batch."""
 
@@ -55,7 +55,7 @@ class _Segment(NamedTuple):
 class _Submitted:
     """A batch of which all work has been enqueued."""
 
-    pieces: Sequence[Piece]
+    row_ranges: Sequence[RowRange]
     receipt: Receipt | None
     memories: Sequence[DeviceMemory]
     """Device memory that was borrowed for the batch."""
@@ -112,10 +112,10 @@ class Read:
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(out))
         self._decoder = BatchDecoder(workspace, self._placing, self._chain)
-        self._uncut: deque[Piece] = deque()
-        """Pieces whose rows belong to no segment yet."""
-        self._open_segment: list[Piece] = []
-        """Pieces of the segment that is not full yet."""
+        self._uncut: deque[RowRange] = deque()
+        """Row ranges whose rows belong to no segment yet."""
+        self._open_segment: list[RowRange] = []
+        """Row ranges of the segment that is not full yet."""
         self._unstaged: deque[_Segment] = deque()
         """Full segments that wait to be staged. Their requests are under way as far as the store's lookahead allows."""
         self._missing: list[Rows] = []
@@ -125,8 +125,8 @@ class Read:
         self._n_submitted = 0
         self._is_shortened = False
         """Whether memory was short for a batch, and no batch was submitted since."""
-        self._failed: list[tuple[Sequence[Piece], Rows]] = []
-        """Pieces of a batch, and the numbers of its chunks that the device could not decode."""
+        self._failed: list[tuple[Sequence[RowRange], Rows]] = []
+        """Row ranges of a batch, and the numbers of its chunks that the device could not decode."""
         # The first batch takes the chunks that full batches leave over, so that decoding begins while the others are
         # fetched.
         n_leftover = target.n_chunks % self._limits.n_chunks
@@ -146,24 +146,24 @@ class Read:
             If memory does not suffice even for shorter batches.
         """
         # The batch that is being staged.
-        pieces: list[Piece] = []
+        row_ranges: list[RowRange] = []
         staged: list[Staged] = []
         for segment in self._segments(plans):
             # Begin a batch only once another one may hold memory.
-            while not pieces and len(self._submitted) >= self._limits.n_batches:
+            while not row_ranges and len(self._submitted) >= self._limits.n_batches:
                 self._retire()
-            pieces += segment.pieces
+            row_ranges += segment.row_ranges
             try:
-                if segment.pieces:  # there are none if all chunks of the read are missing
-                    staged.append(self.stager.stage(segment.pieces))
+                if segment.row_ranges:  # there are none if all chunks of the read are missing
+                    staged.append(self.stager.stage(segment.row_ranges))
                 if segment.ends_batch:
-                    self._submit(pieces, staged)
-                    pieces = []
+                    self._submit(row_ranges, staged)
+                    row_ranges = []
                     staged = []
             except DeviceMemoryError:
-                if not self._restart_shorter(pieces):
+                if not self._restart_shorter(row_ranges):
                     raise
-                pieces = []
+                row_ranges = []
                 staged = []
         while self._submitted:
             self._retire()
@@ -172,49 +172,49 @@ class Read:
         self._workspace.take_back(self._placing.memory)
         return self.out
 
-    def _decode_on_host(self, pieces: Sequence[Piece], numbers: Rows) -> None:
+    def _decode_on_host(self, row_ranges: Sequence[RowRange], numbers: Rows) -> None:
         """Let the host decode chunks that the device could not, as many at a time as fit a slot, and place them.
 
-        `numbers` count the chunks of `pieces`. Raises `CorruptChunkError` for a chunk that the host cannot decode.
+        `numbers` count the chunks of `row_ranges`. Raises `CorruptChunkError` for a chunk that the host cannot decode.
         """
         n_per_slot = max(1, self._workspace.options.slot_nbytes // self._spec.chunk_nbytes)
         for first in range(0, len(numbers), n_per_slot):
             part = numbers[first : first + n_per_slot]
-            decoded = self.stager.stage_decoded(pieces, part)
-            rows = [row_of(pieces, number) for number in part.tolist()]
-            self._submit([Piece.from_rows(plan, row, row + 1) for plan, row in rows], [decoded])
+            decoded = self.stager.stage_decoded(row_ranges, part)
+            rows = [row_of(row_ranges, number) for number in part.tolist()]
+            self._submit([RowRange.from_rows(plan, row, row + 1) for plan, row in rows], [decoded])
             self._retire()
 
     def _segments(self, plans: Iterator[ReadPlan]) -> Iterator[_Segment]:
         """Cut plans into segments; yield each segment once as many requests are under way as the store takes.
 
-        A piece is cut only when its turn comes, so that the pieces after a batch that had to be shortened are cut for
+        A row range is cut only when its turn comes, so that those after a batch that had to be shortened are cut for
         shorter batches, too. At a ``yield``, `_restart_shorter` may empty the queues and fill `_uncut` again.
         """
         stager, requests = self.stager, self.stager.requests
         while True:
             while self._draw_plans(plans):
-                piece, full, remaining = self._cutter.cut(self._uncut.popleft())
+                row_range, full, remaining = self._cutter.cut(self._uncut.popleft())
                 if remaining is not None:
                     self._uncut.appendleft(remaining)
                 if full is not None:
                     self._unstaged.append(_Segment(self._open_segment, full == "batch"))
                     self._open_segment = []
-                self._open_segment.append(piece)
+                self._open_segment.append(row_range)
                 if requests is not None:
-                    requests.add(piece.requests(stager.max_request_nbytes))
+                    requests.add(row_range.requests(stager.max_request_nbytes))
                 while self._unstaged and (requests is None or requests.is_full):
                     yield self._unstaged.popleft()
             self._unstaged.append(_Segment(self._open_segment, ends_batch=True))
             self._open_segment = []
             while self._unstaged:
                 yield self._unstaged.popleft()
-            # There are pieces again if memory was short for the last batch.
+            # There are row ranges again if memory was short for the last batch.
             if not self._uncut:
                 return
 
     def _draw_plans(self, plans: Iterator[ReadPlan]) -> bool:
-        """Draw plans until there are pieces to cut; return whether there are any."""
+        """Draw plans until there are row ranges to cut; return whether there are any."""
         while not self._uncut:
             with self._api.range("read::index"):  # drawing a plan reads shard indexes
                 plan = next(plans, None)
@@ -222,7 +222,7 @@ class Read:
                 return False
             if len(plan.missing_piece_numbers):
                 self._missing.append(plan.missing_piece_numbers)
-            self._uncut.extend(plan_pieces(plan, self.stager.rule))
+            self._uncut.extend(plan_row_ranges(plan, self.stager.rule))
         return True
 
     def _initial_limits(self) -> BatchLimits:
@@ -250,9 +250,9 @@ class Read:
         sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
         return Cutter(sizes, max_range_nbytes=max_range_nbytes, segment_nbytes=self.stager.segment_nbytes)
 
-    def _submit(self, pieces: Sequence[Piece], staged: Sequence[Staged]) -> None:
+    def _submit(self, row_ranges: Sequence[RowRange], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on the next stream, after the copies of what was staged for it."""
-        rows = [piece.plan.piece_numbers[piece.lo : piece.hi] for piece in pieces] + self._missing
+        rows = [row_range.plan.piece_numbers[row_range.lo : row_range.hi] for row_range in row_ranges] + self._missing
         if not rows:  # no plan had a chunk
             return
         api = self._api
@@ -264,18 +264,18 @@ class Read:
         api.record(done, stream)
         self._missing = []  # only now: if memory had been short, the next batch would have to fill them
         memories += [memory for segment in staged for memory in segment.memories]
-        self._submitted.append(_Submitted(pieces=pieces, receipt=receipt, memories=memories, done=done))
+        self._submitted.append(_Submitted(row_ranges=row_ranges, receipt=receipt, memories=memories, done=done))
         self._is_shortened = False
 
-    def _restart_shorter(self, pieces: Sequence[Piece]) -> bool:
+    def _restart_shorter(self, row_ranges: Sequence[RowRange]) -> bool:
         """Queue a batch for which memory was short, and all after it, to be cut into batches of half its length.
 
         Returns False, and queues nothing, if the batch has a single chunk or has just been shortened: the read is then
         repeated by `CudaDecoder.alone`, with the memory of others. In any case, later reads have shorter batches.
         """
-        n_half = -(-count_chunks(pieces) // 2)
+        n_half = -(-count_chunks(row_ranges) // 2)
         self._workspace.shortage.set_limit(n_half * self._chunk_device_nbytes)
-        if count_chunks(pieces) < 2 or self._is_shortened:
+        if count_chunks(row_ranges) < 2 or self._is_shortened:
             return False
         while self._submitted:
             self._retire()
@@ -284,11 +284,11 @@ class Read:
         self._is_shortened = True
         self._limits = self._limits.shortened(n_half)
         self._cutter = self._new_cutter()
-        cut_pieces = list(pieces)
+        cut_row_ranges = list(row_ranges)
         for segment in self._unstaged:
-            cut_pieces += segment.pieces
-        cut_pieces += self._open_segment
-        self._uncut.extendleft(reversed(cut_pieces))
+            cut_row_ranges += segment.row_ranges
+        cut_row_ranges += self._open_segment
+        self._uncut.extendleft(reversed(cut_row_ranges))
         self._unstaged.clear()
         self._open_segment = []
         if self.stager.requests is not None:
@@ -308,7 +308,7 @@ class Read:
         receipt = oldest.receipt
         failed = NO_ROWS if receipt is None else receipt.failed_chunks()
         if len(failed):
-            self._failed.append((oldest.pieces, failed))
+            self._failed.append((oldest.row_ranges, failed))
         if receipt is not None and len(receipt.shadows):
             # A failed chunk, which the host decodes later, is no difference.
             different = np.setdiff1d(receipt.different_chunks(), failed)
@@ -316,7 +316,7 @@ class Read:
             if self._shadow_choice is not None:
                 self._shadow_choice.mark_compared()
             if len(different):
-                raise different_values(*row_of(oldest.pieces, int(different[0])))
+                raise different_values(*row_of(oldest.row_ranges, int(different[0])))
 
 
 def _new_stager(
@@ -329,7 +329,7 @@ def _new_stager(
     DeviceUnavailableError
         If GPUDirect Storage is requested, the chain allows it, and this machine does not have it.
     """
-    if source.storage != "gds" or why_not_direct(chain) is not None:
+    if source.storage != "gds" or why_host_checks(chain) is not None:
         return Stager(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
     from xarray_gpuzarr.cuda.gds_files import no_gds_error  # noqa: PLC0415  # only if storage="gds"
     from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager  # noqa: PLC0415  # only if storage="gds"

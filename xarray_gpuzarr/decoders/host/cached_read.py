@@ -1,7 +1,7 @@
 """`CachedRead`: the cache of decoded chunks as one read uses it.
 
-For each plan, the module `decoder` looks up the chunks (`CachedRead.look_up`), decodes those that were not found, and
-puts those that are to be kept into the cache (`CachedRead.put`).
+For each plan, the modules `decoder` and `cached_tasks` look up the chunks (`CachedRead.look_up`), let those that were
+not found be decoded, and put those that are to be kept into the cache (`CachedRead.put`).
 """
 
 from __future__ import annotations

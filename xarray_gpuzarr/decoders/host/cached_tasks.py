@@ -26,7 +26,7 @@ class CachedTasks:
             elif self._read.source.is_local and self._read.output is not None:
                 # The loops treat rows that are decoded already and rows of files in the same call.
                 yield from self._plan_tasks(plan, chunks)
-            else:  # tasks for cached chunks make no requests, so these need a plan of their own
+            else:  # a task either starts requests or not, so cached chunks, which need none, get a plan of their own
                 cached, others = chunks.split(plan)
                 yield from self._plan_tasks(*cached)
                 yield from self._plan_tasks(*others)

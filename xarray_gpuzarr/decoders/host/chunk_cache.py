@@ -1,8 +1,9 @@
 """The cache of decoded chunks: after a read of a part of a chunk, a read of another part needs no decoding.
 
-A process has one cache, of bounded size. It keeps elements before CF decoding: as the compiled loops take them to place
-them, or without the loops, decoded chunks. A chunk belongs to one version of its object, and is used only if the object
-is known to have that version, see `ChunkVersions`. `cached_read` has the cache as a single read uses it.
+A process has one cache, of bounded size. It keeps chunks before CF decoding, in one of two forms: the one from which
+the compiled loops place elements, or, without the loops, plain decoded chunks. A chunk belongs to one version of its
+object, and is used only if the object is known to have that version, see `ChunkVersions`. `cached_read` has the cache
+as a single read uses it.
 
 Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
 the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
@@ -178,7 +179,11 @@ def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:
-    """Whether chunks are kept when a part of them is first read, because decoding all of them takes hardly longer."""
+    """Whether chunks are kept when a part of them is first read, not only after a second read.
+
+    For this, decoding all of a chunk must take hardly longer than decoding the part, and the read must take much of
+    each chunk, such as a plane.
+    """
     decodes_most = array.decodes == "all" or (array.decodes == "up to" and reaches_most(target))
     return decodes_most and takes_much(target, array.spec.grid)
 

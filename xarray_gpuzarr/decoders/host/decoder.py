@@ -22,8 +22,8 @@ from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read, co
 from xarray_gpuzarr.decoders.host.cached_tasks import CachedTasks
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import host_array
-from xarray_gpuzarr.decoders.host.loop_call import LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.short_read import read_short
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks, Task
@@ -157,7 +157,7 @@ def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
         crew.lone_threads.discard(lone_thread)
         # Threads divide the tasks among themselves, so each task's calls of the loops take one thread.
         read = replace(read, schedule=replace(read.schedule, n_loop_threads=1))
-        run_tasks((task for plan, call, rows in remaining for task in PlanTasks(read, plan, call).tasks(rows)), read)
+        run_tasks((task for plan, table, rows in remaining for task in PlanTasks(read, plan, table).tasks(rows)), read)
 
 
 def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
@@ -186,27 +186,27 @@ def run_plans(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
 
 def call_loops(
     plans: Iterator[ReadPlan], read: HostRead, output: LoopOutput, rows_a_call: int, cached: CachedRead | None
-) -> list[tuple[ReadPlan, LoopCall, Sequence[int] | None]]:
+) -> list[tuple[ReadPlan, LoopTable, Sequence[int] | None]]:
     """Carry out plans by the compiled loops, at most `rows_a_call` rows in each call.
 
-    Returns the plans of which rows were left: each with its `LoopCall`, and with these rows, or None for all rows.
+    Returns the plans of which rows were left: each with its `LoopTable` and with these rows, or None for all rows.
     """
-    remaining: list[tuple[ReadPlan, LoopCall, Sequence[int] | None]] = []
+    remaining: list[tuple[ReadPlan, LoopTable, Sequence[int] | None]] = []
     for plan in plans:
         chunks = None if cached is None else cached.look_up(plan)
-        call = LoopCall(output, plan, read.source, chunks)
-        if not plan.n_stored or call.is_decoded:  # not kept for later: a sparse array has many such plans
-            call.place(range(plan.n_chunks), read.schedule)
+        table = LoopTable(output, plan, read.source, chunks)
+        if not plan.n_stored or table.is_decoded:  # not kept for later: a sparse array has many such plans
+            table.place(range(plan.n_chunks), read.schedule)
             continue
-        if call.files is None:
-            remaining.append((plan, call, None))
+        if table.files is None:
+            remaining.append((plan, table, None))
             continue
         for start in range(0, plan.n_chunks, rows_a_call):
-            rows = call.read(range(start, min(start + rows_a_call, plan.n_chunks)), read.schedule)
+            rows = table.read(range(start, min(start + rows_a_call, plan.n_chunks)), read.schedule)
             if rows:
-                remaining.append((plan, call, rows))
+                remaining.append((plan, table, rows))
         if cached is not None and chunks is not None:
-            cached.put(chunks, call.placed_rows(chunks.to_keep))
+            cached.put(chunks, table.placed_rows(chunks.to_keep))
     if cached is not None:
         cached.forget_claim()
     return remaining

@@ -27,8 +27,8 @@ from xarray_gpuzarr.decoders.host.chunk_cache import (
     object_key,
 )
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
-from xarray_gpuzarr.decoders.host.loop_call import READ_BUFFER_NBYTES, encoded_path, whole_blocks
 from xarray_gpuzarr.decoders.host.loop_output import cached_job_struct
+from xarray_gpuzarr.decoders.host.loop_table import READ_BUFFER_NBYTES, encoded_path, whole_blocks
 from xarray_gpuzarr.decoders.host.schedule import Costs
 from xarray_gpuzarr.errors import ShardIndexError
 from xarray_gpuzarr.fetch import index_cache

@@ -18,8 +18,8 @@ import numpy as np
 from xarray_gpuzarr.decoders.host.by_python import ChunkPlacer
 from xarray_gpuzarr.decoders.host.cached_read import PlanChunks
 from xarray_gpuzarr.decoders.host.host_array import Array, HostArray
-from xarray_gpuzarr.decoders.host.loop_call import EncodedChunks, LoopCall
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
+from xarray_gpuzarr.decoders.host.loop_table import EncodedChunks, LoopTable
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.fetch.source import ByteSource, Pending, Request
 from xarray_gpuzarr.fetch.store_errors import pieces_differ_error
@@ -81,31 +81,31 @@ class PlanTasks:
         The read that the plan belongs to.
     plan : ReadPlan
         Chunks to read, one row each.
-    call : LoopCall or None
+    table : LoopTable or None
         The plan in the form that the compiled loops take; None makes one if the loops know the array's codecs.
     chunks : PlanChunks or None
         Cached chunks of the plan, and those that are to be kept; None if there are neither.
     """
 
     def __init__(
-        self, read: HostRead, plan: ReadPlan, call: LoopCall | None = None, chunks: PlanChunks | None = None
+        self, read: HostRead, plan: ReadPlan, table: LoopTable | None = None, chunks: PlanChunks | None = None
     ) -> None:
-        if call is None and read.output is not None and plan.n_chunks:
-            call = LoopCall(read.output, plan, read.source, chunks)
-        self.read, self.plan, self.call, self.chunks = read, plan, call, chunks
+        if table is None and read.output is not None and plan.n_chunks:
+            table = LoopTable(read.output, plan, read.source, chunks)
+        self.read, self.plan, self.table, self.chunks = read, plan, table, chunks
         self._decoded_rows: list[int] = []
         """Rows that Python has decoded into the memory of chunks that are to be kept."""
 
     def decoded_rows(self) -> list[int]:
         """Return the rows that were decoded and are to be kept. All tasks must have ended."""
-        if self.chunks is None or self.call is None:
+        if self.chunks is None or self.table is None:
             return self._decoded_rows
-        return self.call.placed_rows(self.chunks.to_keep)
+        return self.table.placed_rows(self.chunks.to_keep)
 
     def place_cached(self, _: None) -> None:
         """Place the chunks of a plan that are all either cached or missing."""
-        if self.call is not None:
-            self.call.place(range(self.plan.n_chunks), self.read.schedule)
+        if self.table is not None:
+            self.table.place(range(self.plan.n_chunks), self.read.schedule)
             return
         assert self.chunks is not None
         # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
@@ -148,8 +148,8 @@ class PlanTasks:
         for first, end in pairwise(self._group_parts()):
             bounds = self.parts[first : end + 1]
             task = self._part_task(bounds)
-            if self.call is not None and self.call.files is not None:
-                run = partial(self._run_local, self.call, range(bounds[0], bounds[-1]))
+            if self.table is not None and self.table.files is not None:
+                run = partial(self._run_local, self.table, range(bounds[0], bounds[-1]))
                 yield Task(run, task.requests, starts_requests=False)
                 continue
             piece_tasks = self._piece_tasks(bounds[0]) if is_cut else []
@@ -160,9 +160,9 @@ class PlanTasks:
             else:
                 yield task
 
-    def _run_local(self, call: LoopCall, rows: range, _: None) -> None:
+    def _run_local(self, table: LoopTable, rows: range, _: None) -> None:
         """Let the loops read, decode and place rows of local files, and then run tasks for those left."""
-        remaining = call.read(rows, self.read.schedule)
+        remaining = table.read(rows, self.read.schedule)
         if not remaining:
             return
         for task in self.tasks(remaining):
@@ -170,8 +170,8 @@ class PlanTasks:
 
     def _fill_missing(self, _: None) -> None:
         """Write the fill value to the boxes of missing chunks."""
-        if self.call is not None:
-            self.call.place(range(self.plan.n_stored, self.plan.n_chunks), self.read.schedule)
+        if self.table is not None:
+            self.table.place(range(self.plan.n_stored, self.plan.n_chunks), self.read.schedule)
         else:
             for numbers in self.piece_numbers[self.plan.n_stored :]:
                 self.read.placer.fill(numbers)
@@ -256,9 +256,9 @@ class PlanTasks:
     def place(self, chunks: EncodedChunks) -> None:
         """Decode and place encoded chunks, by the loops as far as they can. Raises the errors of `chunk_fault`."""
         remaining: Sequence[int] = chunks.rows
-        if self.call is not None:
-            self.call.set_encoded(chunks)
-            remaining = self.call.place(chunks.rows, self.read.schedule)
+        if self.table is not None:
+            self.table.set_encoded(chunks)
+            remaining = self.table.place(chunks.rows, self.read.schedule)
         for row in remaining:
             try:
                 self._place_row(row, chunks[row])
@@ -281,7 +281,7 @@ class PlanTasks:
 
         If there are loops, only chunks that they have decoded are kept, see `decoded_rows`.
         """
-        if self.chunks is None or self.call is not None or row not in self.chunks.to_keep:
+        if self.chunks is None or self.table is not None or row not in self.chunks.to_keep:
             return None
         _, cached = self.chunks.to_keep[row]
         return cached.memory

@@ -140,7 +140,7 @@ class WorkersDecoder:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array on the current GPU, or a stand-in if this machine lacks something for a GPU."""
-        if self._find_missing():
+        if self._missing():
             return CupyStandIn(np.empty(shape, dtype))
         return self._find_cuda().empty(shape, dtype)
 

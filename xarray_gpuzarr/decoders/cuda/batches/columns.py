@@ -37,8 +37,9 @@ class Columns:
     table : int64, shape (n_columns, n)
         One column after another, in the order of their numbers. It is not copied.
     is_one_per_chunk : bool
-        Whether there is one row for each chunk, in the order of the chunks, and all rows have one format. This is the
-        usual case, in which nothing has to be sorted or looked up.
+        Whether there is one row for each chunk, in the order of the chunks. This is the usual case, in which nothing
+        has to be sorted or looked up. Of `Streams`, only those of whole chunks have this flag; a read has one
+        compressor, so these all have one format.
     """
 
     n_columns: ClassVar[int]
@@ -87,7 +88,8 @@ def join[C: Columns](parts: Sequence[C], n_chunks: Sequence[int]) -> C:
     parts : sequence of Columns, at least one
         Columns of the same class.
     n_chunks : sequence of int
-        Number of chunks of each part. With zeros, chunks keep their numbers.
+        Number of chunks of each part. With zeros, chunks keep their numbers; no part may then be one of
+        `is_one_per_chunk`, since another part could have the same chunks.
     """
     if len(parts) == 1 or not any(map(len, parts)):
         return parts[0]

@@ -49,7 +49,7 @@ class Streams(Columns):
         Streams of blosclz are also sorted by length, the longest first: several of them share a warp, which takes as
         long as the longest one.
         """
-        if self.is_one_per_chunk:
+        if self.is_one_per_chunk:  # all have the same format, which is not blosclz
             return self
         is_blosclz = self.format == FORMATS.index(BLOSCLZ)
         if np.count_nonzero(is_blosclz) < 2 and (self.format[1:] >= self.format[:-1]).all():

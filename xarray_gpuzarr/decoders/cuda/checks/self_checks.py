@@ -147,7 +147,7 @@ class CheckResult:
 def check_all(api: DeviceApi) -> Iterator[CheckResult]:
     """Run all usual checks again, one after another; yield each result.
 
-    All stored outcomes of the device are deleted first, and those of the results that hold for the device are stored.
+    All stored outcomes of the device are deleted first. A new result is stored if it holds for the device.
     """
     assert api.identity is not None
     outcome_cache.forget(api.identity)

@@ -31,7 +31,7 @@ _MAX_ELEMENT_NBYTES = 8
 class Staged:
     """Chunks that are in device memory, or on their way there.
 
-    Columns have one row for each chunk of the pieces that were staged, in order.
+    Columns have one row for each chunk of the row ranges that were staged, in order.
     """
 
     memories: Sequence[DeviceMemory]

@@ -91,6 +91,8 @@ class BatchDecoder:
             n = group.n
             fmt = group.nvcomp_format
             sources, source_nbytes, outputs, capacity = [Address(table + columns + 8 * n * i) for i in range(4)]
+            # These four columns lie one after another. So `sources` is also the address of the table of all four, and
+            # `outputs` that of the table of the last two.
             # The group's rows in the three columns of streams of the receipt: decoded length, sum, status.
             actual = Address(receipt + 8 * group.first)
             sums = Address(actual + 8 * plan.n_compressed)
@@ -99,6 +101,8 @@ class BatchDecoder:
                 blosclz(api, stream, table=sources, n=n, actual=actual, status=statuses)
                 continue
             if fmt == "zstd":
+                # zstd has no checksum on the device, so its column of sums says which frames were refused. The spare
+                # frame is decoded in their place.
                 check_zstd(api, stream, table=sources, n=n, spare=Address(table + offsets.spare), refused=sums)
             batch = nvcomp.Batch(
                 sources=sources,
@@ -126,7 +130,7 @@ class BatchDecoder:
             longest = int(staged.shuffled_blocks.nbytes.max())
             blocks = Address(table + offsets.shuffled_blocks)
             unshuffle(api, stream, table=blocks, n=len(staged.shuffled_blocks), max_nbytes=longest)
-        # `offsets.elements` is empty if no chunk of the batch was copied encoded.
+        # If the host has decoded all chunks of the batch, `offsets.elements` is empty, and nothing is launched.
         for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
             chunks = FilterChunks(
                 table=Address(table + columns),

@@ -132,8 +132,8 @@ class Placing:
     def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Return which chunks may be decompressed straight into the result, and the address of each one there.
 
-        `rows` are as in `ReadPlan.piece_numbers`. A chunk may be if it is wanted as a whole, once, without a cast, and
-        is contiguous in the result. The addresses of other chunks are meaningless.
+        `rows` are as in `ReadPlan.piece_numbers`. The first result is True for a chunk that is wanted as a whole, once,
+        without a cast, and is contiguous in the result. The addresses of other chunks are meaningless.
         """
         if self._direct_boxes is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)

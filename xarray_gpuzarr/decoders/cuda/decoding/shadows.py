@@ -60,14 +60,14 @@ class ShadowChoice:
             _compared.add(hash(self._spec))
 
 
-def new_shadow_choice(spec: ArraySpec, verify: Verify | None, *, has_identity: bool) -> ShadowChoice | None:
+def new_shadow_choice(spec: ArraySpec, verify: Verify | None, *, is_real_gpu: bool) -> ShadowChoice | None:
     """Return the choice of the chunks that the host decodes as well for one read; None if there are none.
 
     Chunks that are too long for the checksum kernel are not compared. If `verify` is None, one chunk of each array is
-    compared, but none on a device without an identity, because such a device need not be checked.
+    compared, but none on a stand-in for a GPU, which need not be checked.
     """
     if verify is None:
-        verify = "first" if has_identity else "off"
+        verify = "first" if is_real_gpu else "off"
     if verify == "off" or spec.chunk_nbytes > checksum.MAX_NBYTES:
         return None
     return ShadowChoice(spec, verify)

@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.launch import SPARE_FRAME
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
-from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Staged, replace_rows
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, BatchTable, LaunchColumns, Placing

@@ -16,7 +16,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, RowRange, aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, whole_chunk_blocks, zstd_streams
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged
@@ -68,14 +68,14 @@ class DirectStager(Stager):
     ) -> None:
         super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
         self.requests = None
-        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a piece is one read
+        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a row range is one read
         self.segment_nbytes = ENDLESS  # no slot is used
 
-    def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Read pieces into device memory; let the host fetch and decode the chunks that are unusual."""
+    def stage(self, row_ranges: Sequence[RowRange]) -> Staged:
+        """Read row ranges into device memory; let the host fetch and decode the chunks that are unusual."""
         workspace = self._workspace
         with workspace.api.range("read::fetch"), counters.stage("fetch"):
-            ranges, position, nbytes = _layout(pieces, self._source)
+            ranges, position, nbytes = _layout(row_ranges, self._source)
             total_nbytes = max([part.position + aligned(part.nbytes) for part in ranges], default=0)
             memory = workspace.device_slots.borrow(total_nbytes, workspace.copy)
             read_nbytes: list[int] = []
@@ -107,15 +107,15 @@ class DirectStager(Stager):
             streams=streams,
             shuffled_blocks=shuffled_blocks,
             encoded=ready,
-            shadows=self._shadows(pieces, ready, download),
+            shadows=self._shadows(row_ranges, ready, download),
         )
-        return self._replace_unusual(staged, pieces, np.flatnonzero(present & ~ready))
+        return self._replace_unusual(staged, row_ranges, np.flatnonzero(present & ~ready))
 
-    def _replace_unusual(self, staged: Staged, pieces: Sequence[Piece], unusual: Rows) -> Staged:
+    def _replace_unusual(self, staged: Staged, row_ranges: Sequence[RowRange], unusual: Rows) -> Staged:
         """Let the host fetch and decode the chunks `unusual`, and put them in place of those that were read."""
         if not len(unusual):
             return staged
-        decoded = self.stage_decoded(pieces, unusual)
+        decoded = self.stage_decoded(row_ranges, unusual)
         address, nbytes = staged.address.copy(), staged.nbytes.copy()
         address[unusual] = decoded.address
         nbytes[unusual] = decoded.nbytes
@@ -135,7 +135,7 @@ class DirectStager(Stager):
                     files[part.path] = stack.enter_context(closing(workspace.api.open_file(part.path)))
                 address = Address(memory.address + part.position)
                 read = files[part.path].read(address, part.nbytes, part.first, workspace.copy)
-                stack.callback(read.finish)
+                stack.callback(read.finish)  # a second call of it does nothing
                 reads.append((part, read))
             for part, read in reads:
                 n_read = read.finish()
@@ -159,7 +159,7 @@ def _check_read(part: _FileRange, n_read: int) -> None:
 
 
 def _find_file(source: ByteSource, key: str) -> tuple[str, Version, int]:
-    """Return the path, version and length of the file that holds an object; if there is none, None and 0.
+    """Return the path, version and length of the file that holds an object. Without a file, they are the path, None, 0.
 
     Raises `ObjectChangedError` if a shard no longer has the version from which its index was read.
     """
@@ -171,8 +171,8 @@ def _find_file(source: ByteSource, key: str) -> tuple[str, Version, int]:
     return path, version, nbytes
 
 
-def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
-    """Lay the ranges of pieces out in device memory. Return the ranges, and the position and length of each chunk.
+def _layout(row_ranges: Sequence[RowRange], source: ByteSource) -> tuple[list[_FileRange], Rows, Rows]:
+    """Lay the bytes of row ranges out in device memory. Return the ranges, and the position and length of each chunk.
 
     Positions count from the start of the memory. A chunk whose file is missing has the position -1 and the length 0.
 
@@ -186,8 +186,8 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
     ranges: list[_FileRange] = []
     starts, lengths = [], []
     used_nbytes = 0
-    for piece in pieces:
-        for number, (key, span) in enumerate(piece.requests()):
+    for row_range in row_ranges:
+        for number, (key, span) in enumerate(row_range.requests()):
             path, version, size = _find_file(source, key)
             if version is None:  # an unsharded chunk is missing: a missing shard has raised an error
                 starts.append(np.array([-1]))
@@ -196,8 +196,8 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
             nbytes = span.nbytes
             if span.nbytes == WHOLE_OBJECT:
                 nbytes = size
-                if size > piece.plan.spec.max_encoded_nbytes:
-                    raise too_long_chunk(piece.plan, piece.lo + number, size)
+                if size > row_range.plan.spec.max_encoded_nbytes:
+                    raise too_long_chunk(row_range.plan, row_range.lo + number, size)
             end = span.offset + nbytes
             first = span.offset // _PAGE_NBYTES * _PAGE_NBYTES
             # To the end of the last page, or of the file. `_check_read` finds out if the file ends before `end`.
@@ -205,12 +205,12 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_FileRang
             read_end = max(end, min(size, page_end))
             part = _FileRange(path=path, version=version, first=first, nbytes=read_end - first, position=used_nbytes)
             ranges.append(part)
-            if piece.plan.spec.index is None:
+            if row_range.plan.spec.index is None:
                 starts.append(np.array([used_nbytes]))
                 lengths.append(np.array([nbytes]))
             else:
-                rows = slice(piece.lo, piece.hi)
-                starts.append(used_nbytes + piece.plan.offset[rows] - first)
-                lengths.append(piece.plan.nbytes[rows])
+                rows = slice(row_range.lo, row_range.hi)
+                starts.append(used_nbytes + row_range.plan.offset[rows] - first)
+                lengths.append(row_range.plan.nbytes[rows])
             used_nbytes += -(-part.nbytes // _MEMORY_ALIGN) * _MEMORY_ALIGN
     return ranges, np.concatenate(starts).astype(np.int64), np.concatenate(lengths).astype(np.int64)

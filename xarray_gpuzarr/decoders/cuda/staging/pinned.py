@@ -1,8 +1,8 @@
 """Bring encoded chunks from a store into device memory, through pinned slots.
 
-Pieces (rows of a plan that are fetched together) are read side by side into one pinned slot, their headers are checked
-there, and the slot crosses to the device in one copy. Chunks whose frames are unusual or damaged are not given to the
-device. The host codec decodes them, and they cross decoded; if it cannot, it words the error.
+Row ranges (rows of a plan that are fetched together) are read side by side into one pinned slot, their headers are
+checked there, and the slot crosses to the device in one copy. Chunks whose frames are unusual or damaged are not given
+to the device. The host codec decodes them, and they cross decoded; if it cannot, it words the error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned, cut_range, row_of
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, RowRange, aligned, cut_range, row_of
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, whole_chunk_blocks
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
@@ -77,20 +77,20 @@ class Stager:
         cuts_chunks = source.cuts_objects or not source.is_remote
         max_request_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
         self.max_request_nbytes = max_request_nbytes if cuts_chunks else ENDLESS
-        """Largest number of bytes of one request. A piece may be cut anywhere into requests."""
+        """Largest number of bytes of one request. A row range may be cut anywhere into requests."""
         self.requests: Requests | None = Requests(source)
-        """Requests for pieces that will be staged; None if pieces are read when they are staged."""
+        """Requests for row ranges that will be staged; None if each is read only when it is staged."""
         self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
-        """Rule that decides which neighbouring chunks make a piece. Pieces may have any length if segments and requests
-        may cut them."""
+        """Rule that decides which neighbouring chunks make a row range. A row range may have any length if segments and
+        requests may cut it."""
         self.segment_nbytes = workspace.options.slot_nbytes
         """Bytes that a segment should have at most: those that fit a slot."""
         self.n_by_host = 0
         """Number of chunks that the host has decoded because the device could not, or was not to be trusted with
         them."""
 
-    def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Fetch pieces, check their headers, and copy them to the device on the workspace's `copy` stream.
+    def stage(self, row_ranges: Sequence[RowRange]) -> Staged:
+        """Fetch row ranges, check their headers, and copy them to the device on the workspace's `copy` stream.
 
         Raises
         ------
@@ -99,9 +99,9 @@ class Stager:
             disappeared.
         """
         api = self._workspace.api
-        upload = Upload(self._workspace, sum([aligned(piece.nbytes) for piece in pieces]))
+        upload = Upload(self._workspace, sum([aligned(row_range.nbytes) for row_range in row_ranges]))
         with api.range("read::fetch"), counters.stage("fetch"):
-            stored_start, stored_nbytes = self._fetch(pieces, upload)
+            stored_start, stored_nbytes = self._fetch(row_ranges, upload)
         present = stored_start >= 0
         ready = present
         start = stored_start
@@ -115,8 +115,10 @@ class Stager:
             encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
             # Without checksums, `start` is the same array as `stored_start`. Only rows of `stored_start` that are ready
             # are used below, and these stay as they are.
-            start[host_chunks] = [upload.append(chunk) for chunk in self._decode(pieces, host_chunks, encoded)]
-        shadows = self._shadows(pieces, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row])))
+            start[host_chunks] = [upload.append(chunk) for chunk in self._decode(row_ranges, host_chunks, encoded)]
+        shadows = self._shadows(
+            row_ranges, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row]))
+        )
         with api.range("read::transfer"), counters.stage("transfer"):
             memories, address = upload.send(start)
         if not streams.is_one_per_chunk:
@@ -131,39 +133,41 @@ class Stager:
             shadows=shadows,
         )
 
-    def stage_decoded(self, pieces: Sequence[Piece], numbers: Rows) -> Staged:
-        """Fetch some chunks of `pieces` again, decode them on the host, and copy them to the device.
+    def stage_decoded(self, row_ranges: Sequence[RowRange], numbers: Rows) -> Staged:
+        """Fetch some chunks of `row_ranges` again, decode them on the host, and copy them to the device.
 
-        `numbers`, shape (n,), are numbers of chunks, counted through all pieces. Raises the errors of `stage`, and
+        `numbers`, shape (n,), are numbers of chunks, counted through all row ranges. Raises the errors of `stage`, and
         `StoreReadError` also if an unsharded chunk has disappeared.
         """
         encoded = []
-        for plan, row in [row_of(pieces, number) for number in numbers.tolist()]:
+        for plan, row in [row_of(row_ranges, number) for number in numbers.tolist()]:
             finish = self._source.start(plan.requests(row, row + 1))
             data = finish(lambda nbytes: memoryview(bytearray(nbytes)))[0]
             if data is None:
                 raise vanished_chunk(plan, row)
             encoded.append(data)
-        chunks = self._decode(pieces, numbers, encoded)
+        chunks = self._decode(row_ranges, numbers, encoded)
         nbytes = self._spec.chunk_nbytes
         memory = self._workspace.device_slots.borrow(aligned(nbytes) * len(chunks), self._workspace.copy)
         upload_pageable(self._workspace, memory.address, chunks)
         address = memory.address + aligned(nbytes) * np.arange(len(chunks), dtype=np.uint64)
         return Staged.from_decoded([memory], address, np.full(len(chunks), nbytes))
 
-    def _decode(self, pieces: Sequence[Piece], numbers: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
+    def _decode(self, row_ranges: Sequence[RowRange], numbers: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
         """Decode chunks on the host, and count them in `n_by_host`.
 
-        `numbers` are numbers of chunks, counted through all pieces; `encoded` are the bytes of these chunks. Raises
+        `numbers` are numbers of chunks, counted through all row ranges; `encoded` are the bytes of these chunks. Raises
         `CorruptChunkError` if the host cannot decode a chunk either.
         """
         codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
-        _decode_all(pieces, numbers, lambda position: codec.decode_into(encoded[position], decoded[position]))
+        _decode_all(row_ranges, numbers, lambda position: codec.decode_into(encoded[position], decoded[position]))
         self.n_by_host += len(decoded)
         return decoded
 
-    def _shadows(self, pieces: Sequence[Piece], ready: Flags, encoded_chunk: Callable[[int], memoryview]) -> Shadows:
+    def _shadows(
+        self, row_ranges: Sequence[RowRange], ready: Flags, encoded_chunk: Callable[[int], memoryview]
+    ) -> Shadows:
         """Let the host also decode some of the chunks that the device may decode; return the checksums of the results.
 
         `ready` says for each chunk whether the device may decode it, and `encoded_chunk` returns the encoded bytes of a
@@ -183,38 +187,38 @@ class Stager:
             codec.decode_into(encoded[position], decoded)
             shadows.crc[position] = zlib.crc32(decoded)
 
-        _decode_all(pieces, numbers, decode)
+        _decode_all(row_ranges, numbers, decode)
         return shadows
 
-    def _fetch(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
-        """Fetch pieces into the memory of an upload; idle threads help.
+    def _fetch(self, row_ranges: Sequence[RowRange], upload: Upload) -> tuple[Rows, Rows]:
+        """Fetch row ranges into the memory of an upload; idle threads help.
 
         Returns two columns: the position of each chunk in the upload, or -1 if it is missing, and its length in bytes.
         """
-        if pieces[0].plan.spec.index is None:
-            return self._fetch_objects(pieces, upload)
-        destinations: list[tuple[Destination, Piece]] = []
+        if row_ranges[0].plan.spec.index is None:
+            return self._fetch_objects(row_ranges, upload)
+        destinations: list[tuple[Destination, RowRange]] = []
         starts, lengths = [], []
-        for piece in pieces:
-            position, view = upload.allocate(piece.nbytes)
-            starts.append(piece.plan.offset[piece.lo : piece.hi] + (position - piece.first))
-            lengths.append(piece.plan.nbytes[piece.lo : piece.hi])
-            for offset, nbytes in cut_range(piece.nbytes, self.max_request_nbytes):
-                destinations.append((Destination(upload, view[offset : offset + nbytes]), piece))
+        for row_range in row_ranges:
+            position, view = upload.allocate(row_range.nbytes)
+            starts.append(row_range.plan.offset[row_range.lo : row_range.hi] + (position - row_range.first))
+            lengths.append(row_range.plan.nbytes[row_range.lo : row_range.hi])
+            for offset, nbytes in cut_range(row_range.nbytes, self.max_request_nbytes):
+                destinations.append((Destination(upload, view[offset : offset + nbytes]), row_range))
         self._fill(destinations)
         return np.concatenate(starts), np.concatenate(lengths)
 
-    def _fetch_objects(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows]:
+    def _fetch_objects(self, row_ranges: Sequence[RowRange], upload: Upload) -> tuple[Rows, Rows]:
         """Do the work of `_fetch` for unsharded chunks, which are objects whose lengths are not known beforehand."""
-        destinations: list[tuple[Destination, Piece]] = []
-        for piece in pieces:
-            destinations += [(Destination(upload), piece) for _ in range(piece.lo, piece.hi)]
+        destinations: list[tuple[Destination, RowRange]] = []
+        for row_range in row_ranges:
+            destinations += [(Destination(upload), row_range) for _ in range(row_range.lo, row_range.hi)]
         self._fill(destinations)
         extents = [(destination.first, destination.nbytes) for destination, _ in destinations]
         start, nbytes = np.array(extents, np.int64).reshape(-1, 2).T.copy()
         return start, nbytes
 
-    def _fill(self, destinations: Sequence[tuple[Destination, Piece]]) -> None:
+    def _fill(self, destinations: Sequence[tuple[Destination, RowRange]]) -> None:
         """Fill destinations with the answers to the queued requests, which have the same order; idle threads help."""
         requests = self.requests
         assert requests is not None
@@ -225,12 +229,12 @@ class Stager:
                 taken = requests.take(remaining)
                 if taken is None:
                     return
-                (destination, piece), finish = taken
+                (destination, row_range), finish = taken
                 (data,) = finish(destination)  # calls `destination` for the memory of the answer
                 if data is not None:
                     destination.keep(data)
-                elif piece.plan.spec.index is not None:  # otherwise a missing object is a missing chunk
-                    raise vanished_shard(piece.plan.spec, piece.plan.key_of(piece.lo))
+                elif row_range.plan.spec.index is not None:  # otherwise a missing object is a missing chunk
+                    raise vanished_shard(row_range.plan.spec, row_range.plan.key_of(row_range.lo))
 
         crew.run(fill, len(destinations), self._n_threads)
 
@@ -290,10 +294,10 @@ class Stager:
         return ready, streams, shuffled_blocks
 
 
-def _decode_all(pieces: Sequence[Piece], numbers: Rows, decode: Callable[[int], None]) -> None:
+def _decode_all(row_ranges: Sequence[RowRange], numbers: Rows, decode: Callable[[int], None]) -> None:
     """Call `decode` with every position in `numbers`; idle threads help.
 
-    `numbers` are numbers of chunks, counted through all pieces. If `decode` raises a `FrameError`, this raises a
+    `numbers` are numbers of chunks, counted through all row ranges. If `decode` raises a `FrameError`, this raises a
     `CorruptChunkError` that names the chunk.
     """
     remaining = deque(range(len(numbers)))
@@ -308,6 +312,6 @@ def _decode_all(pieces: Sequence[Piece], numbers: Rows, decode: Callable[[int], 
                 decode(position)
             except FrameError as err:
                 remaining.clear()
-                raise chunk_fault(*row_of(pieces, int(numbers[position])), err) from err
+                raise chunk_fault(*row_of(row_ranges, int(numbers[position])), err) from err
 
     crew.run(decode_remaining, len(numbers))

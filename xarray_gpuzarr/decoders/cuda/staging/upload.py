@@ -15,7 +15,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
-from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.process.host_memory import copy_bytes
 
 _HEAP_START = 1 << 48
@@ -23,9 +23,10 @@ _HEAP_START = 1 << 48
 
 
 class Upload:
-    """Bytes that go to the device together: a pinned slot, and runs of heap memory for what does not fit or is decoded.
+    """Bytes that go to the device together: a pinned slot, and runs of heap memory.
 
-    The slot has at least `nbytes` bytes, or at least the option `slot_nbytes` if that is less.
+    On the heap are bytes that do not fit into the slot, and chunks that the host has decoded. The slot has at least
+    `nbytes` bytes, or at least the option `slot_nbytes` if that is less.
     """
 
     def __init__(self, workspace: Workspace, nbytes: int) -> None:
@@ -86,7 +87,7 @@ class Upload:
         copy = self._workspace.copy
         memories: list[DeviceMemory] = []
         slot_address = 0
-        if self._used_nbytes:
+        if self._used_nbytes:  # an unused slot need not be released: no work of the device has to end first
             memory = self._workspace.device_slots.borrow(self._used_nbytes, copy)
             memories.append(memory)
             self._workspace.upload(memory.address, self._slot.array[: self._used_nbytes], copy)

@@ -7,7 +7,7 @@ from helpers.profiles import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, BatchLimits, Cutter, aligned, plan_pieces
+from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, BatchLimits, Cutter, aligned, plan_row_ranges
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import plan_blocks
@@ -49,19 +49,19 @@ def plan_of(table):
     return plan_read(spec, target, list(plan_blocks(spec, target)), [index])
 
 
-def rows_of(pieces):
-    return [(id(p.plan), row) for p in pieces for row in range(p.lo, p.hi)]
+def rows_of(row_ranges):
+    return [(id(p.plan), row) for p in row_ranges for row in range(p.lo, p.hi)]
 
 
-def span(piece, lo, hi):
-    """Return how many bytes rows of a piece's plan take from first to last."""
-    return int(piece.plan.offset[hi - 1] + piece.plan.nbytes[hi - 1] - piece.plan.offset[lo])
+def span(row_range, lo, hi):
+    """Return how many bytes rows of a row range's plan take from first to last."""
+    return int(row_range.plan.offset[hi - 1] + row_range.plan.nbytes[hi - 1] - row_range.plan.offset[lo])
 
 
-def cuts_of(cutter, pieces):
-    """Yield what each piece is cut into, and what is full before that."""
-    for piece in pieces:
-        remaining = piece
+def cuts_of(cutter, row_ranges):
+    """Yield what each row range is cut into, and what is full before that."""
+    for row_range in row_ranges:
+        remaining = row_range
         while remaining is not None:
             head, full, remaining = cutter.cut(remaining)
             yield head, full
@@ -69,12 +69,12 @@ def cuts_of(cutter, pieces):
 
 def batches_of(cutter, shards):
     batches = []
-    for piece, full in cuts_of(cutter, [piece for plan in shards for piece in plan_pieces(plan, RULE)]):
+    for row_range, full in cuts_of(cutter, [row_range for plan in shards for row_range in plan_row_ranges(plan, RULE)]):
         if full == "batch" or not batches:
             batches.append([[]])
         elif full == "segment":
             batches[-1].append([])
-        batches[-1][-1].append(piece)
+        batches[-1][-1].append(row_range)
     return batches
 
 
@@ -95,9 +95,9 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
     batches = batches_of(cutter, shards)
 
     segments = [segment for batch in batches for segment in batch]
-    pieces = [piece for segment in segments for piece in segment]
-    assert rows_of(pieces) == [(id(plan), row) for plan in shards for row in range(len(plan.offset))]
-    assert all((p.first, p.nbytes) == (int(p.plan.offset[p.lo]), span(p, p.lo, p.hi)) for p in pieces)
+    row_ranges = [row_range for segment in segments for row_range in segment]
+    assert rows_of(row_ranges) == [(id(plan), row) for plan in shards for row in range(len(plan.offset))]
+    assert all((p.first, p.nbytes) == (int(p.plan.offset[p.lo]), span(p, p.lo, p.hi)) for p in row_ranges)
     for size, batch in zip(
         cycle(sizes), ([p for segment in batch for p in segment] for batch in batches), strict=False
     ):
@@ -173,11 +173,11 @@ def test_batches_share_the_memory(fitting, wanted, n_batches):
 @many
 @given(plans(), st.integers(1, 60))
 def test_requests_of_a_piece_bring_all_its_bytes(shards, max_nbytes):
-    for piece in (p for plan in shards for p in plan_pieces(plan, RULE)):
-        ranges = [wanted for _, wanted in piece.requests(max_nbytes)]
+    for row_range in (p for plan in shards for p in plan_row_ranges(plan, RULE)):
+        ranges = [wanted for _, wanted in row_range.requests(max_nbytes)]
 
-        assert ranges[0].offset == piece.first
+        assert ranges[0].offset == row_range.first
         assert all(a.offset + a.nbytes == b.offset for a, b in pairwise(ranges))
-        assert sum(r.nbytes for r in ranges) == piece.nbytes
+        assert sum(r.nbytes for r in ranges) == row_range.nbytes
         assert all(r.nbytes <= max_nbytes for r in ranges)
-        assert piece.requests() == [("c/0", (piece.first, piece.nbytes))]
+        assert row_range.requests() == [("c/0", (row_range.first, row_range.nbytes))]

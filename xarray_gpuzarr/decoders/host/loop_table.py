@@ -1,6 +1,6 @@
 """Calls of the compiled loops, which read, decode and place chunks without holding the GIL.
 
-`LoopCall` is the chunk table of one plan, as the loops take it. Chunks of local files that are in the page cache are
+`LoopTable` is the chunk table of one plan, as the loops take it. Chunks of local files that are in the page cache are
 read by the call that decodes them, each by the thread that decodes it. The fill value is written where chunks are
 missing. Chunks that the loops cannot treat are left: Python reads and decodes them.
 """
@@ -32,11 +32,11 @@ from xarray_gpuzarr.process.records import Column
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
-"""Bytes in a block of the page cache, which holds whole blocks of a file, except at its end; `BLOCK_NBYTES` in
-`loops.c`."""
-_PLACED, _NOT_DECODED = 0, 1
+"""What is cached of a file ends at a multiple of this (a sector: pages are multiples of it), or with the file. So a
+read that ends elsewhere, before the end of the room, has met the end of the file; `BLOCK_NBYTES` in `loops.c`."""
+_PLACED, _LEFT = 0, 1
 """Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `loops.c`."""
-_DECODED = -3
+_IS_DECODED = -3
 """Takes the place of the length of a chunk that is decoded already; `DECODED` in `loops.c`."""
 _NO_VERSION = (0,) * 5
 """Version of a shard that does not exist, so that nothing is read from it."""
@@ -92,8 +92,8 @@ class EncodedChunks:
         return part_address.take(part) + start, np.minimum(nbytes, available)
 
 
-class LoopCall:
-    """The chunk table of one plan, in a form that the compiled loops take.
+class LoopTable:
+    """The chunk table of one plan, in a form that the compiled loops take, and the calls of the loops with it.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class LoopCall:
         nbytes = self.nbytes
         for row, chunk in chunks.cached.items():
             src[row] = chunk.address
-            nbytes[row] = _DECODED
+            nbytes[row] = _IS_DECODED
         if not chunks.to_keep:
             return chunks
         whole = np.zeros(self._n_chunks, np.int64)
@@ -155,7 +155,11 @@ class LoopCall:
 
     @property
     def nbytes(self) -> Column:
-        """Encoded bytes of each chunk, shape (n,); `MISSING` for a chunk that does not exist."""
+        """Length of each encoded chunk, shape (n,).
+
+        Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks have
+        `MISSING`, which is the same number; chunks that are decoded already have `_IS_DECODED`.
+        """
         return self._numbers[self._n_chunks : 2 * self._n_chunks]
 
     def placed_rows(self, rows: Iterable[int]) -> list[int]:
@@ -183,7 +187,8 @@ class LoopCall:
 
         The first call of the loops asks the disk for whatever is not in the page cache, and leaves these rows. A second
         call treats the rows that were left, and waits for the disk; another thread may have this thread's turn
-        meanwhile. If memory is short, rows of unsharded chunks that do not exist may be left, too.
+        meanwhile. If memory is short, the loops may leave all rows of unsharded chunks untried. Some of the rows that
+        are returned then have no object, as Python finds out when it fetches them.
         """
         assert self.files is not None
         files = FilesStruct.from_buffer_copy(self.files[0])  # a copy, since the loops write to it
@@ -209,12 +214,16 @@ class LoopCall:
     def _rows_left(self, rows: range) -> list[int]:
         """Return those of `rows` that the last call has left."""
         status = self._status[rows.start : rows.stop]
-        left: list[int] = ((status == _NOT_DECODED).nonzero()[0] + rows.start).tolist()
+        left: list[int] = ((status == _LEFT).nonzero()[0] + rows.start).tolist()
         return left
 
 
 def whole_blocks(nbytes: int) -> int:
-    """Return the length in bytes of the blocks that hold the first `nbytes` bytes of a file."""
+    """Return the length in bytes of the blocks that hold the first `nbytes` bytes of a file.
+
+    A file of `nbytes` bytes that is read into so much memory ends inside the last block, unless it fills this block. So
+    the loops see its end without a second read.
+    """
     return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
 
 
@@ -244,7 +253,8 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object
     -------
     FilesStruct
         Describes the files. `room`, the memory that threads read into, is not set; `room_nbytes` is what each thread
-        needs: the length of the longest chunk, or of the neighbours that are read together.
+        needs. In shards, this is the length of the longest chunk, or of the neighbours that are read together. For
+        unsharded chunks, it is a length that they usually do not exceed; longer files are left to Python.
     object
         Keeps the memory that the struct points to alive.
     """

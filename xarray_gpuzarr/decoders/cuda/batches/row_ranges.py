@@ -1,4 +1,4 @@
-"""Cut plans into pieces, and pieces into segments and batches. Pure.
+"""Cut plans into row ranges, and row ranges into segments and batches. Pure.
 
 A segment is what crosses to the device in one copy, and a batch is what one call decodes. nvCOMP gives each chunk to a
 few threads of the device, which decodes a certain number of chunks at once. A call with fewer chunks takes about as
@@ -43,8 +43,11 @@ def cut_range(nbytes: int, max_nbytes: int) -> tuple[tuple[int, int], ...]:
     return tuple((offset, min(max_nbytes, nbytes - offset)) for offset in range(0, nbytes, max_nbytes))
 
 
-class Piece(NamedTuple):
-    """Rows ``[lo, hi)`` of a plan: one range of bytes if they lie in a shard, otherwise one object per row."""
+class RowRange(NamedTuple):
+    """Rows ``[lo, hi)`` of a plan, at least one.
+
+    In a shard, they are one range of bytes; otherwise, each row is an object.
+    """
 
     plan: ReadPlan
     lo: int
@@ -56,7 +59,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def from_rows(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
-        """Return the piece of rows ``[lo, hi)`` of a plan, at least one."""
+        """Return the range of rows ``[lo, hi)`` of a plan; `hi` must be above `lo`."""
         if plan.spec.index is None:
             return cls(plan, lo, hi, 0, (hi - lo) * aligned(plan.spec.expected_nbytes))
         first = int(plan.offset[lo])
@@ -88,15 +91,15 @@ class Piece(NamedTuple):
             row -= 1
         return min(max_chunks, row - lo)
 
-    def split(self, n: int) -> tuple[Piece, Piece | None]:
+    def split(self, n: int) -> tuple[RowRange, RowRange | None]:
         """Return the first `n` rows and the remaining rows, which are None if there are none."""
         if n >= self.hi - self.lo:
             return self, None
         middle = self.lo + n
-        return Piece.from_rows(self.plan, self.lo, middle), Piece.from_rows(self.plan, middle, self.hi)
+        return RowRange.from_rows(self.plan, self.lo, middle), RowRange.from_rows(self.plan, middle, self.hi)
 
     def requests(self, max_nbytes: int | None = None) -> list[Request]:
-        """Return the requests that read the piece; a range is read by requests of at most `max_nbytes` bytes."""
+        """Return the requests that read the row range; a range is read by requests of at most `max_nbytes` bytes."""
         if self.plan.spec.index is None:
             return self.plan.requests(self.lo, self.hi)
         key, first = self.plan.key_of(self.lo), self.first
@@ -104,39 +107,40 @@ class Piece(NamedTuple):
         return [(key, ByteRange(first + offset, nbytes)) for offset, nbytes in parts]
 
 
-def plan_pieces(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
-    """Return the rows of a plan as pieces: `rule` decides which neighbours are read together."""
-    return [Piece.from_rows(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist()) if lo < hi]
+def plan_row_ranges(plan: ReadPlan, rule: CoalesceRule) -> list[RowRange]:
+    """Return the rows of a plan as row ranges: `rule` decides which neighbours are read together."""
+    return [RowRange.from_rows(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist()) if lo < hi]
 
 
-def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
-    """Return the plan and the row of chunk `number`, counted through all pieces."""
-    for piece in pieces:
-        if number < piece.hi - piece.lo:
-            return piece.plan, piece.lo + number
-        number -= piece.hi - piece.lo
+def row_of(row_ranges: Sequence[RowRange], number: int) -> tuple[ReadPlan, int]:
+    """Return the plan and the row of chunk `number`, counted through all row ranges."""
+    for row_range in row_ranges:
+        if number < row_range.hi - row_range.lo:
+            return row_range.plan, row_range.lo + number
+        number -= row_range.hi - row_range.lo
     raise IndexError(number)
 
 
-def count_chunks(pieces: Iterable[Piece]) -> int:
-    """Return the number of chunks of several pieces."""
-    return sum([piece.hi - piece.lo for piece in pieces])
+def count_chunks(row_ranges: Iterable[RowRange]) -> int:
+    """Return the number of chunks of several row ranges."""
+    return sum([row_range.hi - row_range.lo for row_range in row_ranges])
 
 
 FullUnit = Literal["segment", "batch"] | None
-"""What is full before a piece is added, if anything. If the batch is full, its last segment is full as well."""
+"""What is full before a row range is added, if anything. If the batch is full, its last segment is full as well."""
 
 
 class Cutter:
-    """Cuts pieces, one after another, so that they fit segments and batches of segments.
+    """Cuts row ranges, one after another, so that they fit segments and batches of segments.
 
     Parameters
     ----------
     sizes : iterator of int, endless
         Largest number of chunks of each batch, one batch after another.
     max_range_nbytes : int
-        Bytes that the ranges in shards of a batch may have, with the gaps between chunks. A batch of a single chunk may
-        have more. Unsharded chunks do not count, because there are no gaps between them.
+        Limit of the bytes that a batch fetches from shards. It bounds the gaps between chunks, which are fetched, too:
+        the chunks alone hardly reach it. So unsharded chunks, which have no gaps, are not counted. A batch of a single
+        chunk may have more.
     segment_nbytes : int
         Bytes that a segment is expected to have at most. A segment of a single chunk may have more.
     """
@@ -151,22 +155,22 @@ class Cutter:
         """Bytes of ranges that it has room for."""
         self._segment_room_nbytes = segment_nbytes
         self._is_first = True
-        """Whether no piece was cut yet, so that no segment can be full."""
+        """Whether no row range was cut yet, so that no segment can be full."""
 
-    def cut(self, piece: Piece) -> tuple[Piece, FullUnit, Piece | None]:
+    def cut(self, row_range: RowRange) -> tuple[RowRange, FullUnit, RowRange | None]:
         """Return the rows that are taken next, the unit that is full before them, and the remaining rows."""
         full: FullUnit = None
-        n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
+        n = row_range.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
         if not n and not self._is_first:
             full = "segment"
             # If no row would fit even a segment without a limit, the batch is full.
-            if not piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
+            if not row_range.n_fitting_rows(self._batch_room, self._batch_room_nbytes, ENDLESS):
                 full = "batch"
                 self._batch_room = next(self._sizes)
                 self._batch_room_nbytes = self._max_range_nbytes
             self._segment_room_nbytes = self._segment_nbytes
-            n = piece.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
-        head, remaining = piece.split(max(1, n))
+            n = row_range.n_fitting_rows(self._batch_room, self._batch_room_nbytes, self._segment_room_nbytes)
+        head, remaining = row_range.split(max(1, n))
         self._batch_room -= head.hi - head.lo
         if head.plan.spec.index is not None:  # a range in a shard
             self._batch_room_nbytes -= head.nbytes
