@@ -126,6 +126,49 @@ def test_progress_is_shown_in_a_terminal_alone(run, capsys, monkeypatch):
     assert told[6] == "round 1 of 1: gpuzarr, chunks={} ..."  # the order is turned round
 
 
+def write_tree(store, **n_elements):
+    """Write a group for each name, ``root`` or below it, with one variable of that many elements of 8 bytes."""
+    for name, n in n_elements.items():
+        group = None if name == "root" else name.replace("_", "/")
+        xr.Dataset({"t": ("x", np.zeros(n))}).to_zarr(store, group=group, mode="a", consolidated=False)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], ["There are groups below that hold up to 800 B each: gpuzarr bench STORE --group b/c"]),
+        (["--group", "b"], ["There are groups below that hold up to 800 B each: gpuzarr bench STORE --group b/c"]),
+        (["--group", "b/c"], []),
+        (["--variable", "t"], []),
+        (["--nbytes", "80"], []),
+    ],
+)
+def test_groups_that_hold_more_than_a_small_array_are_named(tmp_path, capsys, options, told):
+    path = write_tree(str(tmp_path / "s.zarr"), root=10, a=20, b=1, b_c=100)
+
+    assert main(["bench", path, "--rounds", "1", *options]) == 0
+
+    assert [line for line in capsys.readouterr().out.splitlines() if "groups" in line] == told
+
+
+def test_groups_that_hold_less_are_not_named(tmp_path, capsys):
+    path = write_tree(str(tmp_path / "s.zarr"), root=10, a=5)
+
+    assert main(["bench", path, "--rounds", "1"]) == 0
+
+    assert "groups" not in capsys.readouterr().out
+
+
+def test_groups_of_a_distant_store_may_hold_more(tmp_path, capsys):
+    url = write_tree(f"memory://{tmp_path.name}/s.zarr", root=10, a=5)
+
+    assert main(["bench", url, "--rounds", "1"]) == 0
+
+    told = capsys.readouterr().out.splitlines()[1]
+    assert told == "There are groups below that may hold more: gpuzarr bench STORE --group a"
+
+
 @given(
     axes=st.lists(st.tuples(st.integers(1, 500), st.integers(1, 60)), min_size=1, max_size=4),
     most=st.integers(1, 10**6),

@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from statistics import median
 from typing import Any
@@ -24,7 +25,7 @@ from rich.console import Console
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.accessor.variable_rows import lazy_array_of
 from xarray_gpuzarr.backend.open_errors import listed
-from xarray_gpuzarr.cli.contents import Contents, list_groups, open_contents
+from xarray_gpuzarr.cli.contents import Contents, GroupBelow, larger_group, list_groups, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
@@ -67,6 +68,12 @@ def run(options: argparse.Namespace) -> int:
     if box_shape != array.shape:
         size += f" of {_format_shape(array.shape)}"
     say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
+    if options.variable is None and array.nbytes < most_nbytes:  # so small that it says little
+        larger = larger_group(_groups_below(address, contents), array.nbytes)
+        if larger is not None:
+            held_nbytes = larger.decompressed_nbytes
+            hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
+            say(f"There are groups below that {hold}: gpuzarr bench STORE {larger.option}")
     line = StatusLine()
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
@@ -104,19 +111,31 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         name = max(readable, key=lambda key: readable[key].nbytes)
     if name not in readable:
         known = ", ".join(sorted(readable)) or "none"
-        below = list_groups(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
-        groups = f": {listed([group.path for group in below])}" if below else ""
-        hint = similar_name_hint(name or "", readable)
+        below = _groups_below(address, contents)
+        groups = listed([group.path for group in below])
+        do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
+        do += f": {groups}" if below else ""
+        larger = larger_group(below, 0)
+        if not readable and larger is not None:
+            do = f"choose a group, such as {larger.option}; there are {groups}"
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{hint}, and its group with --group{groups}",
+            do=do,
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):  # the address is that of the array
         group, _, name = address.group.rpartition("/")
     return group, name
+
+
+def _groups_below(address: Address, contents: Contents) -> tuple[GroupBelow, ...]:
+    """Return the groups below the one at an address. Empty if there are none, or if the store cannot list them."""
+    if isinstance(contents.node, zarr.Group):
+        with suppress(Exception):  # stores raise anything, and what is said of groups is only a hint
+            return list_groups(contents.node, is_local=address.is_local)
+    return ()
 
 
 def reads_of(
