@@ -12,7 +12,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from statistics import median
 from typing import Any
@@ -25,7 +24,8 @@ from rich.console import Console
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.accessor.variable_rows import lazy_array_of
 from xarray_gpuzarr.backend.open_errors import listed
-from xarray_gpuzarr.cli.contents import Contents, GroupBelow, larger_group, list_groups, open_contents
+from xarray_gpuzarr.cli.byte_ranges import sends_whole_objects
+from xarray_gpuzarr.cli.contents import Contents, groups_below, larger_group, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
@@ -49,7 +49,10 @@ _WHOLE_SHARDS = "chunks=shards"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0."""
+    """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0.
+
+    Readers without this package may fail if a server gives no byte ranges.
+    """
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
@@ -69,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         size += f" of {_format_shape(array.shape)}"
     say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
     if options.variable is None and array.nbytes < most_nbytes:  # so small that it says little
-        larger = larger_group(_groups_below(address, contents), array.nbytes)
+        larger = larger_group(groups_below(address, contents), array.nbytes)
         if larger is not None:
             held_nbytes = larger.decompressed_nbytes
             hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
@@ -88,10 +91,13 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     _print(times, failures, nbytes)
+    lacks_ranges = bool(failures) and not address.is_local and sends_whole_objects(array)
+    if lacks_ranges:
+        say("", "This server gives no byte ranges: it sends whole objects, which zarr-python takes for parts of them.")
     say("", describe_cache() or "Only whole chunks were read: none was kept decoded for the next read.")
     if contents.why_no_dataset:
         say("", f"{contents.why_no_dataset}. So zarr-python and this package read the array itself.")
-    return 1 if failures else 0
+    return 1 if any(name.startswith("gpuzarr") or not lacks_ranges for name in failures) else 0
 
 
 def _format_shape(shape: Sequence[int]) -> str:
@@ -111,7 +117,7 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         name = max(readable, key=lambda key: readable[key].nbytes)
     if name not in readable:
         known = ", ".join(sorted(readable)) or "none"
-        below = _groups_below(address, contents)
+        below = groups_below(address, contents)
         groups = listed([group.path for group in below])
         do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
         do += f": {groups}" if below else ""
@@ -128,14 +134,6 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
     if isinstance(contents.node, zarr.Array):  # the address is that of the array
         group, _, name = address.group.rpartition("/")
     return group, name
-
-
-def _groups_below(address: Address, contents: Contents) -> tuple[GroupBelow, ...]:
-    """Return the groups below the one at an address. Empty if there are none, or if the store cannot list them."""
-    if isinstance(contents.node, zarr.Group):
-        with suppress(Exception):  # stores raise anything, and what is said of groups is only a hint
-            return list_groups(contents.node, is_local=address.is_local)
-    return ()
 
 
 def reads_of(

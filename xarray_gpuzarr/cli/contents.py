@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +157,14 @@ def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = Fa
         groups.append(GroupBelow(path=path, n_arrays=len(arrays), decompressed_nbytes=nbytes))
         waiting.extend(member for _, member in members if isinstance(member, zarr.Group))
     return tuple(sorted(groups, key=lambda group: group.path.split("/")))
+
+
+def groups_below(address: Address, contents: Contents) -> tuple[GroupBelow, ...]:
+    """Return the groups below the one at an address. Empty if there are none, or if the store cannot list them."""
+    if isinstance(contents.node, zarr.Group):
+        with suppress(Exception):  # stores raise anything, and what is said of groups is only a hint
+            return list_groups(contents.node, is_local=address.is_local)
+    return ()
 
 
 def larger_group(groups: Sequence[GroupBelow], nbytes: int) -> GroupBelow | None:
