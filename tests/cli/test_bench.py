@@ -7,10 +7,13 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
+from helpers.stores.range_server import RangeServer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cli import bench, main
+from xarray_gpuzarr.cli.byte_ranges import sends_whole_objects
 
 ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
 READERS = ["zarr, no dask", "gpuzarr, no dask", "zarr, chunks={}", "zarr, chunks=shards", "gpuzarr, chunks={}"]
@@ -124,6 +127,107 @@ def test_progress_is_shown_in_a_terminal_alone(run, capsys, monkeypatch):
     told = [line.split("\x1b[K")[-1] for line in capsys.readouterr().err.split("\r")]
     assert told[1:3] == ["first read: zarr, no dask ...", "first read: gpuzarr, no dask ..."]
     assert told[6] == "round 1 of 1: gpuzarr, chunks={} ..."  # the order is turned round
+
+
+def write_tree(store, **n_elements):
+    """Write a group for each name, ``root`` or below it, with one variable of that many elements of 8 bytes."""
+    for name, n in n_elements.items():
+        group = None if name == "root" else name.replace("_", "/")
+        xr.Dataset({"t": ("x", np.zeros(n))}).to_zarr(store, group=group, mode="a", consolidated=False)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], ["There are groups below that hold up to 800 B each: gpuzarr bench STORE --group b/c"]),
+        (["--group", "b"], ["There are groups below that hold up to 800 B each: gpuzarr bench STORE --group b/c"]),
+        (["--group", "b/c"], []),
+        (["--variable", "t"], []),
+        (["--nbytes", "80"], []),
+    ],
+)
+def test_groups_that_hold_more_than_a_small_array_are_named(tmp_path, capsys, options, told):
+    path = write_tree(str(tmp_path / "s.zarr"), root=10, a=20, b=1, b_c=100)
+
+    assert main(["bench", path, "--rounds", "1", *options]) == 0
+
+    assert [line for line in capsys.readouterr().out.splitlines() if "groups" in line] == told
+
+
+def test_groups_that_hold_less_are_not_named(tmp_path, capsys):
+    path = write_tree(str(tmp_path / "s.zarr"), root=10, a=5)
+
+    assert main(["bench", path, "--rounds", "1"]) == 0
+
+    assert "groups" not in capsys.readouterr().out
+
+
+def test_groups_of_a_distant_store_may_hold_more(tmp_path, capsys):
+    url = write_tree(f"memory://{tmp_path.name}/s.zarr", root=10, a=5)
+
+    assert main(["bench", url, "--rounds", "1"]) == 0
+
+    told = capsys.readouterr().out.splitlines()[1]
+    assert told == "There are groups below that may hold more: gpuzarr bench STORE --group a"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server of a store with shards of several chunks, and of an array without chunks."""
+    folder = tmp_path_factory.mktemp("served")
+    field = np.arange(10 * 20.0).reshape(10, 20)
+    xr.Dataset({"t": (("y", "x"), field)}).to_zarr(folder / "s.zarr", zarr_format=3, encoding={"t": ENCODING})
+    zarr.create_array(folder / "empty.zarr", shape=(4,), dtype="i2")
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def without_ranges(server):
+    """The server, which sends whole objects."""
+    server.spoil({"kind": "no ranges"})
+    yield server
+    server.spoil()
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_a_server_without_byte_ranges_is_named_and_the_other_readers_go_on(without_ranges, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+
+    assert main(["bench", f"{without_ranges.url}/s.zarr", "--rounds", "1"]) == 0
+
+    printed = capsys.readouterr().out
+    assert list(rows(printed)) == [name for name in READERS if name.startswith("gpuzarr")]
+    assert "zarr, chunks={}: ValueError: Stored and computed checksum do not match" in printed
+    assert "\nThis server gives no byte ranges: " in printed
+
+
+@pytest.mark.parametrize("failing", ["gpuzarr, no dask", "zarr, no dask"])
+def test_only_stock_readers_may_fail_where_there_are_no_byte_ranges(without_ranges, monkeypatch, failing):
+    stock_reads = bench.reads_of
+    monkeypatch.setattr(bench, "reads_of", lambda *where: stock_reads(*where) | {failing: lambda: 1 / 0})
+
+    status = main(["bench", f"{without_ranges.url}/s.zarr", "--rounds", "1"])
+
+    assert status == (1 if failing.startswith("gpuzarr") else 0)
+
+
+def test_a_stock_reader_that_fails_with_byte_ranges_is_a_failure(server, capsys, monkeypatch):
+    stock_reads = bench.reads_of
+    monkeypatch.setattr(bench, "reads_of", lambda *where: stock_reads(*where) | {"zarr, no dask": lambda: 1 / 0})
+
+    assert main(["bench", f"{server.url}/s.zarr", "--rounds", "1"]) == 1
+
+    assert "byte ranges" not in capsys.readouterr().out
+
+
+def test_whether_a_server_gives_byte_ranges_is_not_known_without_an_object(without_ranges):
+    sharded = zarr.open_array(f"{without_ranges.url}/s.zarr", path="t", mode="r")
+    empty = zarr.open_array(f"{without_ranges.url}/empty.zarr", mode="r")
+
+    assert sends_whole_objects(sharded)
+    assert not sends_whole_objects(empty)
 
 
 @given(

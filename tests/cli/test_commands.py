@@ -172,6 +172,21 @@ def test_demo_rewrites_a_file(tmp_path, capsys):
     assert copy.w.encoding["dtype"] == np.int16
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize(("name", "write"), [("t.zarr", xr.DataTree.to_zarr), ("t.nc", xr.DataTree.to_netcdf)])
+def test_demo_says_which_groups_it_leaves_out(tmp_path, capsys, name, write):
+    below = xr.Dataset({"u": ("x", [2.0, 3.0])})
+    tree = xr.DataTree.from_dict({"/": xr.Dataset({"t": ("y", [1.0])}), "/between/a": below, "/c": below})
+    write(tree, tmp_path / name)
+
+    assert main(["demo", "--dir", str(tmp_path), "--source", str(tmp_path / name)]) == 0
+
+    told = capsys.readouterr().out.splitlines()
+    line = told.index("left    between/a, c: groups below the root, which alone was read")
+    assert f'xr.open_dataset("{tmp_path / name}", group="between/a")' in told[line + 1]
+    assert list(xr.open_dataset(tmp_path / "t-sharded.zarr", engine="gpuzarr")) == ["t"]
+
+
 def test_demo_of_variables_with_shards_of_several_lengths_warns_of_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sample, "CHUNK_ELEMENTS", 64)
     a, b = (xr.DataArray(np.zeros((600, n)), dims=("time", f"x{n}")) for n in (9, 7))  # shards of 168 and 216 times

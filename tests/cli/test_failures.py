@@ -69,10 +69,15 @@ def test_where_nothing_is_a_near_name_is_offered(tmp_path, capsys, command, path
 
 
 def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
-    for group in ("a", "a/b"):
-        xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
+    for group, values in (("a", [1.0]), ("a/b", [1.0, 2.0])):
+        xr.Dataset({"t": ("x", values)}).to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
 
-    assert told(capsys, "bench", str(tmp_path / "s.zarr"))[1].endswith("its group with --group: a, a/b")
+    assert told(capsys, "bench", str(tmp_path / "s.zarr"))[1] == (
+        "choose a group, such as --group a/b; there are a, a/b"
+    )
+    assert told(capsys, "bench", str(tmp_path / "s.zarr"), "--group", "a", "--variable", "b")[1].endswith(
+        "its group with --group: a/b"
+    )
 
 
 def test_an_empty_folder(tmp_path, capsys):

@@ -13,7 +13,7 @@ from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_s3
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import configure
+from xarray_gpuzarr import configure, stats
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore")]
 
@@ -60,6 +60,17 @@ def test_tasks_wait_beside_each_other(client, server, ds, name):
     assert total == DATA.sum()
     assert server.most_at_once() > (2 if name == "objects" else 1)
     assert client.submit(n_threads_at_work, pure=False).result() == 1
+
+
+@pytest.mark.parametrize("name", ["maps", "objects"])
+def test_the_wait_without_a_slot_is_counted_as_fetching(client, ds, name):
+    before = stats(client)
+    client.compute(ds[name].sum()).result()
+
+    seconds = (stats(client) - before).total.seconds
+
+    assert seconds["fetch"] > 2 * LATENCY_S  # tasks that wait beside each other all count
+    assert seconds.get("index", 0) < seconds["fetch"]
 
 
 def test_without_a_budget_each_keeps_its_slot(client, server, ds):

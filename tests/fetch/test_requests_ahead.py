@@ -1,12 +1,13 @@
-"""Requests that are made ahead of reads: which of them count in the budget of the process."""
+"""Requests that are made ahead of reads: which count in the budget of the process, and what waiting counts as."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from xarray_gpuzarr import StoreReadError
-from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestsAhead, budget
+from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestAhead, RequestsAhead, budget
 from xarray_gpuzarr.fetch.source import Edge
+from xarray_gpuzarr.process.counters import counters
 
 CHUNK_NBYTES = 1000
 UNSHARDED = SimpleNamespace(index=None, max_encoded_nbytes=2 * CHUNK_NBYTES, expected_nbytes=CHUNK_NBYTES)
@@ -37,3 +38,16 @@ def test_requests_that_could_not_be_started_do_not_count():
     assert budget.nbytes == nbytes_before + CHUNK_NBYTES
     ahead.end()
     assert budget.nbytes == nbytes_before
+
+
+@pytest.mark.parametrize(("is_whole", "stage"), [(True, "fetch"), (False, "index")])
+def test_the_wait_for_an_answer_counts_for_the_stage_of_what_comes(is_whole, stage):
+    stages = []
+    request = RequestAhead(
+        ObjectRequest("key", is_whole), lambda: stages.append(counters.local.account.stage), CHUNK_NBYTES
+    )
+
+    request.wait()
+
+    assert stages == [stage]
+    assert counters.local.account.stage is None

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,17 @@ def test_every_byte_of_the_store_is_counted(answered):
     assert counts.copied_nbytes == 0
     assert set(counts.seconds) <= set(STAGES)
     assert counts.seconds["decode"] > 0
+
+
+def test_the_wait_for_a_whole_shard_is_fetching(answered):
+    array = write(answered, DATA, **SHARDED)
+    requests = []
+    answered.script = lambda *request: (requests.append(request), time.sleep(0.05), request[2])[2]
+
+    counts = counted(read(array))
+
+    assert len(requests) == N_SHARDS  # each brings an index and its chunks
+    assert counts.seconds["fetch"] > max(0.04, counts.seconds["index"])
 
 
 def test_streamed_chunks_are_counted(tmp_path):

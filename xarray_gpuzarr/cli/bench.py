@@ -24,7 +24,8 @@ from rich.console import Console
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.accessor.variable_rows import lazy_array_of
 from xarray_gpuzarr.backend.open_errors import listed
-from xarray_gpuzarr.cli.contents import Contents, list_groups, open_contents
+from xarray_gpuzarr.cli.byte_ranges import sends_whole_objects
+from xarray_gpuzarr.cli.contents import Contents, groups_below, larger_group, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
@@ -48,7 +49,10 @@ _WHOLE_SHARDS = "chunks=shards"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0."""
+    """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0.
+
+    Readers without this package may fail if a server gives no byte ranges.
+    """
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
@@ -67,6 +71,12 @@ def run(options: argparse.Namespace) -> int:
     if box_shape != array.shape:
         size += f" of {_format_shape(array.shape)}"
     say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
+    if options.variable is None and array.nbytes < most_nbytes:  # so small that it says little
+        larger = larger_group(groups_below(address, contents), array.nbytes)
+        if larger is not None:
+            held_nbytes = larger.decompressed_nbytes
+            hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
+            say(f"There are groups below that {hold}: gpuzarr bench STORE {larger.option}")
     line = StatusLine()
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
@@ -81,10 +91,13 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     _print(times, failures, nbytes)
+    lacks_ranges = bool(failures) and not address.is_local and sends_whole_objects(array)
+    if lacks_ranges:
+        say("", "This server gives no byte ranges: it sends whole objects, which zarr-python takes for parts of them.")
     say("", describe_cache() or "Only whole chunks were read: none was kept decoded for the next read.")
     if contents.why_no_dataset:
         say("", f"{contents.why_no_dataset}. So zarr-python and this package read the array itself.")
-    return 1 if failures else 0
+    return 1 if any(name.startswith("gpuzarr") or not lacks_ranges for name in failures) else 0
 
 
 def _format_shape(shape: Sequence[int]) -> str:
@@ -104,14 +117,18 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         name = max(readable, key=lambda key: readable[key].nbytes)
     if name not in readable:
         known = ", ".join(sorted(readable)) or "none"
-        below = list_groups(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
-        groups = f": {listed([group.path for group in below])}" if below else ""
-        hint = similar_name_hint(name or "", readable)
+        below = groups_below(address, contents)
+        groups = listed([group.path for group in below])
+        do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
+        do += f": {groups}" if below else ""
+        larger = larger_group(below, 0)
+        if not readable and larger is not None:
+            do = f"choose a group, such as {larger.option}; there are {groups}"
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{hint}, and its group with --group{groups}",
+            do=do,
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):  # the address is that of the array

@@ -1,13 +1,15 @@
 """`open_contents`: the variables at an address, which is a dataset, a group whose arrays are no dataset, or an array.
 
 If xarray cannot make a dataset of the arrays, such as the levels of an OME-Zarr pyramid, each is a variable by itself
-with its stored values. `list_groups` lists the groups of a tree.
+with its stored values. `list_groups` lists the groups of a tree, and `larger_group` finds one worth a look.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +116,11 @@ class GroupBelow:
     failure: str = ""
     """Why its members could not be listed. Empty if they could."""
 
+    @property
+    def option(self) -> str:
+        """The option that selects the group, for a shell."""
+        return f"--group {shlex.quote(self.path)}"
+
 
 def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = False) -> tuple[GroupBelow, ...]:
     """Return the groups below a group, sorted by path.
@@ -150,3 +157,22 @@ def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = Fa
         groups.append(GroupBelow(path=path, n_arrays=len(arrays), decompressed_nbytes=nbytes))
         waiting.extend(member for _, member in members if isinstance(member, zarr.Group))
     return tuple(sorted(groups, key=lambda group: group.path.split("/")))
+
+
+def groups_below(address: Address, contents: Contents) -> tuple[GroupBelow, ...]:
+    """Return the groups below the one at an address. Empty if there are none, or if the store cannot list them."""
+    if isinstance(contents.node, zarr.Group):
+        with suppress(Exception):  # stores raise anything, and what is said of groups is only a hint
+            return list_groups(contents.node, is_local=address.is_local)
+    return ()
+
+
+def larger_group(groups: Sequence[GroupBelow], nbytes: int) -> GroupBelow | None:
+    """Return the group whose arrays are the largest together, or the first one that was not looked into.
+
+    None if no group is known to hold more than `nbytes`, and all were looked into.
+    """
+    known = max(groups, key=lambda group: group.decompressed_nbytes or 0, default=None)
+    if known is not None and (known.decompressed_nbytes or 0) > nbytes:
+        return known
+    return next((group for group in groups if group.n_arrays is None and not group.failure), None)

@@ -13,22 +13,27 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import xarray as xr
+import zarr
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.backend.open_errors import listed
+from xarray_gpuzarr.cli.contents import list_groups
+from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
 from xarray_gpuzarr.cli.terminal import naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.decoders.choice import resolve_device
-from xarray_gpuzarr.errors import GpuZarrError, visible
+from xarray_gpuzarr.errors import GpuZarrError, masked, visible
 
 ROUNDS = 3
 _EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'
@@ -83,6 +88,11 @@ def run(options: argparse.Namespace) -> int:
     with ours.open() as dataset:
         on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
+        left_out = [] if source is None else _groups_below(source)
+        if left_out:
+            say(f"left    {listed(left_out)}: groups below the root, which alone was read")
+            opening = f'xr.open_dataset("{masked(source)}", group="{left_out[0]}")'
+            say(f"        {opening} opens one; ds.gpuzarr.to_zarr writes it")
         if difference:
             say('DIFFERS from engine="zarr":', *difference.split("\n"))
         else:
@@ -113,6 +123,22 @@ def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None
                     found=f"{type(err).__name__}: {err}",
                     do="choose another --dir or --source, or drop the variable that is named",
                 ) from err
+
+
+def _groups_below(source: str) -> list[str]:
+    """Return the paths of the groups with variables below the root of a source. Empty if they cannot be listed."""
+    address = Address(store=source)
+    with suppress(Exception), warnings.catch_warnings():  # libraries raise anything, and not all formats have groups
+        warnings.simplefilter("ignore")  # opening the root emits the same warnings
+        node = address.open("")
+        if isinstance(node, zarr.Group):
+            below = list_groups(node, is_local=address.is_local)
+            return [group.path for group in below if group.n_arrays != 0]
+        groups = xr.open_groups(source, decode_cf=False)
+        for group in groups.values():
+            group.close()
+        return sorted(path.strip("/") for path, group in groups.items() if path != "/" and group.variables)
+    return []
 
 
 def _readers(store: str, device: str) -> list[DemoReader]:

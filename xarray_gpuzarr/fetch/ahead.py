@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from xarray_gpuzarr.fetch.source import Edge, ObjectSource, PendingEdge
 from xarray_gpuzarr.fetch.whole_shard import max_whole_nbytes, uncompressed_shard_nbytes
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -78,16 +79,17 @@ class RequestAhead:
         return self._pending is None
 
     def wait(self) -> None:
-        """Wait for the answer. An error is kept until `answer` raises it.
+        """Wait for the answer, and count the seconds. An error is kept until `answer` raises it.
 
         Only one thread may wait: the one whose read takes the request, or, before that, the task that made it.
         """
         if self._pending is None:
             return
-        try:
-            self._edge = self._pending()
-        except Exception as error:  # noqa: BLE001  # a store may raise anything; `answer` raises it
-            self._error = error
+        with counters.stage("fetch" if self.is_whole else "index"):
+            try:
+                self._edge = self._pending()
+            except Exception as error:  # noqa: BLE001  # a store may raise anything; `answer` raises it
+                self._error = error
         self._pending = None
 
     def answer(self) -> Edge | None:

@@ -334,7 +334,8 @@ class Snapshot:
         If `whole` is given, `pending` waits for all bytes of the shard, and `whole` gets them. If the shard turns out
         to be too long to be sent as a whole, its index is requested by itself.
         """
-        edge = pending()
+        with counters.stage("index" if whole is None else "fetch"):
+            edge = pending()
         self._versions.pop(key, None)
         self._settled.discard(key)
         if edge is None:

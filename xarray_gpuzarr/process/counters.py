@@ -18,9 +18,10 @@ from uuid import uuid4
 Stage = Literal["index", "fetch", "transfer", "decode", "place", "wait", "zarr"]
 """Stage of a read that a thread is in.
 
-``index``: reading shard indexes, and planning. ``fetch``: reading chunks from the store. ``transfer``: enqueueing
-copies to a GPU. ``decode``: decoding and placing on the host; for a GPU, enqueueing the decoding. ``place``: enqueueing
-the placing. ``wait``: waiting for the GPU. ``zarr``: reading what only zarr-python can read.
+``index``: reading shard indexes, and planning. ``fetch``: reading chunks from the store, or whole shards with their
+indexes. ``transfer``: enqueueing copies to a GPU. ``decode``: decoding and placing on the host; for a GPU, enqueueing
+the decoding. ``place``: enqueueing the placing. ``wait``: waiting for the GPU. ``zarr``: reading what only zarr-python
+can read.
 """
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
