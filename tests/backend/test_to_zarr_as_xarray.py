@@ -445,6 +445,26 @@ def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp
     assert [str(warning.message).split("\n")[0] for warning in ours] == [ignored]
 
 
+CODECS = ["zstd", "blosc", "gzip", "none"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("stored", CODECS)
+def test_compressors_of_an_append_that_the_store_does_not_have_are_warned_of(tmp_path, stored, zarr_format):
+    ds = xr.Dataset({"v": ("t", np.arange(4)), "w": ("t", np.arange(4.0))})
+    ds.gpuzarr.to_zarr(tmp_path, compressors=stored, zarr_format=zarr_format, consolidated=False)
+
+    for given in CODECS:
+        advice.warned.clear()
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            ds.gpuzarr.to_zarr(tmp_path, append_dim="t", compressors=given, consolidated=False)
+
+        told = [str(warning.message).split("\n")[0] for warning in caught if warning.category is GpuZarrWarning]
+        ignored = "compressors are ignored for variables that are stored already: 'v', 'w'"
+        assert told == ([] if given == stored else [ignored])
+    assert xr.open_zarr(tmp_path, consolidated=False).w.size == 20
+
+
 def stored_twice(store, group=None):
     one(np.arange(64.0)).gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, group=group, consolidated=False)
     return store

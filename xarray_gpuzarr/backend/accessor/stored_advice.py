@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numcodecs.abc
 import numpy as np
 import numpy.typing as npt
 from xarray import Variable, conventions
 from xarray.backends import ZarrStore
 
+from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.process.advice import advise
 
@@ -129,3 +131,43 @@ def advise_of_ignored_sizes(
             found=f"{' and '.join(stored_lengths)} in the store",
             do="leave the sizes out, or write a new store, whose variables get them",
         )
+
+
+def advise_of_ignored_codecs(stored: Mapping[Any, Variable], compressors: Any, zarr_format: int) -> None:
+    """Warn if the user gives other compressors than stored variables have.
+
+    Parameters
+    ----------
+    stored : mapping of hashable to xarray.Variable
+        The variables that are written and are stored already, as they are stored, by name.
+    compressors : str, codec, sequence of codecs, or None
+        The compressors that the user gives, or None.
+    zarr_format : {2, 3}
+        Zarr format of the arrays.
+    """
+    if compressors is None:
+        return
+    requested = _methods(named_codecs(compressors, zarr_format))
+    others = [name for name, variable in stored.items() if _methods(variable.encoding["compressors"]) != requested]
+    if others:
+        codecs = stored[others[0]].encoding["compressors"]
+        advise(
+            f"ignored compressors of {others}",
+            f"compressors are ignored for variables that are stored already: {', '.join(map(repr, others))}",
+            found=f"{', '.join(map(str, codecs)) or 'no compressor'} in the store for {others[0]!r}",
+            do="leave compressors out, or write a new store, whose variables get them",
+        )
+
+
+def _methods(codecs: Any) -> list[dict[str, Any]]:
+    """Return the methods and levels of codecs, without what zarr-python derives from the dtype, such as shuffling."""
+    methods = []
+    for codec in codecs if isinstance(codecs, tuple | list) else [codecs]:
+        if isinstance(codec, Mapping):
+            metadata = codec
+        else:
+            metadata = codec.get_config() if isinstance(codec, numcodecs.abc.Codec) else codec.to_dict()
+        configuration = metadata.get("configuration", metadata)  # Zarr format 2 has one level
+        levels = {key: configuration[key] for key in ("cname", "level", "clevel") if key in configuration}
+        methods.append({"codec": metadata.get("name", metadata.get("id"))} | levels)
+    return methods

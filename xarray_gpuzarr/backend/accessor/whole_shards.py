@@ -23,7 +23,11 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     unaligned_error,
 )
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
-from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_append, advise_of_ignored_sizes
+from xarray_gpuzarr.backend.accessor.stored_advice import (
+    advise_of_append,
+    advise_of_ignored_codecs,
+    advise_of_ignored_sizes,
+)
 from xarray_gpuzarr.backend.accessor.time_check import TIMES
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
@@ -140,6 +144,7 @@ class DatasetInShards:
             originals[path] = original
             variables[name] = original.variable
         require_equal_lengths(lengths, append_dim)
+        advise_of_ignored_codecs(stored, self._sharding.compressors, zarr_format)
         if append_dim is not None:
             advise_of_append(target, variables, stored, append_dim)
             length = next(iter(lengths.values()), 0)
