@@ -131,8 +131,8 @@ def _result(run: Run, found: list[Summary]) -> str:
     return f"""
         xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore were compared in one run
         ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest
-        other reader of each case{f", and slower {slower}" if slower else ""}. `make performance` makes
-        tables of all timings, which are in `benchmarks/results`.
+        other reader of each case. {f"It was slower than the quickest at {slower}." if slower else ""}
+        `make performance` makes tables of all timings, which are in `benchmarks/results`.
         To compare on your own data, run `gpuzarr bench STORE`.
     """
 
