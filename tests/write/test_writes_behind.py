@@ -8,6 +8,7 @@ import zarr
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError
+from xarray_gpuzarr.fetch.remote.under_way import Reply
 from xarray_gpuzarr.write import writes_behind
 from xarray_gpuzarr.write.block_target import BlockTarget
 from xarray_gpuzarr.write.writes_behind import WritesBehind
@@ -91,6 +92,20 @@ def write_all(array, *, is_interrupted=False):
 def test_a_refused_object_is_an_error_of_a_later_write_or_of_the_end(array, store, number):
     store.refused = f"c/{number}"
     with pytest.raises(StoreWriteError, match=f"'c/{number}'"):
+        write_all(array)
+
+
+def test_the_error_of_a_write_that_ends_while_it_is_asked_whether_it_has_ended_is_raised(array, store, monkeypatch):
+    is_answered = Reply.is_answered.fget
+
+    def ask_and_let_it_end(reply):
+        answer = is_answered(reply)
+        reply.wait(10)
+        return answer
+
+    monkeypatch.setattr(Reply, "is_answered", property(ask_and_let_it_end))
+    store.refused = "c/0"
+    with pytest.raises(StoreWriteError, match="'c/0'"):
         write_all(array)
 
 

@@ -116,8 +116,11 @@ class WritesBehind:
         """Wait until another write may begin; raise the error of a write that has failed meanwhile."""
         while True:
             with self._lock:
-                ended = [write for write in self._writes if write.reply.is_answered]
-                self._writes = [write for write in self._writes if not write.reply.is_answered]
+                running: list[_BackgroundWrite] = []
+                ended: list[_BackgroundWrite] = []
+                for write in self._writes:  # asked once each, since one may end at any time
+                    (ended if write.reply.is_answered else running).append(write)
+                self._writes = running
                 nbytes = sum(write.nbytes for write in self._writes)
                 has_room = nbytes < MAX_NBYTES and len(self._writes) < max_concurrent_requests()
                 oldest = None if has_room else self._writes[0]
