@@ -8,7 +8,7 @@ import zarr
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError
-from xarray_gpuzarr.fetch.remote.under_way import Reply
+from xarray_gpuzarr.fetch.remote.under_way import begin_on_loop
 from xarray_gpuzarr.write import writes_behind
 from xarray_gpuzarr.write.block_target import BlockTarget
 from xarray_gpuzarr.write.writes_behind import WritesBehind
@@ -95,16 +95,32 @@ def test_a_refused_object_is_an_error_of_a_later_write_or_of_the_end(array, stor
         write_all(array)
 
 
-def test_the_error_of_a_write_that_ends_while_it_is_asked_whether_it_has_ended_is_raised(array, store, monkeypatch):
-    is_answered = Reply.is_answered.fget
+class EndsAtSecondLook:
+    """The reply of a write that ends right after it was asked for the second time whether it has ended."""
 
-    def ask_and_let_it_end(reply):
-        answer = is_answered(reply)
-        reply.wait(10)
+    def __init__(self, reply):
+        self.reply, self.n_looks = reply, 0
+
+    @property
+    def is_answered(self):
+        self.n_looks += 1
+        if self.n_looks < 2:
+            return False
+        answer = self.reply.is_answered
+        self.reply.wait(10)
         return answer
 
-    monkeypatch.setattr(Reply, "is_answered", property(ask_and_let_it_end))
-    store.refused = "c/0"
+    def __getattr__(self, name):
+        return getattr(self.reply, name)
+
+
+def test_the_error_of_a_write_that_ends_during_a_look_at_all_writes_is_raised(array, store, monkeypatch):
+    def begin_and_look(*arguments):
+        write, encoded = begin_on_loop(*arguments)
+        return EndsAtSecondLook(write), encoded
+
+    monkeypatch.setattr(writes_behind, "begin_on_loop", begin_and_look)
+    store.latency_s, store.refused = 0.2, "c/0"
     with pytest.raises(StoreWriteError, match="'c/0'"):
         write_all(array)
 
