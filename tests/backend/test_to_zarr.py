@@ -4,6 +4,7 @@ import math
 
 import dask
 import dask.array as da
+import numcodecs
 import numpy as np
 import obstore
 import pytest
@@ -22,6 +23,7 @@ from xarray_gpuzarr.backend.accessor.shard_borders import cut_at_multiples
 from xarray_gpuzarr.errors import OptionError
 
 PACKED = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-32768)}
+CODECS_OF = {2: "a codec of numcodecs", 3: "a codec of zarr.codecs"}
 CHUNKS, SHARDS = {"time": 1, "y": 10}, {"time": 4, "y": 20}
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata:zarr.errors.ZarrUserWarning")
 
@@ -463,3 +465,17 @@ def test_codecs_have_short_names(name, zarr_format):
 def test_an_unknown_name_of_a_codec_is_refused():
     with pytest.raises(OptionError, match=r"names: zstd, blosc, gzip, none[\s\S]*perhaps 'blosc'"):
         weather().gpuzarr.to_zarr(MemoryStore(), CHUNKS, SHARDS, compressors="blosk")
+
+
+@pytest.mark.parametrize(
+    ("compressors", "zarr_format"), [(5, 3), ([5], 3), (numcodecs.Zstd(), 3), (ZstdCodec(), 2), ([ZstdCodec()], 2)]
+)
+def test_what_is_no_codec_of_the_format_is_refused_before_a_store_is_erased(compressors, zarr_format, tmp_path):
+    xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path, zarr_format=zarr_format)
+
+    with pytest.raises(OptionError, match=rf"compresses no arrays of this format[\s\S]*{CODECS_OF[zarr_format]}"):
+        xr.Dataset({"u": ("x", [1.0])}).gpuzarr.to_zarr(
+            tmp_path, compressors=compressors, zarr_format=zarr_format, mode="w"
+        )
+
+    assert list(xr.open_zarr(tmp_path)) == ["t"]
