@@ -20,7 +20,7 @@ from zarr.storage import MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.backend.accessor.shard_borders import cut_at_multiples
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import NoGroupError, OptionError
 
 PACKED = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-32768)}
 CODECS_OF = {2: "a codec of numcodecs", 3: "a codec of zarr.codecs"}
@@ -115,10 +115,41 @@ def test_chunks_inside_of_shards_are_an_error_that_says_how(tmp_path):
     with pytest.raises(OptionError, match=r"end inside shards of variable 't2m'") as caught:
         rolled.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, {"time": 8})
 
-    assert "ds.chunk({'time': 8})" in caught.value.do
+    assert caught.value.do.endswith("such as ds.chunk({'time': 8})")
     assert not (tmp_path / "a").exists()
     rolled.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, {"time": 8}, rechunk=True)
     np.testing.assert_allclose(opened(tmp_path / "a").t2m, rolled.t2m)
+
+
+def test_arrays_that_an_append_has_left_longer_are_cut_back_as_errors_say(tmp_path):
+    weather(30).gpuzarr.to_zarr(tmp_path, CHUNKS, SHARDS)
+    zarr.open_array(tmp_path / "time", mode="r+").resize((39,))
+    zarr.consolidate_metadata(tmp_path)
+    advice = r"resize\(shape\)[^;]*call zarr.consolidate_metadata"
+
+    with pytest.raises(NoGroupError, match=advice):
+        opened(tmp_path)
+    with pytest.raises(OptionError, match=advice):
+        weather(9, first=30).gpuzarr.to_zarr(tmp_path, append_dim="time")
+
+    zarr.open_array(tmp_path / "time", mode="r+").resize((30,))
+    zarr.consolidate_metadata(tmp_path)
+    assert opened(tmp_path).time.equals(weather(30).time)
+    weather(9, first=30).gpuzarr.to_zarr(tmp_path, append_dim="time")
+    assert opened(tmp_path).sizes["time"] == 39
+
+
+@pytest.mark.parametrize("n_more", [3, 9, 90])
+def test_chunks_for_an_append_inside_of_a_shard_are_suggested(tmp_path, n_more):
+    weather(30).gpuzarr.to_zarr(tmp_path, CHUNKS, SHARDS)
+    more = weather(n_more, first=30).chunk(time=1)
+
+    with pytest.raises(OptionError, match="two tasks would write") as caught:
+        more.gpuzarr.to_zarr(tmp_path, append_dim="time")
+
+    argument = caught.value.do.partition("ds.chunk(")[2].removesuffix(")")
+    more.chunk(eval(argument)).gpuzarr.to_zarr(tmp_path, append_dim="time")
+    np.testing.assert_allclose(opened(tmp_path).t2m[30:], more.t2m, atol=1e-9)
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 3}])

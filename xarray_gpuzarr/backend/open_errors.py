@@ -133,7 +133,8 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
         if misfits:
             other_ways = (
                 "if an append has been interrupted, cut the longer arrays back with zarr.open_array(path, "
-                f"mode='r+').resize(shape); or leave out those that do not fit: drop_variables={misfits}; or "
+                "mode='r+').resize(shape) and call zarr.consolidate_metadata; or leave out those that do not fit: "
+                f"drop_variables={misfits}; or "
             )
         raise NoGroupError(
             f"the arrays in '{group.zarr_group.store_path}' are no dataset",

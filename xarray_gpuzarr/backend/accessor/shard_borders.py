@@ -40,12 +40,22 @@ def unaligned_error(
     assert variable.chunks is not None
     dim = variable.dims[axis]
     length = shards[axis]
+    chunks = _chunks_argument(tuple(whole_shards[axis]), length)
     return OptionError(
         f"dask chunks end inside shards of variable {name!r}: two tasks would write parts of one shard",
         tried=f"chunks of {_list_lengths(variable.chunks[axis])} along {dim!r}",
         found=f"shards of {length}; chunks of whole shards are {_list_lengths(whole_shards[axis])}",
-        do=f"give rechunk=True, or chunk the dataset before, such as ds.chunk({{{dim!r}: {length}}}), or other shards",
+        do=f"give rechunk=True, or chunk the dataset before, such as ds.chunk({{{dim!r}: {chunks}}})",
     )
+
+
+def _chunks_argument(whole_shards: tuple[int, ...], length: int) -> str:
+    """Return the argument with which ``ds.chunk`` makes chunks of whole shards, of `length` except at both ends."""
+    if whole_shards == cut_at_multiples(0, sum(whole_shards), length):
+        return str(length)
+    if len(whole_shards) <= _N_LISTED:
+        return str(whole_shards)
+    return f"({whole_shards[0]}, *[{length}] * {len(whole_shards) - 2}, {whole_shards[-1]})"
 
 
 def outside_error(name: Any, dim: Any, region: slice, n: int) -> OptionError:
