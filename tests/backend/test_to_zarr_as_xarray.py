@@ -651,41 +651,89 @@ def test_unsigned_numbers_are_refused_where_their_attribute_is_not_stored(tmp_pa
     np.testing.assert_array_equal(xr.open_zarr(tmp_path / "a", consolidated=False).v, [0, 127, 128, 255])
 
 
-def tells_of_append(tmp_path, more):
-    """Append to an archive of two times, and return the first lines of this package's warnings."""
-    advice.warned.clear()
-    archive(2).gpuzarr.to_zarr(tmp_path / "a", consolidated=False, mode="w")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        more.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", consolidated=False)
+def headlines(ds, *arguments, **options):
+    """Write, and return the first lines of this package's warnings."""
+    with warnings.catch_warnings(record=True, action="default") as warned:
+        ds.gpuzarr.to_zarr(*arguments, **options, consolidated=False)
     return [str(w.message).split("\n")[0] for w in warned if w.category is GpuZarrWarning]
 
 
-def test_an_append_that_xarray_carries_out_but_nobody_means_is_a_warning(tmp_path):
+def tells_of_append(tmp_path, more):
+    """Append to an archive of two times, and return the first lines of this package's warnings."""
+    archive(2).gpuzarr.to_zarr(tmp_path / "a", consolidated=False, mode="w")
+    return headlines(more, tmp_path / "a", append_dim="time")
+
+
+def test_an_append_that_xarray_carries_out_but_nobody_means_is_a_warning_each_time(tmp_path):
     later = archive(2, 2)
     one_more = later.assign_coords(level=("level", [1.0, 2.0])).assign(w=("level", [0.0, 1.0]))
 
     assert tells_of_append(tmp_path, later) == []
     assert tells_of_append(tmp_path, one_more) == []
-    (order,) = tells_of_append(tmp_path, archive(2, 1))
-    (left_out,) = tells_of_append(tmp_path, later[["u"]])
+    for _ in range(2):
+        (order,) = tells_of_append(tmp_path, archive(2, 1))
+        (left_out,) = tells_of_append(tmp_path, later[["u"]])
+        assert order == "after the append, the values of 'time' are neither increasing nor decreasing"
+        assert left_out == "an append leaves out variables that have the dimension 'time'"
 
-    assert order == "after the append, the values of 'time' are neither increasing nor decreasing"
-    assert left_out == "an append leaves out variables that have the dimension 'time'"
+    others = [name for name in later.data_vars if name != "u"]
+    if others:  # what was left out is appended alone
+        assert headlines(later[others].drop_vars("time"), tmp_path / "a", append_dim="time") == []
+        assert xr.open_zarr(tmp_path / "a", consolidated=False).sizes["time"] == 4
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_an_append_that_changes_a_coordinate_is_a_warning(tmp_path, dtype):
-    ds = xr.Dataset({"u": (("time", "y"), np.ones((2, 3)))}, {"time": [0, 1], "y": [0.1, 0.2, 0.3]})
-    ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False, encoding={"y": {"dtype": dtype}})
-    later = ds.assign_coords(time=[2, 3])
-    advice.warned.clear()
+LEVELS = xr.Dataset(
+    {
+        "u": (("time", "y"), np.ones((2, 3))),
+        "height": (("y", "x"), np.array([[0.12, np.nan], [3.3, 2.2], [7, 1e3]])),
+        "name": ("y", ["a", "b", "cc"]),
+        "run": ((), np.datetime64("2020-01-01", "ns")),
+    },
+    {"time": [0, 1], "y": [0.1, 0.2, 0.3], "calendar": ("y", NOLEAP.values[:3])},
+)
+STATIC = {"y": [0.1, 0.3, 0.2], "height": LEVELS.height.values.T.reshape(3, 2), "name": ["a", "b", "dd"]}
 
-    later.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", consolidated=False)  # a warning would be an error
-    with pytest.warns(GpuZarrWarning, match="an append changes the coordinate 'y' of all that is stored already"):
-        later.assign_coords(time=[4, 5])[{"y": [2, 1, 0]}].gpuzarr.to_zarr(
-            tmp_path / "a", append_dim="time", consolidated=False
-        )
+
+@pytest.mark.parametrize(
+    "encoding", [{}, {"dtype": "f4"}, {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -1}], ids=str
+)
+def test_an_append_that_changes_what_lacks_the_dimension_is_a_warning(tmp_path, encoding, monkeypatch):
+    monkeypatch.undo()  # variables in memory that are small are not cut into tasks
+    LEVELS.gpuzarr.to_zarr(tmp_path / "a", consolidated=False, encoding={"y": encoding, "height": encoding})
+    later = LEVELS.assign_coords(time=[2, 3])
+
+    assert headlines(later, tmp_path / "a", append_dim="time") == []
+    for name, values in STATIC.items():
+        later["time"] = later.time + 2
+        changed = later.assign({name: (later[name].dims, values)})
+        (told,) = headlines(changed, tmp_path / "a", append_dim="time")
+        assert told == f"an append changes {name!r} of all that is stored already"
+        changed["time"] = changed.time + 2
+        later["time"] = changed.time
+        assert headlines(changed, tmp_path / "a", append_dim="time") == []  # it is stored by now
+        later = changed
+
+
+def test_a_region_whose_index_is_another_than_that_of_the_store_is_a_warning(tmp_path):
+    archive(4).gpuzarr.to_zarr(tmp_path / "a", consolidated=False)
+    part = archive(2, 1)
+
+    assert headlines(part, tmp_path / "a", region={"time": "auto"}) == []
+    assert headlines(part, tmp_path / "a", region={"time": slice(1, 3)}) == []
+    assert headlines(part.drop_vars("time"), tmp_path / "a", region={"time": slice(2, 4)}) == []
+    for _ in range(2):
+        (told,) = headlines(part, tmp_path / "a", region={"time": slice(2, 4)})
+        assert told == "a region in which the store has other values of 'time' than the dataset"
+
+
+@pytest.mark.parametrize("unwritten", [np.nan, 0])
+def test_a_region_of_a_template_whose_index_has_no_values_yet_is_no_warning(tmp_path, unwritten):
+    template = xr.Dataset({"v": ("t", np.zeros(4))}, {"t": np.full(4, unwritten)})
+    template.gpuzarr.to_zarr(tmp_path, consolidated=False)
+
+    part = xr.Dataset({"v": ("t", [1.0, 2])}, {"t": [0, 1]})
+
+    assert headlines(part, tmp_path, region={"t": slice(2, 4)}) == []
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 1}])

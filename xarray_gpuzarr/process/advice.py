@@ -31,16 +31,26 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     headline, found, do : str
         The problem, its cause, and what the user can do; see `GpuZarrError`.
     """
-    if subject in warned:
-        return
-    warned.add(subject)
+    if subject not in warned:
+        warned.add(subject)
+        _warn(headline, found, do)
+
+
+def advise_each_time(headline: str, *, found: str, do: str) -> None:
+    """Emit a `GpuZarrWarning` about something that may spoil data, each time that it happens; see `advise`."""
+    _warn(headline, found, do, repeats=True)
+
+
+def _warn(headline: str, found: str, do: str, *, repeats: bool = False) -> None:
+    """Emit a `GpuZarrWarning`, also if the same line of the user's code has caused it before, if `repeats`."""
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
     if frame is None:  # then the warning names the first line outside of the libraries, whatever it belongs to
         warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
         return
     path, name = frame.f_code.co_filename, frame.f_globals.get("__name__")
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    # Python remembers in the registry which warnings a line has caused, to show each of them once.
+    registry = {} if repeats else frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, GpuZarrWarning, path, frame.f_lineno, name, registry)
 
 

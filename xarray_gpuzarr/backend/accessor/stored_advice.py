@@ -8,20 +8,24 @@ from typing import Any
 import numcodecs.abc
 import numpy as np
 import numpy.typing as npt
-from xarray import Variable, conventions
+from xarray import Dataset, Variable, conventions
 from xarray.backends import ZarrStore
 
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
-from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.advice import advise, advise_each_time
+
+_MOST_NBYTES = 2**24
+"""Bytes of the largest variable that is compared with what is stored. Those of most coordinates and masks are less."""
 
 
 def advise_of_append(
-    target: ZarrStore, variables: Mapping[Any, Variable], stored: Mapping[Any, Variable], append_dim: Any
+    target: ZarrStore, variables: Mapping[Any, Variable], stored: Mapping[Any, Variable], append_dim: Any, length: int
 ) -> None:
-    """Warn of variables that are left out, of coordinates that change, and of an index that does not go on.
+    """Warn of variables that are left out, of others that are replaced, and of an index that does not go on.
 
-    Only dimension coordinates of which the new values are in memory are compared. Nothing else in the store is read.
+    Variables are compared with what is stored if their new values are in memory and not too large. Nothing else in the
+    store is read.
 
     Parameters
     ----------
@@ -33,42 +37,51 @@ def advise_of_append(
         Those of them that are stored already, as they are stored.
     append_dim : hashable
         The dimension along which arrays become longer.
+    length : int
+        Their length after the append.
     """
-    left_out = [
-        name
-        for name in target.array_keys()
-        if name not in variables and append_dim in target.open_store_variable(name).dims
-    ]
-    if left_out:
-        advise(
-            f"variables left out of an append {left_out}",
-            f"an append leaves out variables that have the dimension {append_dim!r}",
-            found=f"{', '.join(map(repr, left_out))} in the store, and not in the dataset",
-            do="append these as well: until then the store cannot be opened, since its arrays have different lengths",
-        )
+    _advise_of_left_out(target, variables, append_dim, length)
     for name, in_store in stored.items():
         variable = variables[name]
-        if in_store.dims != (name,) or variable.dims != (name,) or variable.chunks is not None:
+        if variable.chunks is not None or variable.nbytes > _MOST_NBYTES:
             continue
-        earlier = conventions.decode_cf_variables({name: in_store}, {})[0][name].values
-        if name == append_dim:
-            _advise_of_order(name, earlier, variable.values)
-        elif not _are_equal(earlier, variable.values):
-            advise(
-                f"coordinate changed by an append {name!r}",
-                f"an append changes the coordinate {name!r} of all that is stored already",
-                found=f"{_ends(earlier)} in the store, {_ends(variable.values)} in the dataset",
-                do=f"bring the dataset to the stored {name!r}, for example with sortby or reindex, or leave the "
-                "coordinate out",
-            )
+        if in_store.dims == (append_dim,) == (name,):
+            _advise_of_order(name, _decoded(in_store), variable.values)
+        elif append_dim not in in_store.dims and in_store.shape == variable.shape:
+            _advise_of_change(name, in_store, _decoded(in_store), variable.values)
 
 
-def _are_equal(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> bool:
-    """Whether values are those that are stored, apart from what the stored dtype rounds off."""
-    if earlier.shape == later.shape and earlier.dtype.kind == "f" and later.dtype.kind in "iuf":
-        return np.allclose(earlier, later, equal_nan=True)
-    is_equal: bool = Variable("x", earlier).equals(Variable("x", later))
-    return is_equal
+def _advise_of_left_out(target: ZarrStore, variables: Mapping[Any, Variable], append_dim: Any, length: int) -> None:
+    """Warn of stored variables that an append leaves out, so that they will have another length than the others."""
+    others = [name for name in target.array_keys() if name not in variables]
+    left_out = [name for name in others if target.open_store_variable(name).sizes.get(append_dim, length) != length]
+    if left_out:
+        advise_each_time(
+            f"an append leaves out variables that have the dimension {append_dim!r}",
+            found=f"{', '.join(map(repr, left_out))} in the store, and not in the dataset",
+            do="append these as well, or alone and without the index, as ds[[...]].drop_vars("
+            f"{append_dim!r}): until then the store cannot be opened, since its arrays have different lengths",
+        )
+
+
+def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
+    """Warn if an append replaces the values of a variable that lacks the dimension, `earlier`, by others."""
+    kinds = earlier.dtype.kind + later.dtype.kind
+    if "f" in kinds and set(kinds) <= set("iuf"):
+        # Numbers that are packed in integers are stored with an error of up to half a step.
+        is_rounded = in_store.dtype.kind in "iu" and later.dtype.kind == "f"
+        step = abs(float(in_store.attrs.get("scale_factor", 1))) if is_rounded else 0.0
+        is_equal = np.isclose(earlier, later, atol=max(1e-8, 0.51 * step), equal_nan=True)
+    else:
+        is_equal = np.asarray(earlier == later) | (_is_missing(earlier) & _is_missing(later))
+    if not is_equal.all():
+        place = np.unravel_index(int(is_equal.argmin()), is_equal.shape)
+        advise_each_time(
+            f"an append changes {name!r} of all that is stored already",
+            found=f"{earlier[place]} in the store, {later[place]} in the dataset, at {tuple(map(int, place))}",
+            do=f"bring the dataset to the stored {name!r}, for example with sortby or reindex, or leave it out: "
+            f"ds.drop_vars({name!r})",
+        )
 
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
@@ -83,18 +96,54 @@ def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[An
     # The order of most values is taken for the intended one, and the first pair in another order is shown.
     is_in_order = is_up if is_up.sum() >= is_down.sum() else is_down
     break_index = int(is_in_order.argmin())
-    advise(
-        f"order of an index after an append {name!r}",
+    advise_each_time(
         f"after the append, the values of {name!r} are neither increasing nor decreasing",
         found=f"{values[break_index]} at index {break_index}, followed by {values[break_index + 1]}",
         do=f"if these are stored already, write them with region={{{name!r}: 'auto'}} in place of an append; if an "
-        "earlier append was killed, cut the arrays back with zarr.open_array(path, mode='r+').resize(shape)",
+        "earlier append was killed, cut the arrays back with zarr.open_array(path, mode='r+').resize(shape), and call "
+        "zarr.consolidate_metadata",
     )
 
 
-def _ends(values: npt.NDArray[Any]) -> str:
-    """Return the number of values, and the first and the last one."""
-    return f"{len(values)} values" + (f" from {values[0]} to {values[-1]}" if len(values) else "")
+def advise_of_region(target: ZarrStore, dataset: Dataset, region: Mapping[Any, slice]) -> None:
+    """Warn if the indexes of a dataset differ from those of the region in the store, which keep their values.
+
+    Stored indexes without values yet, such as those of a template, are not compared.
+
+    Parameters
+    ----------
+    target : xarray.backends.ZarrStore
+        The group that is written to.
+    dataset : xarray.Dataset
+        The dataset, with its indexes.
+    region : mapping of hashable to slice
+        The region that its values are written to.
+    """
+    for dim, part in region.items():
+        if dim not in dataset.xindexes or dim not in target.array_keys():
+            continue
+        earlier = _decoded(target.open_store_variable(dim))[part]
+        later = dataset[dim].values
+        is_new = _is_missing(earlier).all() or (len(earlier) > 1 and (earlier == earlier[0]).all())
+        if earlier.shape == later.shape and not is_new and not Variable(dim, earlier).equals(Variable(dim, later)):
+            advise_each_time(
+                f"a region in which the store has other values of {dim!r} than the dataset",
+                found=f"{earlier[0]} to {earlier[-1]} in the store, {later[0]} to {later[-1]} in the dataset",
+                do=f"give region={{{dim!r}: 'auto'}}, which finds the place by the values of {dim!r}",
+            )
+
+
+def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return where values are missing, by their dtype."""
+    is_missing: npt.NDArray[np.bool_] = Variable([*range(values.ndim)], values).isnull().values
+    return is_missing
+
+
+def _decoded(stored: Variable) -> npt.NDArray[Any]:
+    """Return the values of a stored variable, decoded as xarray decodes them."""
+    decoded, _, _ = conventions.decode_cf_variables({"stored": stored}, {})
+    values: npt.NDArray[Any] = decoded["stored"].values
+    return values
 
 
 def advise_of_ignored_sizes(

@@ -146,9 +146,11 @@ class DatasetInShards:
         require_equal_lengths(lengths, append_dim)
         advise_of_ignored_codecs(stored, self._sharding.compressors, zarr_format)
         if append_dim is not None:
-            advise_of_append(target, variables, stored, append_dim)
             length = next(iter(lengths.values()), 0)
-            self.append_region = {append_dim: slice(length, length + self.dataset.sizes.get(append_dim, 0))}
+            new_length = length + self.dataset.sizes.get(append_dim, 0)
+            self.append_region = {append_dim: slice(length, new_length)}
+            if append_dim in self.dataset.dims:  # otherwise xarray raises an error
+                advise_of_append(target, variables, stored, append_dim, new_length)
         data = {name: variables[name] for name in self.dataset.data_vars}
         # No indexes: xarray would make some for dimensions that have none in the dataset.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})

@@ -27,6 +27,7 @@ from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.sample_writes import check_names_and_changes
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
+from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_region
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
@@ -155,7 +156,9 @@ def _prepare_existing(
         target = targets[path]
         with _naming_group(path):
             # These are the next steps of xarray's own `to_zarr`, which have no public names.
-            group.dataset = target._validate_and_autodetect_region(group.dataset)  # noqa: SLF001
+            dataset = group.dataset
+            group.dataset = target._validate_and_autodetect_region(dataset)  # noqa: SLF001
+            advise_of_region(target, dataset, target._write_region or {})  # noqa: SLF001
             target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
             prepared[path] = group.prepare(target, append_dim=append_dim)
     return prepared
