@@ -19,7 +19,8 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
+from xarray_gpuzarr.cuda.resources import DeviceResources
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import (
     BatchLimits,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, RowRange, aligned, cut_range, row_of
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, whole_chunk_blocks
