@@ -28,6 +28,7 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import Column
+from xarray_gpuzarr.process.turns import turns
 
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
@@ -195,7 +196,7 @@ class LoopTable:
         n_remaining = self.read_once(files, rows, schedule)
         if files.is_cold:
             files.waits = 1
-            n_remaining = crew.run_without_turn(partial(self.read_once, files, rows, schedule))
+            n_remaining = turns.run_without(partial(self.read_once, files, rows, schedule))
         counters.add(read_nbytes=files.n_read)
         return self._rows_left(rows) if n_remaining else ()
 
