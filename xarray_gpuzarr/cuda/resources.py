@@ -6,13 +6,19 @@ At most `ResourceOptions.n_reads` reads run at once, on whatever threads, and ot
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.locks import SharedLock
 from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.cuda.workspace_memory import Shortage
+from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions
+
+_PATIENCE_SECONDS = (0.1, 0.4, 1.5)
+"""Seconds to wait after each failed try to read alone, before the next one; see `DeviceResources.run_alone`."""
 
 
 class DeviceResources:
@@ -42,6 +48,28 @@ class DeviceResources:
             return read(outer)
         with self.api.activate():
             return self.lock.shared(self._run_with_own, thread, read)
+
+    def run_alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
+
+        If several threads have read and memory is still short, the last two steps are repeated after pauses: the users
+        of other threads' results may free them a little later.
+        """
+
+        def read_after_trim() -> Result:
+            with self.api.activate():
+                self.trim()
+            return read()
+
+        def read_patiently() -> Result:
+            if self.is_shared:
+                for seconds in _PATIENCE_SECONDS:
+                    with suppress(DeviceMemoryError):
+                        return read_after_trim()
+                    time.sleep(seconds)
+            return read_after_trim()
+
+        return self.lock.exclusive(read_patiently)
 
     def _run_with_own[Result](self, thread: int, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for an idle workspace, or a new one if all are in use."""
