@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Batch, Format, fastest_format
+from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.cuda.nvcomp_formats import Format, fastest_format
 
 FORMATS: dict[str, tuple[Format, int, int]] = {
     "zstd": ("zstd", 0, 0),

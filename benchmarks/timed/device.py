@@ -23,7 +23,8 @@ from benchmarks.timed.virtual_clock import VirtualClock
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel
 from xarray_gpuzarr.cuda.axes import MAX_TILE
-from xarray_gpuzarr.cuda.nvcomp import Alignment, Batch, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import Alignment, Batch
+from xarray_gpuzarr.cuda.nvcomp_formats import zstd_temp_nbytes
 
 Words = npt.NDArray[np.uint64]
 

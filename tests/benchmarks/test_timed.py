@@ -14,7 +14,7 @@ from benchmarks.page import measurements
 from benchmarks.page.runs import load
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.simulation import Simulation, Stream
-from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
+from xarray_gpuzarr.decoders.cuda.staging import pinned
 
 
 class StillClock:
@@ -38,7 +38,7 @@ class StillClock:
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Return a call of the command on short arrays that returns what it has written."""
-    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(pinned, "decode_chunks", lambda *_: pytest.fail("the host decodes"))
 
     def run(*arguments):
         out = tmp_path / "timed.json"

@@ -12,7 +12,16 @@ from xarray_gpuzarr import cuda
 from xarray_gpuzarr.backend import datasets  # noqa: F401  # else forgotten with the fakes by the test that imports it
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
-ROOMS = ("device", "native_stream", "rmm_memory", "private_pool", "contexts", "failures")
+ROOMS = (
+    "device",
+    "compiled_kernels",
+    "native_stream",
+    "pinned_memory",
+    "rmm_memory",
+    "private_pool",
+    "contexts",
+    "failures",
+)
 
 
 @pytest.fixture
@@ -32,7 +41,8 @@ def fake(monkeypatch):
 def native(fake, monkeypatch):
     """The module of `NativeDevice`, on the fakes."""
     module = importlib.import_module("xarray_gpuzarr.cuda.device")
-    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
+    kernels = importlib.import_module("xarray_gpuzarr.cuda.compiled_kernels")
+    monkeypatch.setattr(kernels, "kernel_source", lambda kernel: f"source of {kernel}")
     return module
 
 

@@ -19,15 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import nvcomp
-from xarray_gpuzarr.cuda.nvcomp import (
-    Alignment,
-    Batch,
-    Format,
-    Nvcomp,
-    fastest_format,
-    status_name,
-    zstd_temp_nbytes,
-)
+from xarray_gpuzarr.cuda.nvcomp import Alignment, Batch, Nvcomp, status_name
+from xarray_gpuzarr.cuda.nvcomp_formats import MAX_CHUNK_NBYTES, Format, fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.cuda.nvcomp_library import load_nvcomp
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
 
@@ -291,7 +284,7 @@ def test_other_formats_need_no_scratch_memory(fmt, either):
 
 @pytest.mark.parametrize("fmt", ["zstd", "lz4", "gzip", "deflate", "snappy"])
 def test_the_largest_chunk_is_the_largest_that_is_accepted(fmt, either):
-    _, largest = nvcomp.MAX_CHUNK_NBYTES[fmt]
+    _, largest = MAX_CHUNK_NBYTES[fmt]
     Nvcomp(either).temp_nbytes(fmt, n_chunks=1, max_nbytes=largest, total_nbytes=largest)
 
     with pytest.raises(CudaError, match=r"ChunkSizeTooLarge \(18\)"):

@@ -13,7 +13,7 @@ from helpers.simulated import gpu as simulated_gpu
 from on_gpu import damage
 
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
-from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp_formats import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.machine.diagnosis import rates
 from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, series
 from xarray_gpuzarr.read import reading

@@ -36,6 +36,7 @@ from xarray_gpuzarr.process import progress_bar, threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.process.turns import turns
 from xarray_gpuzarr.read import stored_array
 
 _TOOL = 4
@@ -108,7 +109,7 @@ LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compr
 def check_threads() -> None:
     """Fail if a budget or a core of this process is held, or a thread is in a stage; a lock would end the next read."""
     assert crew.n_active == 0, f"{crew.n_active} active threads"
-    assert not crew.turns, f"{len(crew.turns)} turns"
+    assert not turns.holders, f"{len(turns.holders)} turns"
     assert counters.local.account.stage is None, f"in stage {counters.local.account.stage}"
     assert threads._limit.n_threads is None
     assert not progress_bar.shown_bars

@@ -15,9 +15,10 @@ from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.library import Loops
+from xarray_gpuzarr.native.naming import SOURCES
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
-_HEADERS = ("steps.h", "read_box.h", "encode.h", "layout.h")
+_HEADERS = SOURCES[1:]
 _FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 
 

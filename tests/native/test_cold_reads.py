@@ -13,7 +13,7 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.native import library
-from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.turns import turns
 
 pytestmark = pytest.mark.usefixtures("compiled", "known_indexes", "nothing_in_memory")
 
@@ -38,7 +38,7 @@ def calls(monkeypatch):
     found, read_rows = [], LoopOutput.read_rows
 
     def read(output, rows, files, row, end, *more):
-        had_turn = get_ident() in crew.turns
+        had_turn = get_ident() in turns.holders
         n_left = read_rows(output, rows, files, row, end, *more)
         found.append((end - row, n_left, had_turn))
         return n_left

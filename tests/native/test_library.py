@@ -1,6 +1,7 @@
 """The library of the compiled loops is found, or it is said why not, and reads do without it."""
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -35,6 +36,13 @@ def test_the_library_beside_its_source_is_loaded(compiled, memory):
     assert why_absent() is None
     assert loops() is compiled
     assert taken.n_rows == 50
+
+
+def test_the_sources_are_all_that_is_compiled_in_its_order():
+    included = re.findall(r'^#include "(.*)"$', library.SOURCE.read_text(), re.MULTILINE)
+
+    assert list(SOURCES) == ["loops.c", *included]
+    assert sorted(included) == sorted(path.name for path in library.SOURCE.parent.glob("*.h"))
 
 
 def holding(content):

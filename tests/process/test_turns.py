@@ -14,22 +14,22 @@ import zarr
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.fetch import local
-from xarray_gpuzarr.process.crew import Crew
+from xarray_gpuzarr.process.turns import Turns
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def in_turn[Result](crew: Crew, most: int, compute: Callable[[], Result]) -> Result:
+def in_turn[Result](turns: Turns, most: int, compute: Callable[[], Result]) -> Result:
     """Return what `compute` does while it is the turn of the calling thread, as the host decoder has it."""
-    takes_turn = get_ident() not in crew.turns
+    takes_turn = get_ident() not in turns.holders
     try:
         if takes_turn:
-            crew.begin_turn(lambda: most)
+            turns.begin(lambda: most)
         return compute()
     finally:
         if takes_turn:
-            crew.turns.pop(get_ident(), None)
-            crew.turn_ended.ring()
+            turns.holders.pop(get_ident(), None)
+            turns.ended.ring()
 
 
 class Inside:
@@ -55,7 +55,7 @@ class Inside:
 
 @pytest.mark.parametrize(("n_cores", "n_threads"), [(1, 4), (3, 8), (8, 3)])
 def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
-    shared, inside = Crew(), Inside()
+    shared, inside = Turns(), Inside()
 
     def compute(_: int) -> None:
         in_turn(shared, n_cores, lambda: inside.sleep(0.002))
@@ -66,17 +66,17 @@ def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
 
 
 def test_a_read_inside_a_read_holds_no_second_core():
-    shared = Crew()
+    shared = Turns()
 
     def of_another_thread() -> bool:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(in_turn, shared, 1, lambda: True).result(10)
 
-    assert in_turn(shared, 1, lambda: in_turn(shared, 1, lambda: shared.run_without_turn(of_another_thread)))
+    assert in_turn(shared, 1, lambda: in_turn(shared, 1, lambda: shared.run_without(of_another_thread)))
 
 
 def test_a_lent_core_is_taken_back():
-    shared, inside, waiting = Crew(), Inside(), threading.Event()
+    shared, inside, waiting = Turns(), Inside(), threading.Event()
 
     def other() -> None:
         waiting.set()
@@ -84,7 +84,7 @@ def test_a_lent_core_is_taken_back():
 
     def compute() -> int:
         thread.start()
-        assert shared.run_without_turn(lambda: waiting.wait(10))
+        assert shared.run_without(lambda: waiting.wait(10))
         return inside.now
 
     thread = threading.Thread(target=in_turn, args=(shared, 1, other))
@@ -93,11 +93,11 @@ def test_a_lent_core_is_taken_back():
 
 
 def test_who_holds_none_lends_none():
-    shared = Crew()
+    shared = Turns()
 
-    assert shared.run_without_turn(lambda: in_turn(shared, 1, lambda: len(shared.turns))) == 1
-    assert in_turn(shared, 1, lambda: len(shared.turns)) == 1
-    assert len(shared.turns) == 0
+    assert shared.run_without(lambda: in_turn(shared, 1, lambda: len(shared.holders))) == 1
+    assert in_turn(shared, 1, lambda: len(shared.holders)) == 1
+    assert len(shared.holders) == 0
 
 
 def fail() -> None:
@@ -106,23 +106,23 @@ def fail() -> None:
 
 @pytest.mark.parametrize("failing", ["in_turn", "lend"])
 def test_a_core_comes_back_after_an_exception(failing):
-    shared = Crew()
+    shared = Turns()
 
     for _ in range(3):
         with pytest.raises(KeyError):
-            in_turn(shared, 1, fail if failing == "in_turn" else lambda: shared.run_without_turn(fail))
+            in_turn(shared, 1, fail if failing == "in_turn" else lambda: shared.run_without(fail))
 
-    assert len(shared.turns) == 0
+    assert len(shared.holders) == 0
 
 
 def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):
-    shared, inside = Crew(), Inside()
+    shared, inside = Turns(), Inside()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     def compute() -> None:
-        shared.run_without_turn(lambda: monkeypatch.setattr(shared, "_take_turn", interrupted))
+        shared.run_without(lambda: monkeypatch.setattr(shared, "_take", interrupted))
 
     with pytest.raises(KeyboardInterrupt):
         in_turn(shared, 1, compute)
@@ -134,8 +134,8 @@ def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypa
 
 
 def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
-    shared, waits = Crew(), threading.Event()
-    monkeypatch.setattr(shared.turn_ended, "ring", lambda: None)
+    shared, waits = Turns(), threading.Event()
+    monkeypatch.setattr(shared.ended, "ring", lambda: None)
 
     def wait() -> bool:
         waits.set()

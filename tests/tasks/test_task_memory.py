@@ -13,8 +13,8 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdC
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.locks import SharedLock
-from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.read import stored_array
@@ -124,7 +124,7 @@ def packed(memory):
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("share", [2.0, 1.2, 1.0, 0.6])
 def test_threads_that_share_too_little_memory_take_turns(packed, share, seed, monkeypatch):
-    monkeypatch.setattr(cuda.time, "sleep", lambda _: None)
+    monkeypatch.setattr(resources.time, "sleep", lambda _: None)
     data, stored = packed
     options = LIMITS["one batch"] | {"scratch_nbytes": None}
     task = task_memory(stored, SHARD, options=ResourceOptions(**options), gpu_nbytes=GPU_NBYTES)
@@ -141,7 +141,7 @@ def test_threads_that_share_too_little_memory_take_turns(packed, share, seed, mo
 
 def test_a_thread_that_is_alone_does_not_wait(packed, monkeypatch):
     """It tries once more without what pools keep, which nobody else would free meanwhile."""
-    monkeypatch.setattr(cuda.time, "sleep", lambda _: pytest.fail("it waited"))
+    monkeypatch.setattr(resources.time, "sleep", lambda _: pytest.fail("it waited"))
     device = SimulatedDevice(memory_nbytes=MIB // 2)
 
     with limits(), pytest.raises(DeviceMemoryError):
@@ -152,7 +152,7 @@ def test_a_thread_that_is_alone_does_not_wait(packed, monkeypatch):
 
 def test_what_fits_for_nobody_is_an_error_for_everybody(packed, monkeypatch):
     naps = []
-    monkeypatch.setattr(cuda.time, "sleep", naps.append)
+    monkeypatch.setattr(resources.time, "sleep", naps.append)
     stored = packed[1]
     reads = CudaReads(SimulatedDevice(memory_nbytes=MIB // 2))
 

@@ -33,13 +33,14 @@ from xarray_gpuzarr.cuda.api import (
     Stream,
     Undo,
 )
+from xarray_gpuzarr.cuda.compiled_kernels import CompiledKernels
 from xarray_gpuzarr.cuda.contexts import enter_device, restore_context
 from xarray_gpuzarr.cuda.driver import driver_version
-from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
-from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
+from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error
 from xarray_gpuzarr.cuda.native_stream import NativeStream, StreamOwner
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.cuda.nvcomp_library import load_nvcomp
+from xarray_gpuzarr.cuda.pinned_memory import allocate_pinned
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, share_memory
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
@@ -54,15 +55,6 @@ _PER_THREAD_DEFAULT = 2
 """``cudaStreamPerThread`` as an integer."""
 
 
-class NativePinned:
-    """Page-locked host memory, which is freed when neither `array` nor a view of it is left."""
-
-    def __init__(self, nbytes: int) -> None:
-        # Not through CuPy's pool, which rounds lengths up and never frees memory.
-        pointer = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
-        self.array: Bytes = np.frombuffer(pointer, np.uint8, nbytes)
-
-
 class NativeDevice:
     """One GPU through CuPy and RMM; see `DeviceApi`. `native_device` keeps one object for each GPU."""
 
@@ -70,8 +62,7 @@ class NativeDevice:
         self.index = index
         """Number of the device in this process."""
         self.memory = RmmMemory(index, options.memory)
-        self._lock = threading.Lock()
-        self._kernels: dict[Kernel, Any] = {}
+        self._kernels = CompiledKernels()
 
     @cached_property
     @cuda_call("cudaGetDeviceProperties")
@@ -186,18 +177,7 @@ class NativeDevice:
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return page-locked host memory."""
-        call = f"cudaHostAlloc of {nbytes} bytes"
-        try:
-            return NativePinned(nbytes)
-        except FAILURES as error:
-            if not is_out_of_memory(error):
-                raise cuda_error(call, error) from error
-            raise DeviceMemoryError(
-                "not enough pinned host memory",
-                tried=call,
-                found=str(error),
-                do="lower XARRAY_GPUZARR_SLOT_NBYTES or XARRAY_GPUZARR_N_SLOTS, or use fewer threads per process",
-            ) from error
+        return allocate_pinned(nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
         """Return an uninitialised C-ordered `cupy.ndarray`; its memory is used and freed in the order of `stream`."""
@@ -232,7 +212,7 @@ class NativeDevice:
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
         """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
-        function = self._kernels.get(kernel) or self._compile(kernel)
+        function = self._kernels.functions.get(kernel) or self._kernels.compile(kernel)
         try:
             function((n_blocks,), (n_threads,), list(np.array(args, np.uint64)), stream=_native(stream).for_cupy)
         except FAILURES as error:
@@ -254,7 +234,7 @@ class NativeDevice:
     def build(self, kernels: Iterable[Kernel]) -> None:
         """Compile the kernels that have not been compiled yet."""
         for kernel in kernels:
-            self._compile(kernel)
+            self._kernels.compile(kernel)
 
     @cuda_call("cupy.cuda.set_allocator")
     def share_pool(self) -> Undo:
@@ -280,22 +260,6 @@ class NativeDevice:
         if nvtx is None:
             return _NO_RANGE
         return cast("AbstractContextManager[object]", nvtx.annotate(name, domain="xarray_gpuzarr"))
-
-    def _compile(self, kernel: Kernel) -> Any:
-        """Return the function of a kernel, compiled at the first call. CuPy keeps compiled kernels on disk.
-
-        CuPy appends ``-ftz=true`` to the compiler's options, and no other option overrides that. Denormal numbers are
-        kept all the same, because the kernels' arithmetic is PTX that does not flush them to zero.
-        """
-        with self._lock:
-            if kernel not in self._kernels:
-                try:
-                    module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
-                    # `kernel` is the function on this device. CuPy's `RawKernel` would look it up at each launch.
-                    self._kernels[kernel] = module.get_function(kernel.name).kernel
-                except FAILURES as error:
-                    raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
-            return self._kernels[kernel]
 
 
 def _native(stream: Stream) -> NativeStream:

@@ -12,25 +12,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.nvcomp_formats import Format
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.records import record
-
-Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
-"""Format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, or raw snappy. Two algorithms
-decode a gzip member; see `fastest_format`."""
-
-MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
-    "zstd": (2**31 - 1, 2**31 - 1),
-    "lz4": (2**32 - 1, 2**32 - 1),
-    "gzip": (2**32 - 1, 2**32 - 1),
-    "gzip, looking ahead": (2**32 - 1, 2**32 - 1),
-    "deflate": (2**32 - 1, 2**32 - 1),
-    "snappy": (2**31 - 1, 2**31 - 1),
-}
-"""Largest compressed and largest decompressed chunk, in bytes (``nvcomp<Format>DecompressionMaxAllowedChunkSize``)."""
 
 _TEMP_SIZE_VERSION = 6000
 """Version from which on ``GetTempSize`` takes a stream, in place of ``GetTempSizeAsync``, which takes none."""
@@ -38,8 +25,6 @@ _BACKEND_CUDA = 2
 """Backend of all calls: the CUDA kernels, which report corrupt LZ4. The hardware engine need not report it."""
 _LOOKAHEAD = 1
 """Algorithm of gzip that looks ahead."""
-_MAX_NAIVE_NBYTES = 64 * 1024
-"""Decoded length of gzip chunks above which the header recommends to look ahead, rather than the naive algorithm."""
 _CUDA_ERROR = 1000
 _INTERNAL = 10000
 _STATUS_NAMES = {
@@ -139,28 +124,6 @@ _ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
 def status_name(code: int) -> str:
     """Return the name of the status of a call or of a chunk, or the number if it has no name."""
     return _STATUS_NAMES.get(code, str(code))
-
-
-def fastest_format(fmt: Format, max_nbytes: int) -> Format:
-    """Return the format with the fastest algorithm for chunks of up to `max_nbytes` decoded bytes."""
-    return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _MAX_NAIVE_NBYTES else fmt
-
-
-def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
-    """Return the bytes of scratch memory that decoding a batch of zstd chunks takes, by a formula.
-
-    This is for planning on machines without nvCOMP; a call must be given what `Nvcomp.temp_nbytes` returns. The formula
-    equals ``nvcompBatchedZstdDecompressGetTempSize`` of 6.0.0 for fewer than 2**24 chunks. It was fitted to 980 000 of
-    that function's results up to 4 TiB (November 2026), and has no other source.
-
-    Parameters
-    ----------
-    n_chunks : int
-        Number of chunks.
-    total_nbytes : int
-        Decoded bytes of all chunks together.
-    """
-    return 3 * total_nbytes + 3468 * max(2 * n_chunks, total_nbytes // 65536)
 
 
 def library_version(functions: object) -> int:

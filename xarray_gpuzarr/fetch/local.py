@@ -39,8 +39,8 @@ from xarray_gpuzarr.fetch.store_errors import (
     short_object_error,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce_rule
-from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.fetch_options import fetch_options
+from xarray_gpuzarr.process.turns import turns
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
@@ -316,7 +316,7 @@ class LocalSource:
                 part = into[n_read:]
                 position = offset + n_read
                 # If the page cache has nothing, another thread may compute while this one waits for the disk.
-                n = read_cached(fd, part, position) or crew.run_without_turn(partial(os.preadv, fd, [part], position))
+                n = read_cached(fd, part, position) or turns.run_without(partial(os.preadv, fd, [part], position))
                 if not n:
                     break
                 n_read += n

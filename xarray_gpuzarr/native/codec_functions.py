@@ -25,7 +25,7 @@ class NativeCodec:
     """Addresses of the functions that decode a codec; 0 where the codec has no such function."""
 
     number: int
-    """Number of the codec in `enum codec` of `loops.c`."""
+    """Number of the codec in `enum codec` of `job.h`."""
     decode: int = 0
     """Decodes a whole chunk."""
     make_context: int = 0
@@ -69,7 +69,7 @@ _NUMBERS: Mapping[Codec, int] = {
     "zlib": 4,
     "gzip": 5,
 }
-"""Numbers of the codecs in `enum codec` of `loops.c`."""
+"""Numbers of the codecs in `enum codec` of `job.h`."""
 _BLOSC = {"decode": "blosc_decompress_ctx", "decode_part": "blosc_getitem"}
 _DECOMPRESSOR = {
     "make_context": "libdeflate_alloc_decompressor",

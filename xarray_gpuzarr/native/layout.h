@@ -1,5 +1,5 @@
-/* Offset and size of each field of the structs that Python passes. structs.py declares the same structs, and compares the two
- * when the library is loaded. A field that is missing here shows by the size of its struct. */
+/* Offset and size of each field of the structs that Python passes. structs.py declares the same structs, and layout.py compares
+ * the two when the library is loaded. A field that is missing here shows by the size of its struct. */
 
 typedef struct {
     const char *name; /* of the field; NULL for the size of the whole struct */

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.native.layout import check_layout
 from xarray_gpuzarr.native.naming import file_name
-from xarray_gpuzarr.native.structs import check_layout
 
 _ENV = "XARRAY_GPUZARR_NATIVE"
 _REINSTALL = "install it again where there is a C compiler (cc, or what CC names)"

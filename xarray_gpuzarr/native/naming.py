@@ -6,7 +6,31 @@ The build runs this file alone, so it imports nothing of the package.
 from hashlib import sha256
 from pathlib import Path
 
-SOURCES = ("loops.c", "steps.h", "read_box.h", "encode.h", "layout.h")
+SOURCES = (
+    "loops.c",
+    "conversions.h",
+    "steps.h",
+    "numbers.h",
+    "crc32c.h",
+    "job.h",
+    "codecs.h",
+    "boxes.h",
+    "read_state.h",
+    "files.h",
+    "place_rows.h",
+    "read_rows.h",
+    "parts.h",
+    "contexts.h",
+    "read_threads.h",
+    "look_up.h",
+    "read_box.h",
+    "write_state.h",
+    "stored_object.h",
+    "encode.h",
+    "put_object.h",
+    "write_threads.h",
+    "layout.h",
+)
 """Files that the library is compiled from."""
 
 

@@ -84,7 +84,7 @@ _MAX_SPARSITY = 100
 """Chunks are worth keeping if a read takes at least one of this many of their elements. Keeping a chunk means to write
 all of it to memory outside the CPU's caches, which costs a tenth of the time of decoding gzip (November 2026)."""
 _NEARLY_ALL = 7 / 8
-"""A chunk of which more than this share is decoded counts as decoded as a whole, as in `decode_part` of `loops.c`."""
+"""A chunk of which more than this share is decoded counts as decoded as a whole, as in `decode_part` of `codecs.h`."""
 
 
 def takes_much(target: Target, grid: ChunkGrid) -> bool:

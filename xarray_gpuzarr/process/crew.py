@@ -4,10 +4,6 @@ All reads and writes share one pool of helpers. The number of threads that decod
 the callers alone are more: a helper leaves a read when other callers have come and the budget is exceeded. When a read
 or write ends, its helpers go to writes that are still under way.
 
-Callers that read short chunks take turns, as many at a time as there are cores, because more threads would keep taking
-the GIL from each other. On two cores, 32 threads needed 276 ms for 64 shards that two threads read in 154 ms (32^3
-uint16 chunks, November 2026). A caller that waits for a disk gives its turn away until it has waited.
-
 The pool is not one of `concurrent.futures`, because a signal that interrupts ``submit`` leaves the locks of such a pool
 held forever. Callers use only C locks and C queues here (see `waiting`), and signals do not reach the pool's threads.
 """
@@ -20,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from ctypes import c_int64
 from queue import SimpleQueue
-from threading import Lock, get_ident
+from threading import Lock
 
 from xarray_gpuzarr.process.counters import Stage, counters
 from xarray_gpuzarr.process.threads import thread_budget, thread_setting
-from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
+from xarray_gpuzarr.process.waiting import run_uninterrupted
 
 Work = Callable[[Callable[[], bool]], None]
 """Carries out tasks from a queue of its own until the queue is empty. The argument is called between two tasks, and
@@ -132,50 +128,11 @@ class Crew:
         """Held while threads are added to the pool."""
         self.threads: list[threading.Thread] = []
         """Threads of the pool."""
-        self.turns: dict[int, Callable[[], int]] = {}
-        """Id of a thread that has its turn -> its `max_turns`, see `begin_turn`."""
-        self.turn_ended = Bell()
-        """Rings when a turn has ended."""
 
     @property
     def n_active(self) -> int:
         """Number of threads that decode or soon will."""
         return sum([run.n_threads for run in list(self._runs)]) + len(self.lone_threads)
-
-    def begin_turn(self, max_turns: Callable[[], int]) -> None:
-        """Wait until fewer than ``max_turns()`` threads have their turn, and let the calling thread have its own.
-
-        Call this in a ``try`` whose ``finally`` removes the thread from `turns` and rings `turn_ended`. One thread may
-        always have its turn, whatever ``max_turns()`` returns.
-        """
-        thread = get_ident()
-        if not self._take_turn(thread, max_turns):
-            self.turn_ended.wait_until(lambda: self._take_turn(thread, max_turns))
-
-    def run_without_turn[Result](self, wait: Callable[[], Result]) -> Result:
-        """Return the result of `wait`. If the calling thread has its turn, another thread may have it meanwhile.
-
-        The calling thread then waits for its turn again. If a signal interrupts that, it is left without one, which
-        the ``finally`` that `begin_turn` describes allows for.
-        """
-        thread = get_ident()
-        max_turns = self.turns.get(thread)
-        if max_turns is None:
-            return wait()
-        try:
-            self.turns.pop(thread, None)
-            self.turn_ended.ring()
-            return wait()
-        finally:
-            self.turn_ended.wait_until(lambda: self._take_turn(thread, max_turns))
-
-    def _take_turn(self, thread: int, max_turns: Callable[[], int]) -> bool:
-        """Give a thread its turn, unless ``max_turns()`` threads have theirs already. Return whether it has it now."""
-        with self._lock:
-            if self.turns and len(self.turns) >= max_turns():
-                return False
-            self.turns[thread] = max_turns
-            return True
 
     def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Return a context manager that counts threads which the caller starts by other means, such as in C.

@@ -2,7 +2,7 @@
 
 A signal handler that raises, such as that of Ctrl-C, runs on the main thread between two bytecodes: after a C function
 has returned, at the start of a Python function, or at the end of an iteration of a loop. Whatever a thread has acquired
-must be released nevertheless. So all code that counts threads (`crew`, `cuda.resources`) follows these rules:
+must be released nevertheless. So all code that counts threads (`crew`, `turns`, `cuda.resources`) follows these rules:
 
 - It records who holds something, under a key that is known beforehand. It never increments and decrements a number.
 - It acquires inside the ``try`` whose ``finally`` begins with the one C call, or assignment, that releases.

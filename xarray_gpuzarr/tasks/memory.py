@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import TABLE_NBYTES, scratch_nbytes
+from xarray_gpuzarr.cuda.workspace import TABLE_NBYTES, scratch_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import max_allocated_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import chunk_device_nbytes

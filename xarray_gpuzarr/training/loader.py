@@ -8,62 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from dataclasses import asdict, replace
+from typing import Any, NoReturn, Self
 
 from xarray import IndexVariable
 
-from xarray_gpuzarr.backend.accessor.explanation import TableText, format_nbytes, html_table
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders.protocol import StreamOf
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.training.explanation import BatchesExplanation, BatchesRow
 from xarray_gpuzarr.training.iterator import BatchIterator, Budget, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
-from xarray_gpuzarr.training.sources import Way, in_c_order
+from xarray_gpuzarr.training.sources import in_c_order
 from xarray_gpuzarr.training.template import Template
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-_TITLES = ("variable", "read")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchesRow:
-    """How the samples of one variable are read, a row of `BatchesExplanation`."""
-
-    variable: str
-    way: Way
-    """``"one plan"``, the fast way, ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
-    why: str
-    """Why they are not read with one plan. Empty if they are, and for a variable in memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BatchesExplanation(TableText):
-    """How the samples of each variable are read. `str`, `repr`, rich and Jupyter show it as a table."""
-
-    rows: tuple[BatchesRow, ...]
-    """One row for each variable that is cut."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
-
-        table = tables.headed_table(gap=2)
-        for title in _TITLES:
-            table.add_column(title, overflow="fold")
-        for row in self.rows:
-            table.add_row(*map(tables.cell, _cells(row)))
-        yield table
-
-    def _repr_html_(self) -> str:
-        return html_table(_TITLES, map(_cells, self.rows))
-
-
-def _cells(row: BatchesRow) -> list[list[str]]:
-    """Return the lines of each cell of a row."""
-    return [[row.variable], [f"{row.way}: {row.why}" if row.why else row.way]]
 
 
 class Batches:

@@ -151,10 +151,7 @@ def batches(  # noqa: PLR0913
         world_size=n_ranks,
     )
     require_batches(order, samples)
-    budget = Budget(
-        prefetch=require_whole("prefetch", prefetch, 0),
-        memory=None if memory is None else _require_nbytes("memory", memory),
-    )
+    budget = _require_budget(prefetch, memory)
     loader = Batches(template, samples, order, budget, follows_ranks=rank is None)
     budget.n_ahead(template, loader.order, samples)  # raises if `memory` is too little for one result
     return loader
@@ -178,6 +175,13 @@ def _require_rank(rank: Any, world_size: Any) -> tuple[int, int]:
             "unusable rank=", tried=f"rank={own_rank}", found=f"world_size={n_ranks}", do="count ranks from 0"
         )
     return own_rank, n_ranks
+
+
+def _require_budget(prefetch: Any, memory: Any) -> Budget:
+    """Return the limits of what is read ahead; raise an `OptionError` if one is invalid."""
+    n_results = require_whole("prefetch", prefetch, 0)
+    max_nbytes = None if memory is None else _require_nbytes("memory", memory)
+    return Budget(prefetch=n_results, memory=max_nbytes)
 
 
 def _samples_in_window(window: Any, batch: int, template: Template) -> int:

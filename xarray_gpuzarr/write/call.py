@@ -41,11 +41,11 @@ from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObjec
 _UNIT_NBYTES = 256 * 1024
 """Decoded bytes of a unit: the chunks that a thread encodes, in its core's cache, before it writes them."""
 _MAX_UNIT_CHUNKS = 64
-"""Largest number of chunks in a unit; `MOST_CHUNKS` of `encode.h`."""
+"""Largest number of chunks in a unit; `MOST_CHUNKS` of `write_state.h`."""
 _UNITS_PER_THREAD = 8
 """Smallest number of units for each thread, as far as there are chunks, so that all threads end at about one time."""
 
-# States of an object after a write, as in `encode.h`.
+# States of an object after a write, as in `write_state.h`.
 _WRITTEN = 1
 _REFUSED = 2
 _DAMAGED = 3
@@ -281,7 +281,7 @@ class WriteCall:
             raise changed_error(written.key, None, None)
         if struct.state == _DAMAGED:
             raise DamagedObjectError(written.key, written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard))
-        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `encode.h`, or no state that says why
+        if struct.state not in (_REFUSED, _NOT_ENCODED):  # `NO_MEMORY` of `write_state.h`, or no state that says why
             raise encoding_memory_error(self.spec, self._n_per_object, "no memory is left")
 
         cause = None

@@ -18,7 +18,7 @@ from xarray_gpuzarr.write.written_axis import WrittenAxis
 _INT64_NBYTES = 8
 _NO_VERSION = (0,) * 5
 """Stands for the version of an object that is not a file; the loops do not look at it. It has as many numbers as a
-version: `VERSION_NUMBERS` in `loops.c`."""
+version: `VERSION_NUMBERS` in `job.h`."""
 
 
 class DamagedObjectError(Exception):

@@ -16,9 +16,9 @@ from helpers.simulated.simulator import SimulatedDevice
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import configure
-from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.locks import SharedLock
 from xarray_gpuzarr.cuda.resources import DeviceResources
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 from xarray_gpuzarr.read import read, stored_array
@@ -173,7 +173,7 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
         fail(KeyboardInterrupt)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resources.Workspace, "wait_until_idle", lambda *_: fail(KeyboardInterrupt))
+        patch.setattr(Workspace, "wait_until_idle", lambda *_: fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pool.run_read(read)
     pool.prepare(1)
@@ -186,7 +186,7 @@ def test_slots_of_an_interrupted_read_are_dropped_however_often_cleaning_fails(m
     device = NotingDevice(LAZY)
     pool = DeviceResources(device, ResourceOptions())
     with monkeypatch.context() as patch:
-        patch.setattr(resources.Workspace, "wait_until_idle", lambda *_: fail(ArithmeticError))
+        patch.setattr(Workspace, "wait_until_idle", lambda *_: fail(ArithmeticError))
         for _ in range(3):  # the first of them is the read's own
             with pytest.raises(ArithmeticError):
                 pool.run_read(lambda workspace: (workspace.borrow_slot(KIB), fail(KeyboardInterrupt)))
@@ -206,7 +206,7 @@ def test_an_output_outlives_a_cleaning_that_was_interrupted(monkeypatch):
     with limits():
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
             for wait in ("wait_for", "wait_until_idle"):
-                patch.setattr(resources.Workspace, wait, lambda *_: fail(KeyboardInterrupt))
+                patch.setattr(Workspace, wait, lambda *_: fail(KeyboardInterrupt))
             read(stored_array(array), ..., reads.decoder, out)
         del out
         gc.collect()
@@ -236,10 +236,10 @@ def test_an_interrupted_closing_leaves_the_others_to_be_settled(monkeypatch):
     pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions())
     settled = []
     workspaces = list(lent_at_once(pool, 3))
-    settle = resources.Workspace.wait_until_idle
-    monkeypatch.setattr(resources.Workspace, "wait_until_idle", lambda space: (settled.append(space), settle(space)))
+    settle = Workspace.wait_until_idle
+    monkeypatch.setattr(Workspace, "wait_until_idle", lambda space: (settled.append(space), settle(space)))
     with monkeypatch.context() as patch:
-        patch.setattr(resources.Workspace, "free_all", lambda *_: fail(KeyboardInterrupt))
+        patch.setattr(Workspace, "free_all", lambda *_: fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pool.close()
     pool.close()

@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, ElementCodec, Filter, PackBits, Rule, why_no_filter
-from xarray_gpuzarr.cuda.nvcomp import fastest_format, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp_formats import fastest_format, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stream
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.stored.array_spec import ArraySpec

@@ -7,9 +7,8 @@ that the device does not decode are decoded by the host, and copied to the devic
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self
@@ -19,7 +18,8 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
 from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import DeviceResources, Workspace
+from xarray_gpuzarr.cuda.resources import DeviceResources
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import require_chain, why_host_checks
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
@@ -40,9 +40,6 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast, cast_array
-
-_PATIENCE_SECONDS = (0.1, 0.4, 1.5)
-"""Seconds to wait after each failed try to read alone, before the next one; see `CudaDecoder.alone`."""
 
 
 class CudaDecoder:
@@ -230,27 +227,8 @@ class CudaDecoder:
         return isinstance(err, DeviceMemoryError) and not isinstance(err, ChunkDoesNotFitError)
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
-        """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
-
-        If several threads have read and memory is still short, the last two steps are repeated after pauses: the users
-        of other threads' results may free them a little later.
-        """
-        resources = self._current_resources()
-
-        def read_after_trim() -> Result:
-            with resources.api.activate():
-                resources.trim()
-            return read()
-
-        def read_patiently() -> Result:
-            if resources.is_shared:
-                for seconds in _PATIENCE_SECONDS:
-                    with suppress(DeviceMemoryError):
-                        return read_after_trim()
-                    time.sleep(seconds)
-            return read_after_trim()
-
-        return resources.lock.exclusive(read_patiently)
+        """Return what `read` returns while no other thread reads; see `DeviceResources.run_alone`."""
+        return self._current_resources().run_alone(read)
 
     def prepare(self) -> Undo:
         """Check nvCOMP, share the caller's pool with CuPy, and build kernels; see `PreparedDecoder.prepare`."""

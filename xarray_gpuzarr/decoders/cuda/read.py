@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import (
     BatchLimits,
@@ -23,7 +23,6 @@ from xarray_gpuzarr.decoders.cuda.batches.row_ranges import (
     RowRange,
     aligned,
     count_chunks,
-    plan_row_ranges,
     row_of,
 )
 from xarray_gpuzarr.decoders.cuda.chain import Chain, chunk_device_nbytes, require_chain, why_host_checks
@@ -33,6 +32,7 @@ from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.receipt import Receipt
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice, different_values
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
+from xarray_gpuzarr.decoders.cuda.staging.segments import SegmentQueue
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch.source import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -41,14 +41,6 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
-
-
-class _Segment(NamedTuple):
-    """Row ranges that are staged together."""
-
-    row_ranges: list[RowRange]
-    ends_batch: bool
-    """Whether this is the last segment of its batch."""
 
 
 @record
@@ -112,14 +104,6 @@ class Read:
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(out))
         self._decoder = BatchDecoder(workspace, self._placing, self._chain)
-        self._uncut: deque[RowRange] = deque()
-        """Row ranges whose rows belong to no segment yet."""
-        self._open_segment: list[RowRange] = []
-        """Row ranges of the segment that is not full yet."""
-        self._unstaged: deque[_Segment] = deque()
-        """Full segments that wait to be staged. Their requests are under way as far as the store's lookahead allows."""
-        self._missing: list[Rows] = []
-        """Rows of missing chunks, as `ReadPlan.missing_piece_numbers`, whose fill values the next batch writes."""
         self._submitted: deque[_Submitted] = deque()
         """Batches that are under way, the oldest first."""
         self._n_submitted = 0
@@ -131,7 +115,7 @@ class Read:
         # fetched.
         n_leftover = target.n_chunks % self._limits.n_chunks
         first_sizes = [n_leftover] if n_leftover else []
-        self._cutter = self._new_cutter(first_sizes)
+        self._segments = SegmentQueue(self._api, self.stager, self._new_cutter(first_sizes))
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the result, which every stream may use without a wait.
@@ -148,7 +132,7 @@ class Read:
         # The batch that is being staged.
         row_ranges: list[RowRange] = []
         staged: list[Staged] = []
-        for segment in self._segments(plans):
+        for segment in self._segments.cut(plans):
             # Begin a batch only once another one may hold memory.
             while not row_ranges and len(self._submitted) >= self._limits.n_batches:
                 self._retire()
@@ -185,46 +169,6 @@ class Read:
             self._submit([RowRange.from_rows(plan, row, row + 1) for plan, row in rows], [decoded])
             self._retire()
 
-    def _segments(self, plans: Iterator[ReadPlan]) -> Iterator[_Segment]:
-        """Cut plans into segments; yield each segment once as many requests are under way as the store takes.
-
-        A row range is cut only when its turn comes, so that those after a batch that had to be shortened are cut for
-        shorter batches, too. At a ``yield``, `_restart_shorter` may empty the queues and fill `_uncut` again.
-        """
-        stager, requests = self.stager, self.stager.requests
-        while True:
-            while self._draw_plans(plans):
-                row_range, full, remaining = self._cutter.cut(self._uncut.popleft())
-                if remaining is not None:
-                    self._uncut.appendleft(remaining)
-                if full is not None:
-                    self._unstaged.append(_Segment(self._open_segment, full == "batch"))
-                    self._open_segment = []
-                self._open_segment.append(row_range)
-                if requests is not None:
-                    requests.add(row_range.requests(stager.max_request_nbytes))
-                while self._unstaged and (requests is None or requests.is_full):
-                    yield self._unstaged.popleft()
-            self._unstaged.append(_Segment(self._open_segment, ends_batch=True))
-            self._open_segment = []
-            while self._unstaged:
-                yield self._unstaged.popleft()
-            # There are row ranges again if memory was short for the last batch.
-            if not self._uncut:
-                return
-
-    def _draw_plans(self, plans: Iterator[ReadPlan]) -> bool:
-        """Draw plans until there are row ranges to cut; return whether there are any."""
-        while not self._uncut:
-            with self._api.range("read::index"):  # drawing a plan reads shard indexes
-                plan = next(plans, None)
-            if plan is None:
-                return False
-            if len(plan.missing_piece_numbers):
-                self._missing.append(plan.missing_piece_numbers)
-            self._uncut.extend(plan_row_ranges(plan, self.stager.rule))
-        return True
-
     def _initial_limits(self) -> BatchLimits:
         """Return the limits that the options allow, or shorter ones if memory was short for earlier reads."""
         workspace = self._workspace
@@ -252,7 +196,8 @@ class Read:
 
     def _submit(self, row_ranges: Sequence[RowRange], staged: Sequence[Staged]) -> None:
         """Let the device decode and place a batch, on the next stream, after the copies of what was staged for it."""
-        rows = [row_range.plan.piece_numbers[row_range.lo : row_range.hi] for row_range in row_ranges] + self._missing
+        rows = [row_range.plan.piece_numbers[row_range.lo : row_range.hi] for row_range in row_ranges]
+        rows += self._segments.missing
         if not rows:  # no plan had a chunk
             return
         api = self._api
@@ -262,7 +207,7 @@ class Read:
         self._n_submitted += 1
         receipt, memories = self._decoder.decode(join_segments(staged), np.concatenate(rows), stream)
         api.record(done, stream)
-        self._missing = []  # only now: if memory had been short, the next batch would have to fill them
+        self._segments.missing.clear()  # only now: if memory had been short, the next batch would have to fill them
         memories += [memory for segment in staged for memory in segment.memories]
         self._submitted.append(_Submitted(row_ranges=row_ranges, receipt=receipt, memories=memories, done=done))
         self._is_shortened = False
@@ -283,16 +228,7 @@ class Read:
         self._workspace.free_all(keep=[self._placing.memory])
         self._is_shortened = True
         self._limits = self._limits.shortened(n_half)
-        self._cutter = self._new_cutter()
-        cut_row_ranges = list(row_ranges)
-        for segment in self._unstaged:
-            cut_row_ranges += segment.row_ranges
-        cut_row_ranges += self._open_segment
-        self._uncut.extendleft(reversed(cut_row_ranges))
-        self._unstaged.clear()
-        self._open_segment = []
-        if self.stager.requests is not None:
-            self.stager.requests.clear()
+        self._segments.restart(row_ranges, self._new_cutter())
         return True
 
     def _retire(self) -> None:

@@ -28,8 +28,8 @@ from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.turns import turns
 
 
 @record
@@ -136,7 +136,7 @@ class CachedRead:
             )
             self._claimed += [keys[i] for i in claimed]
             if other is not None:
-                crew.run_without_turn(other.wait)
+                turns.run_without(other.wait)
                 continue
             stale = [
                 i for i, chunk in enumerate(entries) if chunk is not None and chunk.version != versions[objects[i]]

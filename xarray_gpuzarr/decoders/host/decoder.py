@@ -34,6 +34,7 @@ from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.targets import Target
 from xarray_gpuzarr.process import host_memory, threads
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.turns import turns
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast, cast_array
 
@@ -87,14 +88,14 @@ class HostDecoder:
         thread = get_ident()
         lone_thread = object()  # see `carry_out`
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
-        # Callers take turns, see `process.crew`. A read inside another read of this thread has the turn of that one.
-        takes_turn = is_short and not source.is_remote and thread not in crew.turns
+        # Callers take turns, see `process.turns`. A read inside another read of this thread has the turn of that one.
+        takes_turn = is_short and not source.is_remote and thread not in turns.holders
         cached = cached_read(array, target, source) if self._keeps_chunks else None
         if self._keeps_chunks and cached is None:
             plans = count_unfit(plans, array, target, source)
         try:
             if takes_turn:
-                crew.begin_turn(threads.n_cores)
+                turns.begin(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
             read_schedule = schedule(
@@ -120,9 +121,9 @@ class HostDecoder:
                         cached.end_claim()
                 finally:
                     if takes_turn:
-                        crew.turns.pop(thread, None)
-                        if crew.turn_ended.waiting:
-                            crew.turn_ended.ring()
+                        turns.holders.pop(thread, None)
+                        if turns.ended.waiting:
+                            turns.ended.ring()
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return a function that makes context managers. These do nothing: host memory is the same for all threads."""

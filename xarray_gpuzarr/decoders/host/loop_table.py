@@ -28,16 +28,17 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.host_memory import borrow_buffer
 from xarray_gpuzarr.process.records import Column
+from xarray_gpuzarr.process.turns import turns
 
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
 """What is cached of a file ends at a multiple of this (a sector: pages are multiples of it), or with the file. So a
-read that ends elsewhere, before the end of the room, has met the end of the file; `BLOCK_NBYTES` in `loops.c`."""
+read that ends elsewhere, before the end of the room, has met the end of the file; `BLOCK_NBYTES` in `files.h`."""
 _PLACED, _LEFT = 0, 1
-"""Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `loops.c`."""
+"""Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `job.h`."""
 _IS_DECODED = -3
-"""Takes the place of the length of a chunk that is decoded already; `DECODED` in `loops.c`."""
+"""Takes the place of the length of a chunk that is decoded already; `DECODED` in `job.h`."""
 _NO_VERSION = (0,) * 5
 """Version of a shard that does not exist, so that nothing is read from it."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -195,7 +196,7 @@ class LoopTable:
         n_remaining = self.read_once(files, rows, schedule)
         if files.is_cold:
             files.waits = 1
-            n_remaining = crew.run_without_turn(partial(self.read_once, files, rows, schedule))
+            n_remaining = turns.run_without(partial(self.read_once, files, rows, schedule))
         counters.add(read_nbytes=files.n_read)
         return self._rows_left(rows) if n_remaining else ()
 

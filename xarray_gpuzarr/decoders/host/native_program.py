@@ -48,12 +48,12 @@ _PartialDecoding = Literal["all", "up to", "blocks"]
 """Part of a chunk that the loops decode where only a part is requested: all of it, all up to the last requested
 element, or only the blocks that hold requested elements."""
 _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
-"""Kinds of stages: `enum stage` in `loops.c`."""
+"""Kinds of stages: `enum stage` in `job.h`."""
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
-"""Bytes in front of an area of scratch, where `unshuffle` in `loops.c` writes a header (`HEAD_NBYTES` there), and the
+"""Bytes in front of an area of scratch, where `unshuffle` in `codecs.h` writes a header (`HEAD_NBYTES` there), and the
 alignment of areas."""
 _LEAST_PARTED_NBYTES = 32 * 1024
-"""Chunks shorter than this are always decoded as a whole; `LEAST_PARTED_NBYTES` in `loops.c`."""
+"""Chunks shorter than this are always decoded as a whole; `LEAST_PARTED_NBYTES` in `codecs.h`."""
 _MAX_BLOCK_NBYTES, _MAX_TYPESIZE = 512 * 1024 * 1024, 255
 """Longest block, and longest elements, that the loops unshuffle, in bytes. The first is a round number below C-Blosc's
 own limit, BLOSC_MAX_BLOCKSIZE; the second is BLOSC_MAX_TYPESIZE."""

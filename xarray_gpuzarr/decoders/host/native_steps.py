@@ -19,7 +19,7 @@ from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import AsTypeSpec, ElementSpec, FixedScaleOffsetSpec, ScaleOffsetSpec
 
 DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-"""Names of the dtypes that the loops know, in the order of `enum dtype` in `steps.h`."""
+"""Names of the dtypes that the loops know, in the order of `enum dtype` in `conversions.h`."""
 _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
 """Kinds of steps: `enum kind` in `steps.h`."""
 _MOST_MASKED = 4

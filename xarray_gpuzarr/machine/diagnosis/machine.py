@@ -16,7 +16,7 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.configuration import known_options
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
-from xarray_gpuzarr.cuda.resources import pinned_nbytes, scratch_nbytes
+from xarray_gpuzarr.cuda.workspace import pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.native.codec_functions import slow_codecs

@@ -13,7 +13,7 @@ from helpers.simulated import alignment
 from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import known_frames
 from xarray_gpuzarr.decoders.cuda.checks.placing import placing_check
 from xarray_gpuzarr.decoders.cuda.checks.self_checks import usual_checks

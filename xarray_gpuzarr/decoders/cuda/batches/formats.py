@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
-from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
+from xarray_gpuzarr.cuda.nvcomp_formats import MAX_CHUNK_NBYTES, Format
 from xarray_gpuzarr.frames import blosc as blosc_frames
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.nvcomp import fastest_format
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.nvcomp_formats import fastest_format
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, WrongAnswerError, compare
 from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec

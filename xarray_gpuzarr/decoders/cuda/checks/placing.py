@@ -16,7 +16,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.cast import UNIT_LENGTHS, ElementCast
 from xarray_gpuzarr.cuda.checksum import checksum, final_checksums
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known_frames import content
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Trial, compare, download, upload
 from xarray_gpuzarr.decoders.cuda.decoding.placing import element_cast

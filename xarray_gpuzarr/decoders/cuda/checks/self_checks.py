@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.chain import find_chain
 from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
 from xarray_gpuzarr.decoders.cuda.checks.codecs import compressor_check, element_check, shuffle_check

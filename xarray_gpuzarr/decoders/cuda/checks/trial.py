@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, fastest_format
+from xarray_gpuzarr.cuda.nvcomp import Nvcomp
+from xarray_gpuzarr.cuda.nvcomp_formats import Format, fastest_format
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
 from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFormat
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams

@@ -13,7 +13,7 @@ from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import FilterChunks
 from xarray_gpuzarr.cuda.launch import check_zstd, move, rows_by_length
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Staged, plan_batch

@@ -18,7 +18,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, AxisColumns
 from xarray_gpuzarr.cuda.cast import MAX_UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.placers import Points, Scatter
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes

@@ -18,7 +18,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Stream
 from xarray_gpuzarr.cuda.checksum import final_checksums
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.cuda.workspace_memory import Slot
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan

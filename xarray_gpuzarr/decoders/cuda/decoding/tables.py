@@ -15,7 +15,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.launch import SPARE_FRAME
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain

@@ -14,7 +14,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, RowRange, aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, whole_chunk_blocks, zstd_streams

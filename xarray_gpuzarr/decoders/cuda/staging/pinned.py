@@ -7,30 +7,26 @@ to the device. The host codec decodes them, and they cross decoded; if it cannot
 
 from __future__ import annotations
 
-import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows, join
+from xarray_gpuzarr.cuda.workspace import Workspace
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import ENDLESS, RowRange, aligned, cut_range, row_of
-from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams, find_streams, whole_chunk_blocks
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import ShadowChoice, Shadows
+from xarray_gpuzarr.decoders.cuda.staging.host_chunks import decode_chunks, decode_shadows
 from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
-from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec, strip_checksum
+from xarray_gpuzarr.decoders.cuda.staging.upload_checks import check_checksums, check_headers
 from xarray_gpuzarr.fetch.source import ByteSource
-from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.plan.faults import chunk_fault, vanished_chunk, vanished_shard
+from xarray_gpuzarr.plan.faults import vanished_chunk, vanished_shard
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.host_memory import buffer
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _REQUESTS_PER_THREAD = 2
@@ -107,15 +103,17 @@ class Stager:
         start = stored_start
         nbytes = stored_nbytes
         if self._chain.checksums:
-            ready, start, nbytes = self._check_checksums(upload, present, stored_start, stored_nbytes)
-        ready, streams, shuffled_blocks = self._find_streams(upload, ready, start, nbytes)
+            ready, start, nbytes = check_checksums(self._chain, upload, present, stored_start, stored_nbytes)
+        ready, streams, shuffled_blocks = check_headers(self._chain, upload, ready, start, nbytes)
         # If `is_one_per_chunk`, all chunks are ready: none is missing, and none is left to the host.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
             encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
+            decoded = decode_chunks(self._spec, row_ranges, host_chunks, encoded)
+            self.n_by_host += len(decoded)
             # Without checksums, `start` is the same array as `stored_start`. Only rows of `stored_start` that are ready
             # are used below, and these stay as they are.
-            start[host_chunks] = [upload.append(chunk) for chunk in self._decode(row_ranges, host_chunks, encoded)]
+            start[host_chunks] = [upload.append(chunk) for chunk in decoded]
         shadows = self._shadows(
             row_ranges, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row]))
         )
@@ -146,24 +144,13 @@ class Stager:
             if data is None:
                 raise vanished_chunk(plan, row)
             encoded.append(data)
-        chunks = self._decode(row_ranges, numbers, encoded)
+        chunks = decode_chunks(self._spec, row_ranges, numbers, encoded)
+        self.n_by_host += len(chunks)
         nbytes = self._spec.chunk_nbytes
         memory = self._workspace.device_slots.borrow(aligned(nbytes) * len(chunks), self._workspace.copy)
         upload_pageable(self._workspace, memory.address, chunks)
         address = memory.address + aligned(nbytes) * np.arange(len(chunks), dtype=np.uint64)
         return Staged.from_decoded([memory], address, np.full(len(chunks), nbytes))
-
-    def _decode(self, row_ranges: Sequence[RowRange], numbers: Rows, encoded: Sequence[memoryview]) -> list[memoryview]:
-        """Decode chunks on the host, and count them in `n_by_host`.
-
-        `numbers` are numbers of chunks, counted through all row ranges; `encoded` are the bytes of these chunks. Raises
-        `CorruptChunkError` if the host cannot decode a chunk either.
-        """
-        codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
-        decoded = [memoryview(bytearray(self._spec.chunk_nbytes)) for _ in encoded]
-        _decode_all(row_ranges, numbers, lambda position: codec.decode_into(encoded[position], decoded[position]))
-        self.n_by_host += len(decoded)
-        return decoded
 
     def _shadows(
         self, row_ranges: Sequence[RowRange], ready: Flags, encoded_chunk: Callable[[int], memoryview]
@@ -171,24 +158,15 @@ class Stager:
         """Let the host also decode some of the chunks that the device may decode; return the checksums of the results.
 
         `ready` says for each chunk whether the device may decode it, and `encoded_chunk` returns the encoded bytes of a
-        chunk, given its number. Errors are those of `_decode`.
+        chunk, given its number. Raises `CorruptChunkError` if the host cannot decode a chunk.
         """
         if self._shadow_choice is None:
             return Shadows.empty()
         numbers = self._shadow_choice.choose(ready.nonzero()[0])
         if not len(numbers):
             return Shadows.empty()
-        codec = chunk_codec(self._spec.codecs, self._spec.chunk_nbytes)
         encoded = [encoded_chunk(number) for number in numbers.tolist()]
-        shadows = Shadows.from_columns(len(numbers), chunk=numbers)
-
-        def decode(position: int) -> None:
-            decoded = memoryview(buffer("shadow", self._spec.chunk_nbytes))
-            codec.decode_into(encoded[position], decoded)
-            shadows.crc[position] = zlib.crc32(decoded)
-
-        _decode_all(row_ranges, numbers, decode)
-        return shadows
+        return decode_shadows(self._spec, row_ranges, numbers, encoded)
 
     def _fetch(self, row_ranges: Sequence[RowRange], upload: Upload) -> tuple[Rows, Rows]:
         """Fetch row ranges into the memory of an upload; idle threads help.
@@ -237,81 +215,3 @@ class Stager:
                     raise vanished_shard(row_range.plan.spec, row_range.plan.key_of(row_range.lo))
 
         crew.run(fill, len(destinations), self._n_threads)
-
-    def _check_checksums(self, upload: Upload, present: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Rows, Rows]:
-        """Check the checksums that are stored with chunks.
-
-        Returns which chunks have the right ones, and the positions and lengths of chunks without their checksums.
-        """
-        ready, start, nbytes = present.copy(), start.copy(), nbytes.copy()
-        for row in ready.nonzero()[0].tolist():
-            payload = upload.view(int(start[row]), int(nbytes[row]))
-            skipped_nbytes = 0
-            try:
-                for checksum in self._chain.checksums:
-                    before_nbytes = len(payload)
-                    payload = strip_checksum(checksum, payload)
-                    if checksum.at_start:
-                        skipped_nbytes += before_nbytes - len(payload)
-            except FrameError:
-                ready[row] = False
-            else:
-                start[row] += skipped_nbytes
-                nbytes[row] = len(payload)
-        return ready, start, nbytes
-
-    def _find_streams(
-        self, upload: Upload, ready: Flags, start: Rows, nbytes: Rows
-    ) -> tuple[Flags, Streams, ShuffledBlocks]:
-        """Return which of the `ready` chunks the device may decode, and the streams and shuffled blocks of those."""
-        chain = self._chain
-        inner_nbytes = chain.inner_nbytes
-        arrays = list(upload.arrays())
-        if chain.compressor is None:
-            ready = ready & (nbytes == inner_nbytes)
-            streams = Streams.empty()
-            shuffled_blocks = ShuffledBlocks.empty()
-        elif len(arrays) == 1 and ready.all():
-            ready, streams, shuffled_blocks = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
-        else:
-            # Chunks are in several arrays, or some are missing or damaged.
-            is_sound = np.zeros(len(start), np.bool_)
-            stream_parts: list[Streams] = []
-            block_parts: list[ShuffledBlocks] = []
-            for data, first in arrays:
-                rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
-                is_sound[rows], streams, shuffled_blocks = find_streams(
-                    chain.compressor, data, start[rows] - first, nbytes[rows], inner_nbytes
-                )
-                stream_parts.append(streams.renumbered(rows))
-                block_parts.append(shuffled_blocks.renumbered(rows))
-            keep_numbers = [0] * len(arrays)  # the parts have been renumbered already
-            ready = is_sound
-            streams = join(stream_parts, keep_numbers)
-            shuffled_blocks = join(block_parts, keep_numbers)
-        if chain.shuffle is not None:
-            shuffled_blocks = whole_chunk_blocks(ready.nonzero()[0], inner_nbytes, chain.shuffle)
-        return ready, streams, shuffled_blocks
-
-
-def _decode_all(row_ranges: Sequence[RowRange], numbers: Rows, decode: Callable[[int], None]) -> None:
-    """Call `decode` with every position in `numbers`; idle threads help.
-
-    `numbers` are numbers of chunks, counted through all row ranges. If `decode` raises a `FrameError`, this raises a
-    `CorruptChunkError` that names the chunk.
-    """
-    remaining = deque(range(len(numbers)))
-
-    def decode_remaining(go_on: Callable[[], bool]) -> None:
-        while go_on():
-            try:
-                position = remaining.popleft()
-            except IndexError:
-                return
-            try:
-                decode(position)
-            except FrameError as err:
-                remaining.clear()
-                raise chunk_fault(*row_of(row_ranges, int(numbers[position])), err) from err
-
-    crew.run(decode_remaining, len(numbers))

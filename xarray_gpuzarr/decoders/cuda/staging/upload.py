@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.workspace import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.process.host_memory import copy_bytes
