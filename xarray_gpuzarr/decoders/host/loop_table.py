@@ -32,12 +32,13 @@ from xarray_gpuzarr.process.records import Column
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
-"""What is cached of a file ends at a multiple of this (a sector: pages are multiples of it), or with the file. So a
-read that ends elsewhere, before the end of the room, has met the end of the file; `BLOCK_NBYTES` in `loops.c`."""
+"""The page cache holds a file in multiples of this (a sector: pages are multiples of it), up to the end of the file. So
+if a read stops at any other length, and not because its buffer is full, it has reached the end of the file. This is
+`BLOCK_NBYTES` in `loops.c`."""
 _PLACED, _LEFT = 0, 1
 """Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `loops.c`."""
 _IS_DECODED = -3
-"""Takes the place of the length of a chunk that is decoded already; `DECODED` in `loops.c`."""
+"""Stands in the place of a chunk's encoded length if the chunk is decoded already; `DECODED` in `loops.c`."""
 _NO_VERSION = (0,) * 5
 """Version of a shard that does not exist, so that nothing is read from it."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -127,8 +128,8 @@ class LoopTable:
         """Whether all stored chunks are decoded already."""
         reads_files = source.is_local and self._n_stored > 0 and not self.is_decoded
         self.files = local_files(plan, source) if reads_files else None
-        """Files that the loops read the chunks from, and the memory that the struct points to; None if Python reads
-        the chunks."""
+        """Description of the files that the loops read the chunks from, and what keeps its memory alive; None if
+        Python fetches the chunks, also where `local_files` returns None."""
 
     def _fill_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
         """Fill in the addresses of cached chunks, and of the memory for chunks that are to be kept.
@@ -157,8 +158,8 @@ class LoopTable:
     def nbytes(self) -> Column:
         """Length of each encoded chunk, shape (n,).
 
-        Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks have
-        `MISSING`, which is the same number; chunks that are decoded already have `_IS_DECODED`.
+        Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks, whose
+        rows come last, have `MISSING`, which is the same number. Chunks that are decoded already have `_IS_DECODED`.
         """
         return self._numbers[self._n_chunks : 2 * self._n_chunks]
 
@@ -175,7 +176,7 @@ class LoopTable:
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
         output = self._output
-        scratch_address = 0  # there is no scratch, and missing chunks need none
+        scratch_address = 0  # none, which suffices if all rows are missing chunks
         with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)

@@ -119,12 +119,13 @@ def read_short(
     stored = _object_of(array.spec, target, source) if _may_hold(out, array, target) else None
     if stored is None:
         return None
-    has_versions = source.identity is not None
+    has_versions = source.identity is not None  # False for a `MemoryStore`
     uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and takes_part(target)
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _cached_chunks(keys, source, stored)
     if uses_cache and chunks is None:
-        # An ordinary read fills missing chunks, and keeps the others, at once or when they are read a second time.
+        # An ordinary read fills missing chunks (there are no keys then), and puts others into the cache: at once, or if
+        # one of them was read before.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
             return None
         counters.add(n_cache_misses=len(keys))

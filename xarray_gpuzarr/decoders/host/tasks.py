@@ -244,7 +244,7 @@ class PlanTasks:
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
         bounds = [0]
-        limit = rule.max_nbytes  # of `ends` in the current group
+        limit = rule.max_nbytes  # largest value of `ends` in the current group
         for part, end in enumerate(ends):
             start = bounds[-1]
             is_full = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows
