@@ -40,8 +40,8 @@ class CoalesceRule:
 
     Stores that answer many requests at the same time have a `min_skipped_gap_nbytes`, because another request costs
     nothing while there are few. Gaps of at least this length are skipped. But if there would be more than
-    `n_cheap_requests` requests, the shortest of these gaps are read, too. The gaps that are read have no more bytes in
-    all than the chunks, or than one `min_skipped_gap_nbytes`.
+    `n_cheap_requests` requests, the shortest of these gaps are read, too. All gaps that are read have together no more
+    bytes than the chunks, or no more than `min_skipped_gap_nbytes` if that is more.
     """
 
     max_gap_nbytes: int
