@@ -56,8 +56,8 @@ class Attempts:
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
-        """Types of the errors after which memory was freed, or the decoder allowed another attempt: once for each
-        type."""
+        """Types of the errors after which the read was repeated because memory was freed, or because the decoder
+        allowed it. That is done once for each type."""
 
     def prepare_retry(self, err: Exception) -> bool:
         """Set up the next attempt after an error. Return whether there is one; if not, the caller raises the error.

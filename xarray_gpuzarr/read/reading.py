@@ -151,7 +151,7 @@ def _read_target(
         attempts = Attempts(source, spec, decoder, or_host=or_host)
         while True:
             try:
-                if attempts.is_alone:  # outside of the last `except`, so that no error keeps device memory alive
+                if attempts.is_alone:  # not called in the `except` below, where the error keeps device memory alive
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
             except Exception as err:
