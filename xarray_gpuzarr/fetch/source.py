@@ -103,7 +103,8 @@ class ChunkVersions(Protocol):
     def settled_version(self, key: str) -> Version:
         """Return the version of an object whose decoded chunks may be cached; None if a change might go unnoticed.
 
-        No request is made. The version of a shard is that from which its index was read; `start_check` compares it.
+        No request is made. The version of a shard is that from which its index was read; `start_check` compares it with
+        the current one.
         """
 
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:

@@ -39,7 +39,8 @@ random, all answers come from the one that answered before in 1 of 65 000 cases.
 care_by_store: dict[Hashable, Care] = {}
 """Care for the stores, by their identity, that have shown in this process that they need more than the usual one."""
 uncut_stores: set[Hashable] = set()
-"""Identities of stores whose answers have no version, so that their objects are not requested in pieces."""
+"""Identities of stores whose answers have no versions that can be compared. Their objects are not requested in
+pieces."""
 
 
 class VersionConflicts:

@@ -69,7 +69,7 @@ class Attempts:
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):  # options are not a matter of the store
             err.within(self._source.name)
         if isinstance(err, PiecesDifferError):
-            if err.lacks_versions:  # so later reads of the store would fail in the same way
+            if err.never_cut:
                 uncut_stores.add(self._source.identity)
             was_cut = self.cuts_objects
             self.cuts_objects = False
