@@ -171,7 +171,8 @@ class LoopOutput:
     def place_rows(self, rows_address: int, start: int, stop: int, scratch_address: int, n_threads: int) -> int:
         """Decode and place the rows ``[start, stop)``, which are in memory; return the number of rows that were left.
 
-        `rows_address` is the address of a `RowsStruct`; `scratch_address` that of `scratch_nbytes` for each thread.
+        `rows_address` is the address of a `RowsStruct`, and `scratch_address` the address of scratch memory, of which
+        each thread needs `scratch_nbytes`.
         """
         return int(self._loops.place_rows(self.address, rows_address, start, stop, scratch_address, n_threads))
 
@@ -180,8 +181,8 @@ class LoopOutput:
     ) -> int:
         """Read, decode and place the rows ``[start, stop)`` of local files; return the number of rows that were left.
 
-        `rows_address` and `files_address` are those of a `RowsStruct` and a `FilesStruct`; `scratch_address` is that of
-        `scratch_nbytes` for each thread.
+        `rows_address` and `files_address` are the addresses of a `RowsStruct` and a `FilesStruct`, and
+        `scratch_address` is the address of scratch memory, of which each thread needs `scratch_nbytes`.
         """
         return int(
             self._loops.read_rows(self.address, rows_address, files_address, start, stop, scratch_address, n_threads)

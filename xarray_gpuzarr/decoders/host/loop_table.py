@@ -115,10 +115,10 @@ class LoopTable:
         self._n_chunks = plan.n_chunks
         self._n_stored = plan.n_stored
         # Three columns: addresses of encoded chunks, their lengths, and room for a status per row, of one byte each.
-        self._numbers = np.empty(3 * self._n_chunks, np.int64)
-        first = address(self._numbers)
-        column_nbytes = self._numbers.itemsize * self._n_chunks
-        self._numbers[self._n_chunks : 2 * self._n_chunks] = plan.all_nbytes
+        self._columns = np.empty(3 * self._n_chunks, np.int64)
+        first = address(self._columns)
+        column_nbytes = self._columns.itemsize * self._n_chunks
+        self._columns[self._n_chunks : 2 * self._n_chunks] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
         boxes = output.set_boxes(plan, struct)
         decoded = None if chunks is None else self._fill_chunks(chunks, struct)
@@ -136,7 +136,7 @@ class LoopTable:
 
         Returns an object that keeps all of this memory alive.
         """
-        src = self._numbers[: self._n_chunks]
+        src = self._columns[: self._n_chunks]
         nbytes = self.nbytes
         for row, chunk in chunks.cached.items():
             src[row] = chunk.address
@@ -152,7 +152,7 @@ class LoopTable:
     @property
     def _status(self) -> npt.NDArray[np.uint8]:
         """Status of each row, uint8: item `i` is that of row `i`, undefined until a call has treated the row."""
-        return self._numbers[2 * self._n_chunks :].view(np.uint8)
+        return self._columns[2 * self._n_chunks :].view(np.uint8)
 
     @property
     def nbytes(self) -> Column:
@@ -161,7 +161,7 @@ class LoopTable:
         Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks, whose
         rows come last, have `MISSING`, which is the same number. Chunks that are decoded already have `_IS_DECODED`.
         """
-        return self._numbers[self._n_chunks : 2 * self._n_chunks]
+        return self._columns[self._n_chunks : 2 * self._n_chunks]
 
     def placed_rows(self, rows: Iterable[int]) -> list[int]:
         """Return those of `rows` that the loops have decoded and placed. All rows must have been treated."""
@@ -171,7 +171,7 @@ class LoopTable:
     def set_encoded(self, chunks: EncodedChunks) -> None:
         """Set the addresses and lengths of encoded chunks that were fetched."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
-        self._numbers[rows], self.nbytes[rows] = chunks.locate()
+        self._columns[rows], self.nbytes[rows] = chunks.locate()
 
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
@@ -222,8 +222,8 @@ class LoopTable:
 def whole_blocks(nbytes: int) -> int:
     """Return the length in bytes of the blocks that hold the first `nbytes` bytes of a file.
 
-    A file of `nbytes` bytes that is read into so much memory ends inside the last block, unless it fills this block. So
-    the loops see its end without a second read.
+    If so many bytes are requested of a file of `nbytes` bytes, the read stops inside the last block, unless the file
+    fills this block. So the loops see without a second read where the file ends.
     """
     return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
 
@@ -241,7 +241,7 @@ def encoded_path(path: str) -> bytes | None:
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object] | None:
-    """Return the files that hold the chunks of a plan; None if the path of one of them cannot be that of a file.
+    """Return the files that hold the chunks of a plan; None if a path among them is impossible as that of a file.
 
     Parameters
     ----------

@@ -94,8 +94,9 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     if n_threads > 1 and not is_remote:  # for remote stores, latency determines the length of requests
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
         # Encoded chunks may be very short, so the number of chunks is limited, too.
+        least_rows = -(-costs.least_part_nbytes // array.chunk_nbytes)  # rounded up
         share = n_chunks // n_threads // costs.parts_a_thread
-        rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_thread))
+        rows_a_part = max(least_rows, min(share, rows_a_thread))
     # Several chunks that are only copied get no threads of the loops, since two threads copy a short read no faster
     # than one. The crew's threads then help sooner.
     longest_alone_s = costs.serial_s if array.is_copied else costs.loops_s

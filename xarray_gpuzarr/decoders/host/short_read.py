@@ -210,7 +210,9 @@ def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Objec
     """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
     version = source.settled_version(stored.key) if chunks and None not in chunks else None
-    if version is None or (stored.index is not None and version != stored.version):
+    if version is None:
+        return None
+    if stored.index is not None and version != stored.version:  # the offsets in `keys` are from an outdated index
         return None
     current = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
     return current if len(current) == len(keys) else None
@@ -221,7 +223,7 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: ShardIndex | None) -> Se
     assert target.spans is not None
     if index is None:
         return [0]
-    entries = [0]  # positions in the index of the shard, of the axes so far
+    entries = [0]  # positions of the chunks in the index of the shard, as far as the axes so far determine them
     for span, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
         numbers = [chunk % per_shard for chunk in chunks_of_span(span, range(span.n_pieces))]
         entries = [entry * per_shard + number for entry in entries for number in numbers]
