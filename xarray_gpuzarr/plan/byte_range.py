@@ -113,7 +113,7 @@ def _skipped_gaps(
     shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
     lengths = gaps[shortest_first]
     n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
-    # Number of requests if all gaps were skipped, minus those of them that cost nothing.
+    # Number of requests that cost something if all gaps are skipped. Each gap that is read saves one request.
     n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
     max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
     n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))

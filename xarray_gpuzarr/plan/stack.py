@@ -133,7 +133,7 @@ def _sample_pieces(n_samples: int) -> AxisPieces:
 
 def _boxes(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.boxes`."""
-    # For each axis: the number of pieces of any sample, or a column with that of each sample.
+    # For each axis, the number of pieces of a sample: a number if it is the same for all samples, else a column.
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
     _check_number(n_samples * math.prod(max_pieces), "boxes of a stack")
