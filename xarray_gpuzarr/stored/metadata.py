@@ -243,7 +243,7 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
     return ShardIndexSpec(
         n_chunks=n_chunks,
         location=sharding.index_location,
-        endian=serializer.endian or "little",  # without a byte order, that of hosts
+        endian=serializer.endian or "little",  # metadata without a byte order mean that of the host
         checksum=bool(checksums),
     )
 
