@@ -78,7 +78,7 @@ class Attempts:
             self.use_cache = False
             versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
             is_repeated = versions.should_retry(err)
-            self.care = versions.care  # which `should_retry` may have raised
+            self.care = versions.care  # `should_retry` may have increased it
             return is_repeated
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")

@@ -140,7 +140,7 @@ def _read_target(
     source = stored.source
     assert source is not None
     account = counters.local.account
-    before = account.stage
+    previous_stage = account.stage
     try:
         account.switch("decode")
         # A read in one call reports no progress, and takes only `Care.USUAL`.
@@ -159,9 +159,9 @@ def _read_target(
                     raise
     finally:
         try:
-            account.switch(before)
+            account.switch(previous_stage)
         finally:  # even if a signal interrupts the line above
-            account.stage = before
+            account.stage = previous_stage
 
 
 def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:

@@ -62,15 +62,15 @@ class ChunkTables:
         if self._block is None and self._held_back is None and not self._requested:
             raise StopIteration
         account = counters.local.account
-        before = account.stage
+        previous_stage = account.stage
         try:
             account.switch("index")
             plan = self._next_plan()
         finally:
             try:
-                account.switch(before)
+                account.switch(previous_stage)
             finally:  # even if a signal interrupts the line above
-                account.stage = before
+                account.stage = previous_stage
         if self._progress is not None:
             self._progress.begin_table(plan.n_chunks)
         self.n_shards += len(plan.keys)
