@@ -77,17 +77,17 @@ class VersionConflicts:
             else:
                 needed_care = self._probe(err.key)
             if needed_care is not Care.USUAL:
-                self._raise_care(needed_care, for_later_reads=True)
+                self._increase_care(needed_care, for_later_reads=True)
                 self._warn(err)
         elif self.care is Care.ASK_AGAIN and not self._attempts_left:
-            self._raise_care(Care.ONE_ANSWER, for_later_reads=True)
+            self._increase_care(Care.ONE_ANSWER, for_later_reads=True)
         if self.care is Care.USUAL and not self._attempts_left:
             # Another process replaces the object again and again.
-            self._raise_care(Care.ONE_ANSWER, for_later_reads=False)
+            self._increase_care(Care.ONE_ANSWER, for_later_reads=False)
         return self._attempts_left > 0
 
-    def _raise_care(self, care: Care, *, for_later_reads: bool) -> None:
-        """Take more care from now on, and also in later reads of the store if `for_later_reads`."""
+    def _increase_care(self, care: Care, *, for_later_reads: bool) -> None:
+        """Take this care from now on, and also in later reads of the store if `for_later_reads`."""
         self.care = care
         self._attempts_left = _ATTEMPTS[care]
         if for_later_reads and self._source.identity is not None:
