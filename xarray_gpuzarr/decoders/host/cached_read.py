@@ -43,7 +43,7 @@ class PlanChunks:
     decoded into."""
 
     def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
-        """Divide a plan in two, one of the cached chunks and one of all others, including missing ones.
+        """Divide a plan into two: one of the cached chunks, and one of all others, including missing ones.
 
         Returns each plan with its own `PlanChunks`.
         """

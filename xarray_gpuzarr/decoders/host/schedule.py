@@ -82,12 +82,12 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     costs : Costs
         Costs of handing work to other threads.
     """
-    # Bytes to decode: all those of several chunks, which may be more than the result has. For a single chunk, only the
+    # Several chunks are decoded as a whole, which may be more bytes than the result has. For a single chunk, only the
     # result counts: one thread decodes it, whatever its length, but several may copy it.
-    nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
+    is_single = n_chunks == 1
+    nbytes = out_nbytes if is_single else max(out_nbytes, n_chunks * array.chunk_nbytes)
     seconds = nbytes / array.rate
     is_long = seconds >= costs.serial_s
-    is_single = n_chunks == 1
     n_threads = budget if is_long and not is_single else 1
     rows_a_thread = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
     part_nbytes = rows_a_part = _NO_LIMIT
