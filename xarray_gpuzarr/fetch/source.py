@@ -98,7 +98,7 @@ class ChunkVersions(Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What is read from; equal in all reads of one store."""
+        """Value that all reads of one store share, and that differs between stores."""
 
     def settled_version(self, key: str) -> Version:
         """Return the version of an object whose decoded chunks may be cached; None if a change might go unnoticed.
@@ -180,7 +180,7 @@ class ObjectSource(ByteSource, Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What the source reads from, equal for all sources of one store; None if it is unknown."""
+        """Value that all sources of one store share, and that differs between stores; None if there is none."""
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
         """Return text that differs between sources, from which dask makes tokens."""

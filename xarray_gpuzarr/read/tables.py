@@ -98,7 +98,9 @@ class ChunkTables:
             indexed.append(entry)
             n_rows += block.n_rows
             is_last = self._block is None and not self._requested
-            if is_last or not index.from_cache:  # chunks are fetched before the next index is waited for
+            # If the index had to be fetched, the read may have to wait for the next one, too, so chunks are fetched
+            # first.
+            if is_last or not index.from_cache:
                 break
         return self._plan(indexed)
 

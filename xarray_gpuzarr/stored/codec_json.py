@@ -167,7 +167,7 @@ def _scale_offset(conf: Conf, dtype: DType) -> ScaleOffsetSpec | None:
 def _number_of_dtype(value: Json, dtype: np.dtype[Any]) -> float | None:
     """Return a JSON number rounded to `dtype`, as in zarr-python.
 
-    None if it is no number, or not a whole one although `dtype` is of integers.
+    Returns None if it is not a number, or if it has a fraction although `dtype` is an integer dtype.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
