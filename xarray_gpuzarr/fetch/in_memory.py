@@ -57,7 +57,10 @@ class MemorySource(SourceWithoutFiles):
 
     @property
     def rule(self) -> CoalesceRule:
-        """Rule with parts of 2 MiB, as for local files. Gaps are skipped, since another part costs no request."""
+        """Rule by which one thread reads up to 64 ranges one after another, together at most 2 MiB, as for local files.
+
+        Gaps are skipped, since another range costs no request.
+        """
         return coalesce_rule(fetch_options(), _RULE)
 
     def for_one_read(

@@ -30,7 +30,7 @@ class ArrayPlace:
     """
 
     server: Hashable
-    """What holds the objects: "file" for local files, else a value that is equal for stores of one server."""
+    """Server that holds the objects: "file" for local files, else a value that all stores on one server share."""
     address: str
     """Path of the node on the server, without slashes at its ends."""
     path: str

@@ -59,17 +59,18 @@ class ObjectPieces:
         """Raise `PiecesDifferError` unless a piece is of the version of the first one that arrived."""
         version = _NO_OBJECT if edge is None else edge.version
         if version is None:
-            # An answer without bytes is made up for a range behind the end, and says nothing about the store.
+            # For a piece behind the end of the object, `StoreSource` itself makes an answer, without bytes and without
+            # a version. It does not show whether the store sends versions.
             ends_before = edge is not None and not edge.data
             found = "an object that ends before the piece" if ends_before else "answers without a version"
-            raise self._error(key, found, lacks_versions=not ends_before)
+            raise self._error(key, found, never_cut=not ends_before)
         if edge is not None and not edge.settled:  # the next version might have the same tag and times
-            # Without a date, no object of the store ever counts as old enough.
+            # If the store sends no dates, none of its objects ever counts as old enough.
             is_dated = isinstance(version, Marks) and isinstance(version.modified, datetime)
-            raise self._error(key, "an object that may have just been written", lacks_versions=not is_dated)
+            raise self._error(key, "an object that may have just been written", never_cut=not is_dated)
         first = self._versions.setdefault(key, version)
         if version != first:
             raise self._error(key, f"version {first}; version {version}")
 
-    def _error(self, key: str, found: str, *, lacks_versions: bool = False) -> PiecesDifferError:
-        return pieces_differ_error(f"{self._source.name}/{key}", found, lacks_versions=lacks_versions)
+    def _error(self, key: str, found: str, *, never_cut: bool = False) -> PiecesDifferError:
+        return pieces_differ_error(f"{self._source.name}/{key}", found, never_cut=never_cut)

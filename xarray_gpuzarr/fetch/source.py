@@ -98,12 +98,13 @@ class ChunkVersions(Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What is read from; equal in all reads of one store."""
+        """Value that all reads of one store share, and that differs between stores."""
 
     def settled_version(self, key: str) -> Version:
         """Return the version of an object whose decoded chunks may be cached; None if a change might go unnoticed.
 
-        No request is made. The version of a shard is that from which its index was read; `start_check` compares it.
+        No request is made. The version of a shard is that from which its index was read; `start_check` compares it with
+        the current one.
         """
 
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
@@ -179,7 +180,7 @@ class ObjectSource(ByteSource, Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What the source reads from, equal for all sources of one store; None if it is unknown."""
+        """Value that all sources of one store share, and that differs between stores; None if there is none."""
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
         """Return text that differs between sources, from which dask makes tokens."""

@@ -25,8 +25,9 @@ class ObjectChangedError(StoreReadError):
 class PiecesDifferError(StoreReadError):
     """The pieces of an object are of several versions, or may be. The object has to be requested as a whole."""
 
-    lacks_versions = False
-    """Whether the reason is that the store never sends versions of its objects that could be compared."""
+    never_cut = False
+    """Whether no object of the store should be requested in pieces again, since the store never sends versions that can
+    be compared."""
 
 
 class ObjectTooLongError(Exception):
@@ -68,15 +69,18 @@ def short_object_error(name: str, offset: int, nbytes: int, n_read: int) -> Stor
     )
 
 
-def pieces_differ_error(name: str, found: str, *, lacks_versions: bool = False) -> PiecesDifferError:
-    """Return the error for an object whose pieces are, or may be, of several versions; `found` says why."""
+def pieces_differ_error(name: str, found: str, *, never_cut: bool = False) -> PiecesDifferError:
+    """Return the error for an object whose pieces are, or may be, of several versions; `found` says why.
+
+    `never_cut` is that of `PiecesDifferError`.
+    """
     err = PiecesDifferError(
         f"{name} cannot be read in pieces",
         tried="several requests for parts of it, which have to be of one version",
         found=found,
         do="read again once nothing writes to it",
     )
-    err.lacks_versions = lacks_versions
+    err.never_cut = never_cut
     return err
 
 

@@ -17,8 +17,8 @@ _FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 def store_token(store: Store) -> str:
     """Return text that differs between stores: the `repr` of zarr's own stores, else a digest of the pickled store.
 
-    The `repr` of other stores may lack what makes them unique: that of fsspec's has neither their options nor their
-    server. Of a store that cannot be pickled, the text differs at each call.
+    The `repr` of other stores may lack what makes them unique: an `FsspecStore` shows neither its options nor its
+    server. For a store that cannot be pickled, the text differs at each call.
     """
     if isinstance(store, LocalStore | MemoryStore | ZipStore):
         return repr(store)

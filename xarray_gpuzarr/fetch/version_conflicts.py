@@ -39,7 +39,8 @@ random, all answers come from the one that answered before in 1 of 65 000 cases.
 care_by_store: dict[Hashable, Care] = {}
 """Care for the stores, by their identity, that have shown in this process that they need more than the usual one."""
 uncut_stores: set[Hashable] = set()
-"""Identities of stores whose answers have no version, so that their objects are not requested in pieces."""
+"""Identities of stores whose answers have no versions that can be compared. Their objects are not requested in
+pieces."""
 
 
 class VersionConflicts:
@@ -76,17 +77,17 @@ class VersionConflicts:
             else:
                 needed_care = self._probe(err.key)
             if needed_care is not Care.USUAL:
-                self._raise_care(needed_care, for_later_reads=True)
+                self._increase_care(needed_care, for_later_reads=True)
                 self._warn(err)
         elif self.care is Care.ASK_AGAIN and not self._attempts_left:
-            self._raise_care(Care.ONE_ANSWER, for_later_reads=True)
+            self._increase_care(Care.ONE_ANSWER, for_later_reads=True)
         if self.care is Care.USUAL and not self._attempts_left:
             # Another process replaces the object again and again.
-            self._raise_care(Care.ONE_ANSWER, for_later_reads=False)
+            self._increase_care(Care.ONE_ANSWER, for_later_reads=False)
         return self._attempts_left > 0
 
-    def _raise_care(self, care: Care, *, for_later_reads: bool) -> None:
-        """Take more care from now on, and also in later reads of the store if `for_later_reads`."""
+    def _increase_care(self, care: Care, *, for_later_reads: bool) -> None:
+        """Take this care from now on, and also in later reads of the store if `for_later_reads`."""
         self.care = care
         self._attempts_left = _ATTEMPTS[care]
         if for_later_reads and self._source.identity is not None:

@@ -149,7 +149,7 @@ def native_codec(codec: Codec) -> NativeCodec | None:
 def native_encoder(codec: Codec) -> NativeEncoder | None:
     """Return the functions that encode a codec.
 
-    None if its library cannot be loaded or does not export them, or if the loops only decode the codec.
+    Returns None if its library cannot be loaded or does not export them, or if the loops only decode the codec.
     """
     if codec == "raw":
         return NativeEncoder(encode=0)
@@ -160,9 +160,10 @@ def native_encoder(codec: Codec) -> NativeEncoder | None:
 
 
 def why_slow(codec: Codec) -> str:
-    """Return why the loops do not decode or encode a codec, and what to install; an empty string if there is no reason.
+    """Return why the loops cannot call the library of a codec, and what to install; an empty string if they can.
 
-    There is none for "raw", nor for encoding a codec that the loops only decode.
+    The text is also empty for "raw", which has no library. Nothing is said about encoding a codec that the loops only
+    decode.
     """
     reasons = []
     if codec in _DECODERS:

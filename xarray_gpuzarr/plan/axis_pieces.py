@@ -47,8 +47,8 @@ class AxisPieces:
     """Whether the next read of the same elements gets this very object. Values computed from it are then worth caching
     (`OutputBoxes`)."""
     index_start: Column | None = None
-    """First position of each piece in `index`; None if it is `out_start`. It differs for stacks, whose samples share
-    one `index`."""
+    """First position of each piece in `index`; None if it is `out_start`. It differs for a stack, where the indices of
+    all samples lie one after another in `index`."""
 
     def in_keys(self) -> list[slice | Column]:
         """Return, for each piece, the index of the requested elements in the chunk."""
@@ -86,7 +86,7 @@ def span_of_slice(start: int, stop: int, step: int, chunk_length: int) -> Span |
     n = (stop - start - 1) // step + 1
     if n == 1:
         return Span(start, 1, 1, 1, chunk_length)  # the step of a single element does not matter
-    if step > chunk_length:
+    if step > chunk_length:  # each element lies in a chunk of its own
         return Span(start, n, step, n, chunk_length)
     last = start + (n - 1) * step
     return Span(start, n, step, last // chunk_length - start // chunk_length + 1, chunk_length)
@@ -109,7 +109,7 @@ def shards_of_span(span: Span, per_shard: int) -> Iterator[tuple[int, range]]:
         return
     start = 0
     for shard in range(first // shard_length, (first + (n_elements - 1) * step) // shard_length + 1):
-        end = (shard + 1) * shard_length
+        end = (shard + 1) * shard_length  # first element behind the shard
         if step <= chunk_length:
             stop = min(n_pieces, end // chunk_length - first_chunk)
         else:  # each element is a piece
@@ -212,8 +212,8 @@ def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_
         Number of elements of a chunk along the axis.
     """
     border = chunk * chunk_length
-    # The first position in the selection that lies in the chunk, and the first one after the chunk.
-    # These divisions are rounded up.
+    # The first position in the selection that lies in the chunk, and the first one that lies behind the chunk. The
+    # negated divisions are rounded up.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
     return AxisPieces(

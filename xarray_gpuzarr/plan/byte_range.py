@@ -40,8 +40,8 @@ class CoalesceRule:
 
     Stores that answer many requests at the same time have a `min_skipped_gap_nbytes`, because another request costs
     nothing while there are few. Gaps of at least this length are skipped. But if there would be more than
-    `n_cheap_requests` requests, the shortest of these gaps are read, too. The gaps that are read have no more bytes in
-    all than the chunks, or than one `min_skipped_gap_nbytes`.
+    `n_cheap_requests` requests, the shortest of these gaps are read, too. All gaps that are read have together no more
+    bytes than the chunks, or no more than `min_skipped_gap_nbytes` if that is more.
     """
 
     max_gap_nbytes: int
@@ -113,7 +113,7 @@ def _skipped_gaps(
     shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
     lengths = gaps[shortest_first]
     n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
-    # Number of requests if all gaps were skipped, minus those of them that cost nothing.
+    # Number of requests that cost something if all gaps are skipped. Each gap that is read saves one request.
     n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
     max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
     n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))

@@ -15,7 +15,7 @@ from xarray_gpuzarr.process.records import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crops:
-    """Evenly spaced elements of each sample along one axis: as many for each, from a start of its own."""
+    """Evenly spaced elements of each sample along one axis. Samples have equally many, and each has its own start."""
 
     start: Column
     """First element of each sample, counted from the start of the axis; shape (n_samples,)."""

@@ -45,7 +45,7 @@ class Block:
     ranges: tuple[range, ...]
     """Piece numbers along each axis for a box target; for other targets, one range of positions in `groups`."""
     groups: Column | None = None
-    """Group numbers; None for a box target."""
+    """Numbers of groups; None for a box target. A group is what a target of points or stacks takes of one chunk."""
 
     @property
     def piece_numbers(self) -> Column:
@@ -167,8 +167,8 @@ class ReadPlan:
     def take(self, rows: Column, missing_piece_numbers: Column) -> Self:
         """Return a plan of some stored and some missing chunks.
 
-        `rows` are the rows of the stored ones in ascending order, int64, shape (n,). `missing_piece_numbers` are some
-        of this plan's.
+        `rows` are the rows of the stored ones in ascending order, int64, shape (n,). `missing_piece_numbers` are those
+        rows of this plan's `missing_piece_numbers` that the new plan gets.
         """
         columns = self.object.take(rows), self.offset.take(rows), self.nbytes.take(rows)
         all_piece_numbers = np.concatenate([self.piece_numbers.take(rows, axis=0), missing_piece_numbers])
@@ -254,7 +254,7 @@ def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
 def _groups_by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
     """Yield the store key of each shard, and the numbers of the groups whose chunks it holds."""
     shard_coordinates = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
-    # An array that has been resized may have more shards than the grid of `spec`.
+    # The grid of `spec` may be older than the target: an array that was resized since may have more shards.
     n_shards = tuple((shard_coordinates.max(axis=0, initial=0) + 1).tolist())
     shard_numbers = chunk_numbers(shard_coordinates, n_shards)
     order = stable_order(shard_numbers)

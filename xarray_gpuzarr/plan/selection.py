@@ -67,25 +67,25 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
     undo: list[tuple[int, slice | Column | int]] = []
     for axis, (key, length) in enumerate(zip(_expand(selection, len(shape)), shape, strict=True)):
         ordered: slice | Column
-        back: slice | Column | int | None
+        undo_index: slice | Column | int | None
         if isinstance(key, slice):
-            ordered, back = _ordered_slice(key, length)
+            ordered, undo_index = _ordered_slice(key, length)
         elif type(key) is int and -length <= key < length:  # the last branch does the same, but takes 4 us
             index = key + length if key < 0 else key
-            ordered, back = slice(index, index + 1), 0
+            ordered, undo_index = slice(index, index + 1), 0
         else:
             try:
                 array = np.asarray(key)
             except ValueError as err:  # a ragged list
                 raise _bad_index(key, str(err)) from err
             if array.ndim:
-                ordered, back = _ordered_array(array, length, axis)
+                ordered, undo_index = _ordered_array(array, length, axis)
             else:
                 index = int(checked_index(array, length, axis))
-                ordered, back = slice(index, index + 1), 0
+                ordered, undo_index = slice(index, index + 1), 0
         in_order.append(ordered)
-        if back is not None:
-            undo.append((axis, back))
+        if undo_index is not None:
+            undo.append((axis, undo_index))
     if not undo:
         return OuterSelection(selectors=tuple(in_order), undo=())
     # Integers drop their axis, so they are applied last, from the last axis to the first.
@@ -143,8 +143,8 @@ def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Col
     index = checked_index(array, length, axis)
     if len(index) < 2 or bool((np.diff(index) >= 0).all()):
         return index, None
-    ordered, back = np.unique(index, return_inverse=True)
-    return ordered, back
+    ordered, undo_index = np.unique(index, return_inverse=True)
+    return ordered, undo_index
 
 
 def checked_index(array: npt.NDArray[Any], length: int, axis: int) -> Column:

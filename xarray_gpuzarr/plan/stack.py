@@ -1,8 +1,8 @@
 """Stacks: crops of one array that are read together, each chunk once for all samples.
 
 The output has an axis of samples before the axes of the array. A *box* is the part of a sample that lies in one chunk.
-A row of numbers describes it: that of the sample, and a piece number along each axis of the array (see `axis_pieces`).
-`stack_target` sorts the boxes by chunk.
+A row of numbers describes it: the number of the sample, and a piece number along each axis of the array (see
+`axis_pieces`). `stack_target` sorts the boxes by chunk.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _sample_pieces(n_samples: int) -> AxisPieces:
 
 def _boxes(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     """Return all combinations of each sample's pieces, sample by sample in C order; see `BoxGroups.boxes`."""
-    # For each axis: the number of pieces of any sample, or a column with that of each sample.
+    # For each axis, the number of pieces of a sample: a number if it is the same for all samples, else a column.
     n_pieces = [len(pieces.chunk) if n is None else n for pieces, n in axes]
     max_pieces = [n if isinstance(n, int) else int(n.max()) for n in n_pieces]
     _check_number(n_samples * math.prod(max_pieces), "boxes of a stack")
@@ -187,7 +187,7 @@ def _cut_axis(axis: int, selected: StackAxis, n_samples: int, length: int, chunk
         return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
     if len(table) > 1:
         return _cut_table(table, chunk_length)
-    # All samples have the elements of the one row, or there is only one sample.
+    # The table has one row: a 1-D index that all samples share, or the index of the only sample.
     return intersect_axis(table[0], length, chunk_length), None
 
 

@@ -39,7 +39,7 @@ class BoxTarget:
     Parameters
     ----------
     axes : sequence of (slice or numpy.ndarray, int, int)
-        For each axis, the requested elements, the length of the axis, and that of a chunk along it; see
+        For each axis, the requested elements, the length of the axis, and the length of a chunk along it; see
         `intersect_axis`.
     per_shard : sequence of int
         Number of chunks of a shard along each axis.
@@ -47,7 +47,7 @@ class BoxTarget:
 
     def __init__(self, axes: Sequence[tuple[slice | Column, int, int]], per_shard: Sequence[int]) -> None:
         self.axes = axes
-        """For each axis, the requested elements, the length of the axis, and that of a chunk along it."""
+        """For each axis, the requested elements, the length of the axis, and the length of a chunk along it."""
         self._per_shard = per_shard
         spans = [
             span_of_slice(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None

@@ -85,9 +85,9 @@ class Account:
 
     def __init__(self) -> None:
         self.numbers = dict.fromkeys(_NUMBERS, 0)
-        """Field of `Counts` -> its sum."""
+        """Sum of each field of `Counts`, by its name."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        """Stage -> seconds in it, without those since the thread entered the present stage."""
+        """Seconds in each stage, without those since the thread entered the present one."""
         self.stage: Stage | None = None
         """Stage that the thread is in; None if it is in none."""
         self.since = 0.0

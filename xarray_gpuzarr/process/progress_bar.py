@@ -155,7 +155,8 @@ class Bars:
         self._end.acquire()
         self._ended.acquire()
         with suppress(RuntimeError):
-            _thread.start_new_thread(copy_context().run, (self._draw_on,))  # in a notebook, the context names the cell
+            # In a notebook, the context tells in which cell to draw.
+            _thread.start_new_thread(copy_context().run, (self._draw_on,))
             self._has_thread = True
 
     def close(self) -> None:

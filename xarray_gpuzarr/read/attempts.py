@@ -56,8 +56,8 @@ class Attempts:
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
-        """Types of the errors after which memory was freed, or the decoder allowed another attempt: once for each
-        type."""
+        """Types of the errors after which the read was repeated because memory was freed, or because the decoder
+        allowed it. That is done once for each type."""
 
     def prepare_retry(self, err: Exception) -> bool:
         """Set up the next attempt after an error. Return whether there is one; if not, the caller raises the error.
@@ -69,7 +69,7 @@ class Attempts:
         if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):  # options are not a matter of the store
             err.within(self._source.name)
         if isinstance(err, PiecesDifferError):
-            if err.lacks_versions:  # so later reads of the store would fail in the same way
+            if err.never_cut:
                 uncut_stores.add(self._source.identity)
             was_cut = self.cuts_objects
             self.cuts_objects = False
@@ -78,7 +78,7 @@ class Attempts:
             self.use_cache = False
             versions = self._versions = self._versions or VersionConflicts(self._source, self.care)
             is_repeated = versions.should_retry(err)
-            self.care = versions.care  # which `should_retry` may have raised
+            self.care = versions.care  # `should_retry` may have increased it
             return is_repeated
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")

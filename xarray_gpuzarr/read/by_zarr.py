@@ -54,7 +54,7 @@ def read_by_zarr(
     assert stored.zarr_array is not None
     array = checked_array(stored.zarr_array)
     account = counters.local.account
-    before = account.stage
+    previous_stage = account.stage
     try:
         account.switch("zarr")
         block = _select(array, key, pointwise=pointwise)
@@ -77,9 +77,9 @@ def read_by_zarr(
         raise error.within(source.name) from err
     finally:
         try:
-            account.switch(before)
+            account.switch(previous_stage)
         finally:  # even if a signal interrupts the line above
-            account.stage = before
+            account.stage = previous_stage
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
         return block

@@ -140,7 +140,7 @@ def _read_target(
     source = stored.source
     assert source is not None
     account = counters.local.account
-    before = account.stage
+    previous_stage = account.stage
     try:
         account.switch("decode")
         # A read in one call reports no progress, and takes only `Care.USUAL`.
@@ -151,7 +151,7 @@ def _read_target(
         attempts = Attempts(source, spec, decoder, or_host=or_host)
         while True:
             try:
-                if attempts.is_alone:  # outside of the last `except`, so that no error keeps device memory alive
+                if attempts.is_alone:  # not called in the `except` below, where the error keeps device memory alive
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
             except Exception as err:
@@ -159,9 +159,9 @@ def _read_target(
                     raise
     finally:
         try:
-            account.switch(before)
+            account.switch(previous_stage)
         finally:  # even if a signal interrupts the line above
-            account.stage = before
+            account.stage = previous_stage
 
 
 def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:

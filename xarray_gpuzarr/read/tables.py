@@ -46,14 +46,13 @@ class ChunkTables:
         self._block = next(self._blocks, None)
         """Next block whose index is to be requested; None if there is none."""
         self._requested: deque[tuple[Block, FetchedIndex | PendingIndex]] = deque()
-        """Blocks whose indexes have been requested or found in the cache, in order. If the index of the first block was
-        in the cache, the block was alone when it was added."""
+        """Blocks whose indexes have been requested or found in the cache, in the order in which they are planned."""
         self._held_back: tuple[Block, FetchedIndex] | None = None
-        """Block that would have made the last plan too long, so it begins the next one; None if there was no such."""
+        """Block that would have made the last plan too long, so it begins the next one; None if there is none."""
         self.n_shards = 0
         """Number of shards, or of unsharded chunks, in all plans so far."""
         self.chunk_nbytes = 0
-        """Decoded bytes of the chunks of all plans so far, of those that the decoder finds in its cache as well."""
+        """Decoded bytes of the chunks of all plans so far, including chunks that the decoder finds in its cache."""
 
     def __iter__(self) -> Self:
         return self
@@ -63,15 +62,15 @@ class ChunkTables:
         if self._block is None and self._held_back is None and not self._requested:
             raise StopIteration
         account = counters.local.account
-        before = account.stage
+        previous_stage = account.stage
         try:
             account.switch("index")
             plan = self._next_plan()
         finally:
             try:
-                account.switch(before)
+                account.switch(previous_stage)
             finally:  # even if a signal interrupts the line above
-                account.stage = before
+                account.stage = previous_stage
         if self._progress is not None:
             self._progress.begin_table(plan.n_chunks)
         self.n_shards += len(plan.keys)
@@ -99,7 +98,9 @@ class ChunkTables:
             indexed.append(entry)
             n_rows += block.n_rows
             is_last = self._block is None and not self._requested
-            if is_last or not index.from_cache:  # chunks are fetched before the next index is waited for
+            # If the index had to be fetched, the read may have to wait for the next one, too, so chunks are fetched
+            # first.
+            if is_last or not index.from_cache:
                 break
         return self._plan(indexed)
 
@@ -139,17 +140,17 @@ class ChunkTables:
         """Return the plan of blocks with their indexes. Raises `CorruptChunkError` for a chunk that is too long."""
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in indexed]
-        plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
+        plan = plan_read(spec, target, blocks, [fetched.index for _, fetched in indexed])
         is_too_long = plan.longest_nbytes > spec.max_encoded_nbytes
         if is_too_long or plan.n_stored < plan.n_chunks:
             # If no chunk of a shard is stored, no request will show that the shard was replaced. So its cached index is
             # read again. If a chunk is too long, a cached index may be that of an earlier array: all are read again.
-            requested = set() if is_too_long else set(plan.object.tolist())
-            doubtful = [n for n, (_, found) in enumerate(indexed) if found.from_cache and n not in requested]
+            requested_shards = set() if is_too_long else set(plan.object.tolist())
+            doubtful = [n for n, (_, fetched) in enumerate(indexed) if fetched.from_cache and n not in requested_shards]
             for n in doubtful:
                 indexed[n] = blocks[n], snapshot.refetch_index(plan.keys[n])
             if doubtful:
-                plan = plan_read(spec, target, blocks, [found.index for _, found in indexed])
+                plan = plan_read(spec, target, blocks, [fetched.index for _, fetched in indexed])
         if plan.longest_nbytes > spec.max_encoded_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))

@@ -126,9 +126,9 @@ class ArraySpec:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """For each axis of a chunk as it is laid out in the decompressed bytes, the axis of the array.
+        """Axes of the array in the order in which a chunk's decompressed bytes hold them: those of C order, transposed.
 
-        Transposes have been applied to this layout, and decoding has not undone them yet.
+        Decoding undoes the transposes later, when it places the elements.
         """
         order = tuple(range(self.grid.ndim))
         for codec in self.codecs.array_to_array:

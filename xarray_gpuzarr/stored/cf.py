@@ -122,6 +122,7 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     # xarray makes booleans of what the other attributes have decoded, which a cast cannot do.
     if is_boolean and (view or has_arithmetic):
         return None
+    # A scale or an offset may be text, for example.
     if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):
         return None
     return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)

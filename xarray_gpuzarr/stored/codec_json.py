@@ -72,11 +72,12 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
         else:
             bytes_to_bytes.append(spec)  # type: ignore[arg-type]  # codecs after the serializer work on bytes
     if serializer is None:
-        # The serializer is unknown (vlen-utf8, packbits, ...): it is the last codec that was taken for one of arrays.
-        if not array_to_array or not isinstance(array_to_array[-1], OtherSpec):
+        # An unknown serializer (vlen-utf8, packbits, ...) has been put among the array-to-array codecs, as the last
+        # one.
+        last_codec = array_to_array.pop() if array_to_array else None
+        if not isinstance(last_codec, OtherSpec):
             raise _bad_codec(codecs, "no codec turns the array into bytes")
-        serializer = OtherSpec(name=array_to_array[-1].name, configuration=array_to_array[-1].configuration)
-        array_to_array.pop()
+        serializer = last_codec
     if isinstance(serializer, BytesSpec):
         _set_byte_order(array_to_array, serializer.endian)
     return PipelineSpec(
@@ -122,15 +123,19 @@ def _known_codec(name: str, conf: Conf, dtype: DType, *, is_transposed: bool) ->
         return _WITHOUT_CONFIGURATION[name]() if name in _WITHOUT_CONFIGURATION else None
     codec_id = name.removeprefix(_PREFIX)
     if dtype is None:
-        # `parse_numcodec` takes None for format 2. Compressors are parsed alike in both formats.
-        return parse_numcodec(codec_id, conf, None) if codec_id in {*COMPRESSORS, "blosc"} else None
+        # The dtype is unknown here, but to `parse_numcodec`, None means format 2. So only compressors are passed on,
+        # which are parsed alike in both formats.
+        is_compressor = codec_id in {*COMPRESSORS, "blosc"}
+        return parse_numcodec(codec_id, conf, None) if is_compressor else None
     spec = parse_numcodec(codec_id, conf, dtype)
     if not isinstance(spec, ElementSpec):
         return spec
-    # zarr-python passes a transposed view to numcodecs, some of whose codecs read it in the order of memory.
-    in_order = not is_transposed or isinstance(spec, AsTypeSpec)
-    # `packbits` decodes to booleans, whatever the elements that it gets.
-    return spec if in_order and spec.decoded == dtype.str else None
+    # zarr-python passes a transposed view to numcodecs, some of whose codecs read it in the order of memory. Such
+    # arrays are left to zarr-python, unless the codec is `astype`, which converts each element by itself.
+    if is_transposed and not isinstance(spec, AsTypeSpec):
+        return None
+    # `packbits` decodes to booleans. An array of another dtype that has this codec is left to zarr-python.
+    return spec if spec.decoded == dtype.str else None
 
 
 def _bytes(conf: Conf, dtype: DType) -> BytesSpec:
@@ -162,7 +167,7 @@ def _scale_offset(conf: Conf, dtype: DType) -> ScaleOffsetSpec | None:
 def _number_of_dtype(value: Json, dtype: np.dtype[Any]) -> float | None:
     """Return a JSON number rounded to `dtype`, as in zarr-python.
 
-    None if it is no number, or not a whole one although `dtype` is of integers.
+    Returns None if it is not a number, or if it has a fraction although `dtype` is an integer dtype.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -70,8 +70,10 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Return the result of `parse_array`, given an array's metadata and its path in the store without leading slash."""
     metadata_id = id(metadata)
     entry = parsed_metadata.get(metadata_id)
-    if entry is not None and entry[0]() is metadata and entry[1] == path:
-        return entry[2]
+    if entry is not None:
+        reference, parsed_path, spec = entry
+        if reference() is metadata and parsed_path == path:
+            return spec
     try:
         spec = _parse(metadata, path)
     except MetadataError:  # it is a ValueError, too
@@ -110,8 +112,8 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
-        # This array was just created: in format 3, the byte order of the dtype is not stored. In format 2, there are no
-        # such filters, since all codecs work on bytes.
+        # Format 3 does not store the byte order of the dtype: this array was just created, and if it is opened again,
+        # it has the native one. Arrays of format 2 do not come here, since all of their codecs work on bytes.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if ZARR_VERSION < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _refuse_wrong_elements(path, array_codecs(metadata))
@@ -241,7 +243,7 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
     return ShardIndexSpec(
         n_chunks=n_chunks,
         location=sharding.index_location,
-        endian=serializer.endian or "little",  # without a byte order, that of hosts
+        endian=serializer.endian or "little",  # metadata without a byte order mean that of the host
         checksum=bool(checksums),
     )
 

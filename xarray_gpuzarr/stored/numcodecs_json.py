@@ -104,7 +104,7 @@ def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
 
 
 def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec | None:
-    # A missing size is 4 in format 2, as in numcodecs, and that of the array's dtype in format 3, as in zarr-python.
+    # A missing size is 4 in format 2, as in numcodecs, and the array's itemsize in format 3, as in zarr-python.
     elementsize = conf.get("elementsize", 4 if dtype is None else None)
     if elementsize is None and dtype is not None:
         elementsize = dtype.itemsize

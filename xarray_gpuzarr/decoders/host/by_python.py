@@ -65,10 +65,12 @@ class ChunkPlacer:
 
         Returns None unless `HostArray.may_be_direct`, the whole chunk is requested, and its box is contiguous.
 
-        Each call makes a new view. Without the GIL, CPython loses count of the slices that threads take from a view
-        that they share, and releases it (python/cpython issue 127716).
+        Each call makes a new view, so that threads do not share one: without the GIL, CPython miscounts the slices that
+        several threads take from one view, and releases the view too early (python/cpython issue 127716).
         """
-        if not self._array.may_be_direct or not isinstance(self._target, BoxTarget) or self._keys.has_index:
+        if not self._array.may_be_direct or not isinstance(self._target, BoxTarget):
+            return None
+        if self._keys.has_index:  # the elements may be requested in another order than they are stored in
             return None
         (key,) = self._keys.out_keys(numbers)
         box = self._out[key]
@@ -106,6 +108,7 @@ class ChunkPlacer:
         except FrameError:
             raise
         except Exception as err:  # a registered codec may raise anything
+            # Without a number, an OSError tells of a damaged frame, such as `gzip.BadGzipFile`.
             is_system_error = isinstance(err, OSError) and err.errno is not None
             cannot_run = is_system_error or isinstance(err, ImportError | NotImplementedError | MemoryError)
             error_class = CodecFailure if cannot_run else FrameError
@@ -155,7 +158,7 @@ class BoxKeys:
             elements = chunk_of_stack[slices]
             listed = [(axis, key) for axis, key in enumerate(keys) if not isinstance(key, slice)]
             # Index arrays are applied axis by axis, the one that leaves the smallest share first. A single index of all
-            # axes could be longer than the chunk.
+            # axes would have an entry for each element, and could take more memory than the chunk.
             listed.sort(key=lambda item: len(item[1]) / chunk_of_stack.shape[item[0]])
             for axis, key in listed:
                 elements = elements.take(key, axis)

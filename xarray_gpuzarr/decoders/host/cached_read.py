@@ -43,10 +43,13 @@ class PlanChunks:
     decoded into."""
 
     def split(self, plan: ReadPlan) -> tuple[tuple[ReadPlan, PlanChunks], tuple[ReadPlan, PlanChunks]]:
-        """Return the plan of the cached chunks, and that of all others and of missing chunks, each with its chunks."""
+        """Divide a plan into two: one of the cached chunks, and one of all others, including missing ones.
+
+        Returns each plan with its own `PlanChunks`.
+        """
         cached_rows = np.array(sorted(self.cached), np.int64)
         other_rows = np.delete(np.arange(plan.n_stored), cached_rows)
-        # The chunks by row of the new plans.
+        # The keys of these dictionaries are rows of the new plans.
         cached = {i: self.cached[row] for i, row in enumerate(cached_rows.tolist())}
         to_keep = {i: self.to_keep[row] for i, row in enumerate(other_rows.tolist()) if row in self.to_keep}
         cached_plan = plan.take(cached_rows, plan.missing_piece_numbers[:0])
@@ -75,15 +78,16 @@ class CachedRead:
         self._array, self._partial, self._versions = array, partial, versions
         self._claim = Claim()
         self.end_claim = self._claim.end
-        """Ends the claim of this read. It is a single call of C, which no signal can interrupt."""
+        """Ends the claim of this read, so that reads that wait for its chunks go on. This is a single call of C, which
+        no signal can interrupt. Reads that succeed call `forget_claim` before it."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
         self._is_remote = is_remote
         self._checks: list[PendingCheck] = []
-        """Checks of the versions of shards that have been asked for."""
+        """Checks that remote shards still have the versions of their cached chunks. `check` waits for them."""
         self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
-        """Whether chunks are kept when they are first read. Those of a server are, since they come whole; others are if
-        decoding only a part of them saves little."""
+        """Whether chunks are kept when they are first read. Those of a server are, since they are fetched whole; others
+        are if decoding only a part of them saves little."""
 
     def look_up(self, plan: ReadPlan) -> PlanChunks | None:
         """Look up those chunks of a plan of which the read takes a part.
@@ -108,6 +112,8 @@ class CachedRead:
         chunks = PlanChunks(cached={row: chunk for row, chunk in zip(rows, entries, strict=True) if chunk}, to_keep={})
         for i in claimed:
             self._keep(chunks, rows[i], keys[i], versions[objects[rows[i]]])
+        # The versions of unsharded chunks are those that their files have now. The version of a shard is the one that
+        # its index was read from, and the index may be from a cache, so the shard may have changed since.
         if chunks.cached and self._array.spec.index is not None:
             row_by_object = {objects[row]: row for row in chunks.cached}  # one cached chunk is enough for each shard
             check = self._versions.start_check([(plan.keys[n], offsets[row]) for n, row in row_by_object.items()])
@@ -157,12 +163,15 @@ class CachedRead:
                 chunk_cache.cache.put(key, chunk)
 
     def check(self) -> None:
-        """Wait for all checks of remote shards; raise `ObjectChangedError` if one has another version."""
+        """Wait for the checks of all remote shards. Raises `ObjectChangedError` if one of them was replaced."""
         for check in self._checks:
             check()
 
     def forget_claim(self) -> None:
-        """Remove this read's claim of its chunks, which were put into the cache before."""
+        """Remove this read's claim from the cache of chunks, since its chunks are in that cache by now.
+
+        A read that fails does not call this. `end_claim` suffices then: an ended claim is treated as none.
+        """
         if self._claimed:
             chunk_cache.cache.forget(self._claimed, self._claim)
 
@@ -195,10 +204,10 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
 
 
 def count_unfit(plans: Iterator[ReadPlan], array: HostArray, target: Target, source: ByteSource) -> Iterator[ReadPlan]:
-    """Return the plans of a read that does not use the cache, and count those chunks that it is too small for.
+    """Return the same plans, and count chunks that the cache would keep if it were larger.
 
-    The chunks of a plan of which the read takes a part are counted when the plan is drawn. Nothing is counted for other
-    reads, whose plans are returned as they are.
+    This is for reads that do not use the cache. If the reason is that the cache is too small, those chunks of which the
+    read takes a part are counted whenever a plan is drawn. Otherwise, nothing is counted.
     """
     if source.chunk_versions is None or not are_unfit(array, target.n_chunks):
         return plans

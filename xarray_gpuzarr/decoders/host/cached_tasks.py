@@ -38,7 +38,7 @@ class CachedTasks:
 
     def _plan_tasks(self, plan: ReadPlan, chunks: PlanChunks) -> Iterator[Task]:
         """Yield the tasks of one plan: a single one, without requests, if all its stored chunks are cached."""
-        if not plan.n_chunks:
+        if not plan.n_chunks:  # `PlanChunks.split` may leave one of its plans empty
             return
         tasks = PlanTasks(self._read, plan, chunks=chunks)
         if chunks.to_keep:

@@ -1,9 +1,9 @@
 """The cache of decoded chunks: after a read of a part of a chunk, a read of another part needs no decoding.
 
-A process has one cache, of bounded size. It keeps chunks before CF decoding, in one of two forms: the one from which
-the compiled loops place elements, or, without the loops, plain decoded chunks. A chunk belongs to one version of its
-object, and is used only if the object is known to have that version, see `ChunkVersions`. `cached_read` has the cache
-as a single read uses it.
+A process has one cache, of bounded size. It keeps chunks before CF decoding, in one of two forms: as the compiled loops
+have them when they begin to place elements, or, without the loops, simply decoded. A chunk belongs to one version of
+its object, and is used only if the object is known to have that version, see `ChunkVersions`. The module `cached_read`
+uses the cache for a single read.
 
 Threads that need a chunk at the same time decode it once: the first one claims it, and the others wait for the end of
 the claim. A read with claims of its own never waits, so reads cannot wait for each other in a circle.
@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the claim has ended, and its chunks are in the cache unless they could not be kept."""
+        """Whether the claim has ended. Its chunks are in the cache by then, unless they could not be kept."""
         return not self._under_way.locked()
 
     def wait(self) -> None:
@@ -132,7 +132,7 @@ class ChunkCache:
         return chunks, claimed, None
 
     def remember_new(self, keys: Sequence[ChunkKey]) -> bool:
-        """Return whether none of the chunks was looked up before. If so, remember them: their next read keeps them."""
+        """Return whether none of the chunks was looked up before. If so, remember them: the next read may keep them."""
         with self._lock:
             if any(key in self._seen or key in self._claims for key in keys):
                 return False
@@ -144,7 +144,11 @@ class ChunkCache:
         self.entries.put(key, chunk, fetch_options().cache_nbytes)
 
     def forget(self, keys: Sequence[ChunkKey], claim: Claim) -> None:
-        """Remove a claim that is about to end. If Ctrl-C prevents this, the next claim of the chunks replaces it."""
+        """Remove a claim that is about to end.
+
+        If Ctrl-C prevents this, the claim stays until another read claims the same chunks. No read waits for it, since
+        it has ended.
+        """
         with self._lock:
             for key in keys:
                 if self._claims.get(key) is claim:
@@ -174,7 +178,10 @@ host_memory.release_functions.append(lambda: cache.clear())  # noqa: PLW0108  # 
 
 
 def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
-    """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source."""
+    """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source.
+
+    The store key comes last, as `CachedRead.put` expects.
+    """
     return identity, array.spec.metadata, array.kept_form, key
 
 
@@ -184,7 +191,7 @@ def are_kept_at_once(array: HostArray, target: Target) -> bool:
     For this, decoding all of a chunk must take hardly longer than decoding the part, and the read must take much of
     each chunk, such as a plane.
     """
-    decodes_most = array.decodes == "all" or (array.decodes == "up to" and reaches_most(target))
+    decodes_most = array.partial_decoding == "all" or (array.partial_decoding == "up to" and reaches_most(target))
     return decodes_most and takes_much(target, array.spec.grid)
 
 
@@ -202,7 +209,7 @@ def may_be_kept(array: HostArray, n_chunks: int) -> bool:
 
 
 def are_unfit(array: HostArray, n_chunks: int) -> bool:
-    """Whether `n_chunks` chunks of an array are not kept only because the cache is too small for them."""
+    """Whether the cache is too small for `n_chunks` chunks of an array, and would keep them if it were larger."""
     limit = fetch_options().cache_nbytes
     nbytes = array.kept_nbytes
     if array.is_copied or not nbytes or not limit or n_chunks > _MOST_CHUNKS:

@@ -149,10 +149,11 @@ class ChunkCodec:
             copy_bytes(decoded, dst)
 
     def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
-        """Return the decoded chunk. It is in `dst`, unless the last stage is a checksum or there is no stage.
+        """Return the decoded chunk, which is in `dst` if the last stage writes one.
 
-        It is then a part of `src`, or of memory of earlier stages, which the next call on this thread overwrites. If
-        `is_view`, `dst` is not needed and may be None.
+        A checksum writes nothing. If it is the last stage, or if there is no stage, the result is a part of `src`, or
+        of the memory of an earlier stage, which the next call on this thread overwrites. `dst` may be None if
+        `is_view`.
         """
         last = len(self._stages) - 1
         for number, (stage, nbytes) in enumerate(zip(self._stages, self._decoded_nbytes, strict=True)):

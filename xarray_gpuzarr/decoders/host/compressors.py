@@ -43,7 +43,7 @@ class Compressor:
     rate: float
     """Approximate number of bytes that one thread decodes in a second."""
     native: Codec | None
-    """Name of the codec in the loops; None if they do not know it. They know all of today's."""
+    """Name of the codec in the loops; None if they do not know it. At present, they know all codecs of the table."""
 
 
 LIBRARY_ERRORS = (
@@ -62,9 +62,12 @@ LIBRARY_ERRORS = (
 _COPY_RATE = 4e9
 """Approximate number of bytes that one thread copies in a second."""
 _LZ4 = numcodecs.get_codec({"id": "lz4"})
-_BLOSC_CNAME_BIT, _BLOSC_STORED, _SNAPPY = 5, 2, 2
-"""In the flags of a Blosc frame, its third byte: the first bit of the compressor's number, the flag of an uncompressed
-frame, and the number of snappy."""
+_BLOSC_CNAME_BIT = 5
+"""First bit of the compressor's number in the flags of a Blosc frame, which are its third byte."""
+_BLOSC_STORED = 2
+"""Flag of a Blosc frame whose blocks are not compressed."""
+_SNAPPY = 2
+"""Number of the compressor snappy in a Blosc frame."""
 
 
 def _gzip_at_most(src: memoryview, most_nbytes: int) -> memoryview:
@@ -171,7 +174,7 @@ def decode_at_most(spec: CompressorSpec, src: memoryview, most_nbytes: int) -> m
 
 def decoded_rate(pipeline: PipelineSpec) -> float:
     """Return the approximate number of bytes that one thread decodes and places in a second."""
-    if pipeline.other is not None:
+    if pipeline.other is not None:  # a codec that only zarr-python knows counts as slow
         return min(compressor.rate for compressor in HOST_COMPRESSORS.values())
     rates = [HOST_COMPRESSORS[type(stage)].rate for stage in pipeline.stages if type(stage) in HOST_COMPRESSORS]
     return min(rates, default=_COPY_RATE)

@@ -93,9 +93,11 @@ def _delta(_spec: DeltaSpec, encoded: Array, decoded: Array) -> None:
 
 
 def _fixed_scale_offset(spec: FixedScaleOffsetSpec, encoded: Array, decoded: Array) -> None:
-    dtype = np.true_divide(encoded[:0], spec.scale).dtype
-    is_in_place = decoded.dtype == dtype
-    quotient = decoded if is_in_place else buffer("quotient", encoded.size * dtype.itemsize).view(dtype)
+    quotient_dtype = np.true_divide(encoded[:0], spec.scale).dtype
+    if decoded.dtype == quotient_dtype:
+        quotient = decoded
+    else:
+        quotient = buffer("quotient", encoded.size * quotient_dtype.itemsize).view(quotient_dtype)
     np.true_divide(encoded, spec.scale, out=quotient)
     np.add(quotient, spec.offset, out=decoded, casting="unsafe")
 
@@ -115,7 +117,8 @@ def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None
         return
     if (encoded % scale).any():
         raise FrameError(f"an element is no multiple of {spec.scale}")
-    # The negative of the lowest number needs a wider dtype. There is none for int64, where zarr-python lets it wrap.
+    # The negative of a dtype's lowest number needs a wider dtype. There is none for int64, where zarr-python lets it
+    # wrap.
     quotient = encoded.astype(np.int64) // -1 if spec.scale == -1 else encoded // scale
     lowest = int(quotient.min()) + int(spec.offset)
     highest = int(quotient.max()) + int(spec.offset)

@@ -62,15 +62,18 @@ class HostArray:
         """Bytes of a chunk in `chunk_cache`: of the elements that the loops place; without a program, of the decoded
         chunk."""
         self.kept_form = None if self.program is None else self.program.placed_dtype.str
-        """Part of the keys in `chunk_cache`, which keeps chunks for the loops apart from others."""
-        self.decodes = "all" if self.program is None else self.program.decodes
-        """Part of a chunk that is decoded where only a part is requested, see `NativeProgram`."""
+        """Dtype of the elements that the loops place; None without a program. It is a part of the keys in
+        `chunk_cache`, so that chunks in different forms have different keys."""
+        self.partial_decoding = "all" if self.program is None else self.program.decodes
+        """How much of a chunk is decoded if only some of its elements are requested: "all" of it, all "up to" the last
+        requested element, or the "blocks" that hold requested elements."""
         self.rate = decoded_rate(spec.codecs)
         """Approximate number of bytes that a thread decodes in a second."""
         is_view = self.codec is not None and self.codec.is_view
         self.is_copied = is_view and (self.program is None or self.program.is_copied)
-        """Whether chunks have neither a compressor nor a filter. If there are loops, they also have no checksum, and
-        elements are not converted."""
+        """Whether placing a chunk is a mere copy: it has neither a compressor nor a filter. With a program, it must
+        have no checksum or conversion of elements either, since the loops check and convert a chunk while they place
+        it."""
 
     @cached_property
     def fill(self) -> Array:

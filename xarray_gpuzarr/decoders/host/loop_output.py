@@ -35,8 +35,7 @@ class _PieceTables:
     steps: tuple[int, ...]
     """Distance between requested elements along each axis."""
     index_addresses: tuple[int, ...]
-    """Address of the requested elements along each axis, 0 if they are evenly spaced. Empty if they are along all
-    axes."""
+    """Address of the index array of each axis, 0 for an axis of evenly spaced elements. Empty if all axes are such."""
     table_address: int
     """Address of three columns, each with the pieces of all axes one after another: the first requested element of each
     piece (of an index array, the first position in it), the first position in the output, and the count."""
@@ -54,7 +53,7 @@ def _tables_of_pieces(pieces: Sequence[AxisPieces]) -> _PieceTables:
             indexes.append(0)
             continue
         # For an index array, `firsts` has positions in that array. They equal the positions in the output, unless the
-        # samples of a stack share one index array.
+        # indices of all samples of a stack lie one after another in one array.
         starts = axis_pieces.out_start if axis_pieces.index_start is None else axis_pieces.index_start
         firsts.append(starts)
         indexes.append(address(axis_pieces.index))
@@ -141,6 +140,7 @@ class LoopOutput:
         self._in_strides = array.placed_strides
         self._out_stride = out.strides[0] if out.ndim else 0  # for points, whose output is flat
         if isinstance(target, BoxTarget) and target.spans is not None:
+            # For a box of evenly spaced elements, the loops write the table of pieces.
             spans = target.spans
             n_pieces = tuple([span.n_pieces for span in spans])
             n_pieces_in_all = sum(n_pieces)
@@ -171,7 +171,8 @@ class LoopOutput:
     def place_rows(self, rows_address: int, start: int, stop: int, scratch_address: int, n_threads: int) -> int:
         """Decode and place the rows ``[start, stop)``, which are in memory; return the number of rows that were left.
 
-        `rows_address` is the address of a `RowsStruct`; `scratch_address` that of `scratch_nbytes` for each thread.
+        `rows_address` is the address of a `RowsStruct`, and `scratch_address` the address of scratch memory, of which
+        each thread needs `scratch_nbytes`.
         """
         return int(self._loops.place_rows(self.address, rows_address, start, stop, scratch_address, n_threads))
 
@@ -180,8 +181,8 @@ class LoopOutput:
     ) -> int:
         """Read, decode and place the rows ``[start, stop)`` of local files; return the number of rows that were left.
 
-        `rows_address` and `files_address` are those of a `RowsStruct` and a `FilesStruct`; `scratch_address` is that of
-        `scratch_nbytes` for each thread.
+        `rows_address` and `files_address` are the addresses of a `RowsStruct` and a `FilesStruct`, and
+        `scratch_address` is the address of scratch memory, of which each thread needs `scratch_nbytes`.
         """
         return int(
             self._loops.read_rows(self.address, rows_address, files_address, start, stop, scratch_address, n_threads)
@@ -214,6 +215,7 @@ class LoopOutput:
         start = groups.bounds.take(group)
         n_points = groups.bounds.take(group + 1) - start
         first_point = np.concatenate([_ZERO, n_points.cumsum()])
+        # Numbers of the points of all rows, row by row. A row has the points ``start, start + 1, ...`` of the target.
         points = np.arange(first_point[-1]) + (start - first_point[:-1]).repeat(n_points)
         in_offset = np.ascontiguousarray(
             groups.chunk_offset.take(points, axis=0) @ np.array(self._in_strides, np.int64)

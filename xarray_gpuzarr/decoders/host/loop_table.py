@@ -33,12 +33,13 @@ from xarray_gpuzarr.process.turns import turns
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
-"""What is cached of a file ends at a multiple of this (a sector: pages are multiples of it), or with the file. So a
-read that ends elsewhere, before the end of the room, has met the end of the file; `BLOCK_NBYTES` in `files.h`."""
+"""The page cache holds a file in multiples of this (a sector: pages are multiples of it), up to the end of the file. So
+if a read stops at any other length, and not because its buffer is full, it has reached the end of the file. This is
+`BLOCK_NBYTES` in `files.h`."""
 _PLACED, _LEFT = 0, 1
 """Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `job.h`."""
 _IS_DECODED = -3
-"""Takes the place of the length of a chunk that is decoded already; `DECODED` in `job.h`."""
+"""Stands in the place of a chunk's encoded length if the chunk is decoded already; `DECODED` in `job.h`."""
 _NO_VERSION = (0,) * 5
 """Version of a shard that does not exist, so that nothing is read from it."""
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -115,10 +116,10 @@ class LoopTable:
         self._n_chunks = plan.n_chunks
         self._n_stored = plan.n_stored
         # Three columns: addresses of encoded chunks, their lengths, and room for a status per row, of one byte each.
-        self._numbers = np.empty(3 * self._n_chunks, np.int64)
-        first = address(self._numbers)
-        column_nbytes = self._numbers.itemsize * self._n_chunks
-        self._numbers[self._n_chunks : 2 * self._n_chunks] = plan.all_nbytes
+        self._columns = np.empty(3 * self._n_chunks, np.int64)
+        first = address(self._columns)
+        column_nbytes = self._columns.itemsize * self._n_chunks
+        self._columns[self._n_chunks : 2 * self._n_chunks] = plan.all_nbytes
         struct = RowsStruct(src=first, nbytes=first + column_nbytes, left=first + 2 * column_nbytes)
         boxes = output.set_boxes(plan, struct)
         decoded = None if chunks is None else self._fill_chunks(chunks, struct)
@@ -128,15 +129,15 @@ class LoopTable:
         """Whether all stored chunks are decoded already."""
         reads_files = source.is_local and self._n_stored > 0 and not self.is_decoded
         self.files = local_files(plan, source) if reads_files else None
-        """Files that the loops read the chunks from, and the memory that the struct points to; None if Python reads
-        the chunks."""
+        """Description of the files that the loops read the chunks from, and what keeps its memory alive; None if
+        Python fetches the chunks, also where `local_files` returns None."""
 
     def _fill_chunks(self, chunks: PlanChunks, struct: RowsStruct) -> object:
         """Fill in the addresses of cached chunks, and of the memory for chunks that are to be kept.
 
         Returns an object that keeps all of this memory alive.
         """
-        src = self._numbers[: self._n_chunks]
+        src = self._columns[: self._n_chunks]
         nbytes = self.nbytes
         for row, chunk in chunks.cached.items():
             src[row] = chunk.address
@@ -152,16 +153,16 @@ class LoopTable:
     @property
     def _status(self) -> npt.NDArray[np.uint8]:
         """Status of each row, uint8: item `i` is that of row `i`, undefined until a call has treated the row."""
-        return self._numbers[2 * self._n_chunks :].view(np.uint8)
+        return self._columns[2 * self._n_chunks :].view(np.uint8)
 
     @property
     def nbytes(self) -> Column:
         """Length of each encoded chunk, shape (n,).
 
-        Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks have
-        `MISSING`, which is the same number; chunks that are decoded already have `_IS_DECODED`.
+        Lengths of files that the loops read whole are `WHOLE_OBJECT` until the loops set them. Missing chunks, whose
+        rows come last, have `MISSING`, which is the same number. Chunks that are decoded already have `_IS_DECODED`.
         """
-        return self._numbers[self._n_chunks : 2 * self._n_chunks]
+        return self._columns[self._n_chunks : 2 * self._n_chunks]
 
     def placed_rows(self, rows: Iterable[int]) -> list[int]:
         """Return those of `rows` that the loops have decoded and placed. All rows must have been treated."""
@@ -171,12 +172,12 @@ class LoopTable:
     def set_encoded(self, chunks: EncodedChunks) -> None:
         """Set the addresses and lengths of encoded chunks that were fetched."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
-        self._numbers[rows], self.nbytes[rows] = chunks.locate()
+        self._columns[rows], self.nbytes[rows] = chunks.locate()
 
     def place(self, rows: range, schedule: Schedule) -> Sequence[int]:
         """Decode and place rows whose addresses are set or whose chunks are missing; return the rows that were left."""
         output = self._output
-        scratch_address = 0  # there is no scratch, and missing chunks need none
+        scratch_address = 0  # none, which suffices if all rows are missing chunks
         with crew.reserve_threads(schedule.n_loop_threads, schedule.budget) as n_threads:
             if rows.start < self._n_stored:
                 _scratch, scratch_address = borrow_buffer("scratch", output.scratch_nbytes * n_threads)
@@ -222,8 +223,8 @@ class LoopTable:
 def whole_blocks(nbytes: int) -> int:
     """Return the length in bytes of the blocks that hold the first `nbytes` bytes of a file.
 
-    A file of `nbytes` bytes that is read into so much memory ends inside the last block, unless it fills this block. So
-    the loops see its end without a second read.
+    If so many bytes are requested of a file of `nbytes` bytes, the read stops inside the last block, unless the file
+    fills this block. So the loops see without a second read where the file ends.
     """
     return -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
 
@@ -241,7 +242,7 @@ def encoded_path(path: str) -> bytes | None:
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object] | None:
-    """Return the files that hold the chunks of a plan; None if the path of one of them cannot be that of a file.
+    """Return the files that hold the chunks of a plan; None if a path among them is impossible as that of a file.
 
     Parameters
     ----------

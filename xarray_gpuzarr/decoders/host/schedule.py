@@ -35,8 +35,8 @@ class Costs:
     least_part_nbytes: int = 256 * 1024
     """Length of the shortest part in bytes. Handing it over costs a few percent of reading and decoding it."""
     short_chunk_nbytes: int = 256 * 1024
-    """Length of the longest chunk whose callers take turns. Threads that decode such chunks ask for the GIL so often
-    that more threads than cores get less done."""
+    """Length in bytes of the longest chunk that counts as short. Threads that read short chunks take turns
+    (`process.crew`): they ask for the GIL so often that more threads than cores get less done."""
 
 
 @record
@@ -82,28 +82,31 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
     costs : Costs
         Costs of handing work to other threads.
     """
-    # Bytes to decode: all those of several chunks, which may be more than the result has. For a single chunk, only the
+    # Several chunks are decoded as a whole, which may be more bytes than the result has. For a single chunk, only the
     # result counts: one thread decodes it, whatever its length, but several may copy it.
-    nbytes = max(out_nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
+    is_single = n_chunks == 1
+    nbytes = out_nbytes if is_single else max(out_nbytes, n_chunks * array.chunk_nbytes)
     seconds = nbytes / array.rate
     is_long = seconds >= costs.serial_s
-    is_single = n_chunks == 1
     n_threads = budget if is_long and not is_single else 1
     rows_a_thread = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
     part_nbytes = rows_a_part = _NO_LIMIT
     if n_threads > 1 and not is_remote:  # for remote stores, latency determines the length of requests
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
         # Encoded chunks may be very short, so the number of chunks is limited, too.
+        least_rows = -(-costs.least_part_nbytes // array.chunk_nbytes)  # rounded up
         share = n_chunks // n_threads // costs.parts_a_thread
-        rows_a_part = max(-(-costs.least_part_nbytes // array.chunk_nbytes), min(share, rows_a_thread))
-    # Chunks that are only copied get no threads of the loops, unless there is a single one: two threads copy a short
-    # read no faster than one.
-    caller_suffices = not is_long if array.is_copied else seconds < costs.loops_s
+        rows_a_part = max(least_rows, min(share, rows_a_thread))
+    # Several chunks that are only copied get no threads of the loops, since two threads copy a short read no faster
+    # than one. The crew's threads then help sooner.
+    longest_alone_s = costs.serial_s if array.is_copied else costs.loops_s
+    caller_suffices = seconds < longest_alone_s
     by_loops = is_local and array.program is not None and (is_single or caller_suffices)
+    one_thread_calls = by_loops or n_threads == 1  # otherwise, each thread of the crew calls the loops for itself
     n_loop_threads = 1
-    if is_single and array.is_copied:
+    if array.is_copied and is_single:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))
-    elif not array.is_copied and (by_loops or n_threads == 1):  # otherwise, several threads call the loops
+    elif one_thread_calls and not array.is_copied:
         n_loop_threads = max(1, min(int(seconds / costs.loop_thread_s), budget))
     return Schedule(
         budget=budget,

@@ -119,12 +119,13 @@ def read_short(
     stored = _object_of(array.spec, target, source) if _may_hold(out, array, target) else None
     if stored is None:
         return None
-    has_versions = source.identity is not None
+    has_versions = source.identity is not None  # False for a `MemoryStore`
     uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and takes_part(target)
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _cached_chunks(keys, source, stored)
     if uses_cache and chunks is None:
-        # An ordinary read fills missing chunks, and keeps the others, at once or when they are read a second time.
+        # An ordinary read fills missing chunks (there are no keys then), and puts others into the cache: at once, or if
+        # one of them was read before.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
             return None
         counters.add(n_cache_misses=len(keys))
@@ -209,7 +210,9 @@ def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Objec
     """Return the cached chunks of `keys`; None unless all are cached, and from the version that the file has now."""
     chunks = chunk_cache.cache.entries.get_all(keys) if keys else ()
     version = source.settled_version(stored.key) if chunks and None not in chunks else None
-    if version is None or (stored.index is not None and version != stored.version):
+    if version is None:
+        return None
+    if stored.index is not None and version != stored.version:  # the offsets in `keys` are from an outdated index
         return None
     current = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
     return current if len(current) == len(keys) else None
@@ -220,7 +223,7 @@ def _offsets(spec: ArraySpec, target: BoxTarget, index: ShardIndex | None) -> Se
     assert target.spans is not None
     if index is None:
         return [0]
-    entries = [0]  # positions in the index of the shard, of the axes so far
+    entries = [0]  # positions of the chunks in the index of the shard, as far as the axes so far determine them
     for span, per_shard in zip(target.spans, spec.grid.chunks_per_shard, strict=True):
         numbers = [chunk % per_shard for chunk in chunks_of_span(span, range(span.n_pieces))]
         entries = [entry * per_shard + number for entry in entries for number in numbers]

@@ -199,7 +199,8 @@ class PlanTasks:
         """Return tasks that each request a piece of a long raw chunk and copy it to the output.
 
         A piece consists of whole elements. The list is empty if the chunk is not contiguous in the output, or has the
-        wrong length in the store. The task of its part then reads it as a whole, and raises an error for the length.
+        wrong length in the store. The task of its part then reads it as a whole, and raises an error if its length is
+        wrong.
         """
         nbytes = int(self.plan.nbytes[row])
         dst = self.read.placer.contiguous_box(self.piece_numbers[row])
@@ -224,7 +225,7 @@ class PlanTasks:
                 np.frombuffer(dst, array.dtype)[:] = array.fill[0]
             elif len(data) == len(dst):
                 copy_bytes(data, dst)
-            else:  # a second read, of the whole object, words the error
+            else:  # `read` repeats the read with whole objects, which raises an error that names the chunk
                 raise pieces_differ_error(
                     plan.key_of(row), f"{len(data)} bytes at {start}, where {len(dst)} are expected"
                 )
@@ -234,17 +235,17 @@ class PlanTasks:
     def _group_parts(self) -> list[int]:
         """Return bounds of groups of parts: group ``i`` has the parts ``[bounds[i], bounds[i + 1])``.
 
-        One task reads the parts of a group, which are all of one object, one after another.
+        All parts of a group are of one object. One task reads them, one after another.
         """
         rule, parts = self.read.rule, self.parts
         if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
-            return list(range(len(parts)))
+            return list(range(len(parts)))  # each part is a group
         # Total number of encoded bytes, without gaps, of all parts up to and with each one.
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
         bounds = [0]
-        limit = rule.max_nbytes  # of `ends` in the current group
+        limit = rule.max_nbytes  # largest value of `ends` in the current group
         for part, end in enumerate(ends):
             start = bounds[-1]
             is_full = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows

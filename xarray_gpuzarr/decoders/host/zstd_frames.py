@@ -57,10 +57,11 @@ def check_declared(spec: CompressorSpec, frame: memoryview, most_nbytes: int) ->
 
 
 def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
-    """Decode one zstd frame, or several in a row, into new memory; see `compressors.decode_at_most`.
+    """Decode one zstd frame, or several in a row, into new memory.
 
-    Where numcodecs does not export libzstd, numcodecs decodes the frames. Only their declared lengths then bound the
-    result.
+    If the frames hold more than `most_nbytes` bytes, the result has one byte more than that, and the caller
+    (`compressors.decode_at_most`) raises the error. Where numcodecs does not export libzstd, numcodecs decodes the
+    frames. Only their declared lengths then bound the result.
     """
     zstd = _functions()
     if zstd is None:
@@ -84,7 +85,8 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
         zstd.free(context)
     if _is_error(unfinished):
         raise FrameError(f"zstd decompress error: {zstd.error_name(unfinished).decode()}")
-    if unfinished and out_buffer.pos <= most_nbytes:
+    is_full = out_buffer.pos == out_buffer.size
+    if unfinished and not is_full:
         raise FrameError("a frame cut short")
     return memoryview(decoded)[: out_buffer.pos]
 

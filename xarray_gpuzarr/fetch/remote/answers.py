@@ -65,9 +65,9 @@ OTHER_VERSION_ANSWER = Answer(data=memoryview(b""), version=OTHER_VERSION)
 
 
 def open_range_start(request: ByteRequest | None) -> int | None:
-    """Return the first byte of a request for all bytes from there on; 0 for the whole object.
+    """Return where a request without an end starts: 0 for the whole object.
 
-    None for a request of limited length: a range, or the last bytes.
+    Returns None for a request of limited length: a range, or the last bytes.
     """
     if request is None:
         return 0
@@ -154,9 +154,11 @@ def http_answer(
     if is_whole_object:
         first, end = _requested_range(request, body.nbytes)
         # A body that is as long as the requested range may be that range, or a whole object of the same length. If the
-        # range is at the start or the end of the object, its bytes are the same in both cases.
+        # range is at the start or the end of the object, its bytes are the same in both cases. If it starts behind the
+        # first byte, the body may have other bytes than requested.
         may_be_range = body.nbytes == _max_nbytes(request)
-        if may_be_range and isinstance(request, RangeByteRequest) and request.start:
+        is_ambiguous = may_be_range and isinstance(request, RangeByteRequest) and request.start > 0
+        if is_ambiguous:
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
         content = content[first - body.first : end - body.first]
         object_nbytes = None if may_be_range else body.nbytes
@@ -210,7 +212,8 @@ def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteR
         is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
         first, end, total = content_range
-        # Without a total, the range may end at any byte, as it would at the end of the object.
+        # If the server does not tell the length of the object, the range is assumed to end where the object ends. So it
+        # may be shorter than requested.
         is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
     if not is_right:
         requested = range_header(request).get("Range", "a request for the whole object")
@@ -254,7 +257,7 @@ _EMPTY_TAGS = {"", '""', 'W/""', "*"}
 
 
 def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
-    """Return the version that a server's marks make, and whether it is settled.
+    """Return the version that consists of a server's marks, and whether it is settled.
 
     An ETag may be made of a time in whole seconds, as nginx does. So the version is not settled if the object was just
     written, or if its age is unknown. Without a time of modification, only a version id settles it.

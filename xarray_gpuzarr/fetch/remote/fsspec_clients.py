@@ -118,7 +118,7 @@ class HttpClient(_FsspecClient):
                 if if_match is not None and response.status == _PRECONDITION_FAILED:
                     return OTHER_VERSION_ANSWER
                 if response.status == _NOT_FOUND:
-                    raise FileNotFoundError(url)  # which need not be among `_absent`
+                    raise FileNotFoundError(url)  # an error of the read if `_absent` lacks this class
                 response.raise_for_status()
         except self._absent:
             return None

@@ -59,7 +59,9 @@ def finish_range(
     """
     answer = outstanding.answer()
     if answer is None:
-        if version is None or version == UNTAGGED:  # the decoder knows whether there must be an object
+        # Without a version, this is no change: a missing chunk has the fill value. If the object is a shard, whose
+        # index has been read, the decoder raises an error.
+        if version is None or version == UNTAGGED:
             return None
         raise changed_error(outstanding.name, version, None, outstanding.key)
     if not answer.is_of(version):

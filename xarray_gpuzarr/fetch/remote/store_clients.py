@@ -36,7 +36,10 @@ class Client(Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """What the client reads from, equal for clients of one store; None if its answers have no versions."""
+        """Value that all clients of one store share, and that differs between stores.
+
+        None if the client's answers have no versions.
+        """
 
     @property
     def server(self) -> Hashable:
