@@ -86,7 +86,7 @@ def _may_lead_to_matches(pattern: NodePath, path: str) -> bool:
     # A pattern that does not begin with a slash is compared with the end of a path.
     if not pattern.root:
         return True
-    # The name of a group may be the pattern itself.
+    # The name of a group may be the pattern itself, "*" and all. `path` may be that group, or one above it.
     if f"{pattern}/".startswith(f"{path}/"):
         return True
     parts = NodePath(path).parts

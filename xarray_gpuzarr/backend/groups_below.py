@@ -1,8 +1,8 @@
 """Opens the members of a group, and the groups below it with their members, concurrently.
 
-`walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If that
-fails, and not because a request has failed, `open_as_xarray` opens them as xarray does, so that values, warnings and
-errors are those of xarray.
+`walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If it fails
+for any reason but a failed request, `open_as_xarray` opens them as xarray does, so that values, warnings and errors are
+those of xarray.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     else:
         return False
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
-    if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
+    # The shape changes if elements are not encoded one by one, for example with an offset for each column.
+    if encoded is None or encoded.shape != sample.shape:
         return False
     check = check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
     if check is None:
