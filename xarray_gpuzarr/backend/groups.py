@@ -106,7 +106,8 @@ def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[
     location = _normalize_path(location)
     options |= {"mode": "r", "consolidate_on_close": False}
     with explaining_failures(location, **options):
-        if not options.get("cache_members", True):  # a keyword of `open_dataset` only; xarray asks for members later
+        # Only `open_dataset` takes the keyword `cache_members`. If it is false, xarray opens each member later.
+        if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(location, **options)}
         options["cache_members"] = False  # `_add_groups_below` opens the members, concurrently
         if takes_long(location):

@@ -24,8 +24,8 @@ type OpenedGroups = list[tuple[str, Group, Members]]
 """Path from the first group, group, members. A group comes before the groups below it, as in xarray."""
 
 _LISTED_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
-"""Format of a group -> names in a listing of the group that are no members. zarr-python warns of all other names that
-are no members."""
+"""Format of a group -> names in its listing that are documents of the group. All other names are opened as members, so
+that zarr-python warns of those that are none."""
 
 
 def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | None:

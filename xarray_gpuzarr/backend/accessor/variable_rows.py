@@ -58,9 +58,9 @@ class Row:
     storage: str = ""
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty if there is no choice."""
     load: str = ""
-    """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
+    """Why a read does not keep a GPU busy, and what would help; empty if the GPU is kept busy."""
     ahead: str = ""
-    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of files."""
+    """How many bytes are requested before the dask tasks that need them run; empty if none are, as for local files."""
     decompressed_nbytes: int | None = None
     """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int

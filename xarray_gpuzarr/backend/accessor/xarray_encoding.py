@@ -68,7 +68,8 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
         sample = values  # xarray chooses the units by all of them
     elif values.dtype.kind in "iuf":
-        sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+        other_axes = (1,) * (values.ndim - 1)
+        sample = extremes(values).reshape(-1, *other_axes)
     else:
         return False
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
