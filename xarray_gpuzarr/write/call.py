@@ -216,7 +216,8 @@ class WriteCall:
         _referenced = set_stored(structs, objects, stored)  # must live until the loops have ended
         unit_length = self._unit_length(len(objects))
         self._struct.step = unit_length
-        n_units = len(objects) * -(self._n_per_object // -unit_length)
+        units_per_object = -(-self._n_per_object // unit_length)
+        n_units = len(objects) * units_per_object
         if self._run(structs, min(n_units, self.max_threads)):
             self._raise_failure(objects, structs, source)
 
