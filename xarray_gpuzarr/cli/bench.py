@@ -255,7 +255,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        # `reads_of` and `run` give readers without this package names that begin with "zarr".
+        # The names of readers without this package begin with "zarr"; see `reads_of` and `run`.
         stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
         rows = []
         for name, seconds in times.items():

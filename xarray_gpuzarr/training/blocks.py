@@ -161,7 +161,7 @@ def _as_row(value: Any) -> BlockRow:
 
 
 def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
-    """Index a row as NumPy indexes an array: by slices, and by either integers or a single array among them.
+    """Index a row as NumPy indexes an array: by slices, with either integers or a single array among them.
 
     The parameters are those of dask's ``getter``.
     """

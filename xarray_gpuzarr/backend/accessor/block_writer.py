@@ -27,8 +27,8 @@ class Original:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding by which its values are packed and checked: its own, or that of the stored variable. The encoding in
-    `variable` may differ by a dtype, if this package has made a dask array of it."""
+    """The encoding by which its values are packed and checked: its own, or that of the stored variable. If this package
+    has made a dask array of `variable`, the encoding of that may have a dtype in addition."""
     pack: Pack | None
     """Encodes its elements, if this package has made a dask array of it; else None."""
     is_checked: bool = False

@@ -163,7 +163,7 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Return an encoded zero; None if xarray cannot encode it.
 
-    A zero of times is the midnight that begins 1970. It is, for example, no whole number of days since a noon.
+    As a time, zero is midnight of 1970-01-01, which is no whole number of days since a noon, for example.
     """
     try:
         return pack(np.zeros(1, dtype))
