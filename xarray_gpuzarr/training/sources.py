@@ -194,7 +194,7 @@ def source_of(variable: Variable) -> Source:
         data = data_of(variable)
         if isinstance(data, da.Array):
             return DaskSource(array=data, why=str(unresolved))
-        if not isinstance(data, indexing.ExplicitlyIndexed):  # an array, such as one of pint, that wraps a dask array
+        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's array that wraps a dask array
             return MemorySource(array=np.asarray(data))
         return XarraySource(variable=variable, why=str(unresolved))
 
