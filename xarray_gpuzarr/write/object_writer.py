@@ -234,7 +234,7 @@ def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalS
 async def _run_concurrently[Result](
     request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]
 ) -> list[Result]:
-    """Return the results of requests, of which as many run at once as for a read. If one fails, all are cancelled."""
+    """Return the results of requests. As many run at once as for a read. If one fails, the others are cancelled."""
     limit = asyncio.Semaphore(max_concurrent_requests())
 
     async def run_one(*argument: Any) -> Result:
