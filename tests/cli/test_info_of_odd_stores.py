@@ -13,7 +13,7 @@ from helpers.stores.s3_server import BUCKET, S3Server
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.cli import info, main, terminal
+from xarray_gpuzarr.cli import contents, info, main, terminal
 from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -136,6 +136,21 @@ def test_groups_of_a_distant_store_are_said_to_be_only_named(tmp_path, capsys):
 
     remark = "groups without a number were not opened, and those below them not listed; --all opens all"
     assert groups_told(url, capsys)[1:] == ["  a", remark]
+
+
+def test_a_group_without_arrays_is_told_from_one_that_was_not_opened(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(contents, "_MOST_LISTED", 1)
+    root = zarr.create_group(tmp_path / "s.zarr")
+    for name in ("first", "second"):
+        root.create_group(name)
+
+    *groups, remark = groups_told(str(tmp_path / "s.zarr"), capsys)[1:]
+
+    assert sorted(group.split() for group in groups) in (
+        [["first", "0", "arrays"], ["second"]],
+        [["first"], ["second", "0", "arrays"]],
+    )
+    assert remark.startswith("groups without a number were not opened")
 
 
 def test_sixty_variables_are_sixty_lines(tmp_path, capsys):

@@ -414,7 +414,7 @@ def test_an_explanation_is_one_line_that_says_who_reads_and_writes(memory):
         array = zarr.open_array(memory, path="a")
     text = "/a: host, reads and writes"
     assert (str(explain(array)), repr(explain(array))) == (text, f"<{text}>")
-    assert explain(array) == ArrayExplanation(path="/a", ours=True, where="host", why="", writes="")
+    assert explain(array) == ArrayExplanation(path="/a", ours=True, where="host", why="", why_not_written="")
 
 
 def test_a_pipeline_that_was_set_within_a_block_stays():

@@ -156,7 +156,7 @@ def test_the_loops_read_and_write_a_store_of_each_codec(compiled, tmp_path, name
         array[:] = DATA
 
     assert explain(array).ours
-    assert explain(array).writes == ""
+    assert explain(array).why_not_written == ""
     assert explain(array).why == ""
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a.zarr", mode="r")[:], DATA)
     with rows_taken() as taken:

@@ -72,7 +72,7 @@ print(of_cuda(stored.spec, stored.cast))
 with zarr_pipeline():
     array = zarr.open_array("bz2.zarr")
 array[:100] = array[:100]
-print(explain(array).writes)
+print(explain(array).why_not_written)
 for damaged in ("cut.zarr", "longer.zarr"):
     try:
         read_array(zarr.open_array(damaged, mode="r"))

@@ -119,7 +119,7 @@ def test_codecs_and_their_levels(name, layout, tmp_path):
         ours[...] = DATA
 
     assert counts == [1, 0]
-    assert explain(ours).writes == ""
+    assert explain(ours).why_not_written == ""
     if _same_bytes(name):
         assert contents(ours.store) == contents(own.store)
     np.testing.assert_array_equal(zarr.open_array(ours.store)[...], DATA)
@@ -195,7 +195,7 @@ def test_what_the_loops_do_not_know_is_written_by_zarr(tmp_path):
         array[...] = DATA
 
     assert counts == [0, 1]
-    assert explain(array).writes == "codec delta(float32) is encoded by zarr-python"
+    assert explain(array).why_not_written == "codec delta(float32) is encoded by zarr-python"
     assert str(explain(array)).endswith("written by zarr-python (codec delta(float32) is encoded by zarr-python)")
     np.testing.assert_array_equal(array[...], DATA)
 
@@ -247,7 +247,7 @@ def test_arrays_of_other_classes_are_for_zarr_to_judge(value):
 )
 def test_settings_that_zarr_refuses(codec):
     own, ours = _both(MemoryStore, shape=(6,), dtype="i2", chunks=(6,), compressors=codec)
-    assert explain(ours).writes.endswith("has settings about which zarr-python decides")
+    assert explain(ours).why_not_written.endswith("has settings about which zarr-python decides")
     error = _assigned(own, ..., np.arange(6))
     assert isinstance(error, tuple)
     assert _assigned(ours, ..., np.arange(6)) == error

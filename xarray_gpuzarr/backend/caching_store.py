@@ -65,7 +65,7 @@ class CachingStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return an object or a byte range of it; None if there is no such object.
 
-        A byte range is cut from the object if this was requested as a whole before. Otherwise it is requested anew.
+        A byte range is cut from the object if the whole object was requested before. Otherwise it is requested anew.
         """
         if byte_range is not None and self._earlier_request(key) is None:
             return await self._request_within_limit(lambda: self.wrapped_store.get(key, prototype, byte_range))
@@ -185,8 +185,8 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         documents = {
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
-        # As in "consolidated_metadata" of format 3 and "zarr_consolidated_format" of format 2. If the word occurs
-        # elsewhere, the group is not requested in advance, which only takes longer.
+        # The word is in the key "consolidated_metadata" of format 3, and in "zarr_consolidated_format" of format 2. If
+        # it occurs elsewhere, the group is not requested in advance, which only takes longer.
         is_consolidated = any(b"consolidated" in document for document in documents.values())
         # Nothing more is requested if the group is the root, or if the consolidated metadata of the root describe it.
         # xarray opens the root first, so it needs nothing more either if there is no group at the root.

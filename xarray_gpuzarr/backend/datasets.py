@@ -42,7 +42,7 @@ _LARGE_NBYTES = 64 * 1024 * 1024
 _TEXT_OR_TIME_KEYS = {"_Encoding", "units"}
 """Keys of the encoding of variables that xarray decodes to text or times.
 
-The dtype does not always tell: with an attribute ``dtype="bool"``, the result is of dtype bool.
+The dtype of a decoded variable does not always tell: with an attribute ``dtype="bool"``, even times become bool.
 """
 
 
@@ -89,7 +89,8 @@ def build_datasets(
                 with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
-                    # Of a tree, requests for one group are answered while the next ones are prepared.
+                    # The requests for one group of a tree are answered while the next groups are prepared. Those for
+                    # the indexes of a single group can wait, because xarray may not read them.
                     ahead.request_added(indexes_can_wait=len(stores) == 1)
             except Exception as err:  # noqa: BLE001
                 # As in xarray, an error in decoding an earlier group is raised before this one.
@@ -140,7 +141,7 @@ def _prepare(
         is_short_index = variable.dims == (name,) and is_short(array)
         has_times = name in time_bounds or _has_time_units(variable)
         if is_short_index or (has_times and applies_to(name, options.decode_times)):
-            data.array = ahead.add(data.array, array, is_index=is_short_index)
+            data.array = ahead.add(data.array, array, is_short_index=is_short_index)
     return dict(stored), attrs
 
 
@@ -170,7 +171,7 @@ def _decode(
             if not is_coord and options.wants_float32(name):
                 lazy = lazy.in_float32()
             if is_coord and not variable.dims:
-                # xarray passes scalar coordinates to NumPy, for example in arithmetic of groups.
+                # xarray passes scalar coordinates to NumPy, for example in arithmetic with groups (`groupby`).
                 lazy = LazyArray(lazy.stored, "host")
             variable = _replace_data(variable, lazy)  # noqa: PLW2901
         if is_coord:

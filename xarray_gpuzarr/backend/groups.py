@@ -86,7 +86,7 @@ def _may_lead_to_matches(pattern: NodePath, path: str) -> bool:
     # A pattern that does not begin with a slash is compared with the end of a path.
     if not pattern.root:
         return True
-    # The name of a group may be the pattern itself.
+    # The name of a group may be the pattern itself, "*" and all. `path` may be that group, or one above it.
     if f"{pattern}/".startswith(f"{path}/"):
         return True
     parts = NodePath(path).parts
@@ -106,7 +106,8 @@ def _open(location: Any, is_wanted: GroupFilter | None, **options: Any) -> dict[
     location = _normalize_path(location)
     options |= {"mode": "r", "consolidate_on_close": False}
     with explaining_failures(location, **options):
-        if not options.get("cache_members", True):  # a keyword of `open_dataset` only; xarray asks for members later
+        # Only `open_dataset` takes the keyword `cache_members`. If it is false, xarray opens each member later.
+        if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(location, **options)}
         options["cache_members"] = False  # `_add_groups_below` opens the members, concurrently
         if takes_long(location):

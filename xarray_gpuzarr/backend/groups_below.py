@@ -1,8 +1,8 @@
 """Opens the members of a group, and the groups below it with their members, concurrently.
 
-`walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If that
-fails, and not because a request has failed, `open_as_xarray` opens them as xarray does, so that values, warnings and
-errors are those of xarray.
+`walk_on_loop` requests them from zarr-python on zarr's event loop; xarray would request one after another. If it fails
+for any reason but a failed request, `open_as_xarray` opens them as xarray does, so that values, warnings and errors are
+those of xarray.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ type OpenedGroups = list[tuple[str, Group, Members]]
 """Path from the first group, group, members. A group comes before the groups below it, as in xarray."""
 
 _LISTED_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
-"""Format of a group -> names in a listing of the group that are no members. zarr-python warns of all other names that
-are no members."""
+"""Format of a group -> names in its listing that are documents of the group. All other names are opened as members, so
+that zarr-python warns of those that are none."""
 
 
 def walk_on_loop(group: Group, is_wanted: GroupFilter | None) -> OpenedGroups | None:

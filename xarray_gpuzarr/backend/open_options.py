@@ -100,7 +100,7 @@ class Place:
             A keyword is unknown, or cannot be used on this machine.
         """
         resolved = resolve_device(device)
-        or_host = device == "auto" and resolved == "cuda"  # with any other `device`, the user has chosen it
+        or_host = device == "auto" and resolved == "cuda"  # a GPU that the user has named is not replaced by the host
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 

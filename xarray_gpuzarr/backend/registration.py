@@ -21,7 +21,7 @@ class LazyAccessor:
         self._class_name = class_name
 
     def __get__(self, instance: Any, _owner: object = None) -> Any:
-        """Return the accessor of a dataset, an array or a tree; this object itself if a class is asked for it."""
+        """Return the accessor of a dataset, an array or a tree. Looked up on a class, return this object itself."""
         if instance is None:
             return self
         return self._accessor_class()(instance)

@@ -28,8 +28,9 @@ from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, begin_on_loo
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2
-"""Largest size of an array or a shard that is requested ahead as a whole, in decoded bytes. People avoid reading longer
-indexes with ``create_default_indexes=False``, of which an engine is not told."""
+"""Largest size of an array or a shard that is requested ahead as a whole, in decoded bytes. Longer indexes are not
+requested, because the user may have passed ``create_default_indexes=False`` in order not to read them. xarray does not
+pass this argument to its engines."""
 _MOST_CHUNKS = 256
 """Largest number of objects of an index that is requested ahead. More take several round trips anyway."""
 _OPENERS = {opener.__code__ for opener in (xr.open_dataset, xr.open_datatree, xr.open_groups)}
@@ -65,24 +66,25 @@ class ValuesAhead:
         if error_type is not None:
             self.cache.give_up()
 
-    def add(self, array: AnyLazyArray, stored: Array[Any], *, is_index: bool) -> OpeningArray:
+    def add(self, array: AnyLazyArray, stored: Array[Any], *, is_short_index: bool) -> OpeningArray:
         """Return an array that xarray can read in place of `array`, and record which chunks of `stored` to request.
 
-        These are all chunks of an index, and those of the first and the last value of other times. There are none if
-        they would be too many or too large.
+        These are all chunks of an index that is short (`is_short`), and those of the first and the last value of other
+        times. None are recorded if they would be too many or too large.
         """
-        keys = _chunk_keys(stored, is_index=is_index)
+        keys = _chunk_keys(stored, is_short_index=is_short_index)
         self._keys += keys
         is_one_object = len(keys) == 1 and is_short(stored)
-        opening = OpeningArray(array, stored, self, is_read_whole=is_index or is_one_object)
-        if not is_index:
+        opening = OpeningArray(array, stored, self, is_read_whole=is_short_index or is_one_object)
+        if not is_short_index:
             self._times.append(opening)
         return opening
 
     def request_added(self, *, indexes_can_wait: bool = False) -> None:
-        """Request the chunks of all arrays added so far, unless there are only indexes and they can wait.
+        """Request the chunks of all arrays added so far.
 
-        The first read of an index then calls this again. xarray reads none with ``create_default_indexes=False``.
+        With `indexes_can_wait`, nothing is requested if all of these arrays are indexes: with
+        ``create_default_indexes=False``, xarray reads none of them. Otherwise its first read of one calls this again.
         """
         if self._keys and (self._times or not indexes_can_wait):
             keys = self._keys
@@ -136,14 +138,13 @@ class OpeningArray(BackendArray):
                 if self._cached is None:
                     self._cached = self._array_in_cache(ahead.cache)
                 return self._cached[key]
-            except Exception as err:
-                if ahead.cache.has_raised(err):
+            except BaseException as err:
+                # If no request has failed, the chunks have arrived but cannot be decoded. They are then read from the
+                # store itself, below, so that the error is that of any other read.
+                cannot_decode = isinstance(err, Exception) and not ahead.cache.has_raised(err)
+                if not cannot_decode:
                     ahead.cache.give_up()
                     raise
-                # The store has answered, so the read below raises the error again.
-            except BaseException:
-                ahead.cache.give_up()
-                raise
         self.detach()
         return self.array[key]
 
@@ -177,22 +178,22 @@ def _is_xarray_opening() -> bool:
     return frame is not None
 
 
-def _chunk_keys(stored: Array[Any], *, is_index: bool) -> list[str]:
+def _chunk_keys(stored: Array[Any], *, is_short_index: bool) -> list[str]:
     """Return the keys of the objects to request ahead; none if they are too many or too large.
 
-    These are all objects of an index, and those of the first and the last value of other arrays.
+    These are all objects of a short index, and those of the first and the last value of other arrays.
     """
     try:
         lengths = stored.shards or stored.chunks
     except NotImplementedError:  # the chunks are not all of one shape
         return []
     n_objects = [-(-size // length) for size, length in zip(stored.shape, lengths, strict=True)]
-    if is_index:
+    if is_short_index:
         if prod(n_objects) > _MOST_CHUNKS:
             return []
         coords = list(product(*map(range, n_objects)))
     else:
-        # For one value, the whole shard would be requested.
+        # The whole shard would be requested for one value.
         if stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES:
             return []
         first = (0,) * len(n_objects)

@@ -44,8 +44,10 @@ _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodec
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
 
 _NO_DASK = "no dask"
-_WHOLE_CHUNKS = "chunks={}"
+_PREFERRED_CHUNKS = "chunks={}"
 _WHOLE_SHARDS = "chunks=shards"
+"""How a reader divides a variable into dask tasks: not at all, as the engine prefers, or by shards. The texts are also
+labels in the table."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -170,6 +172,7 @@ def reads_of(
 
     def chunk_lengths(chunks: str) -> dict[Any, int] | None:
         if chunks == _WHOLE_SHARDS and shards is not None:
+            # The names of the dimensions are those of the variable that is opened without dask.
             return dict(zip(open_variable("zarr", _NO_DASK).dims, shards, strict=True))
         return None if chunks == _NO_DASK else {}
 
@@ -178,7 +181,7 @@ def reads_of(
 
     readers = [(name, _NO_DASK) for name in engines]
     for name in engines:
-        readers.append((name, _WHOLE_CHUNKS))
+        readers.append((name, _PREFERRED_CHUNKS))
         if name == "zarr" and shards is not None:
             readers.append((name, _WHOLE_SHARDS))
     return {f"{name}, {chunks}": partial(read, name, chunks) for name, chunks in readers}
@@ -252,7 +255,8 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # see `reads_of` and `run`
+        # The names of readers without this package begin with "zarr"; see `reads_of` and `run`.
+        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)
@@ -271,7 +275,9 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
 
 
 def corner_box(shape: Sequence[int], shard: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
-    """Return a box of whole shards that begins at the first element of the array; shards end with the array.
+    """Return a box of whole shards that begins at the first element of the array.
+
+    A shard that extends beyond the array is cut off at its end.
 
     Parameters
     ----------

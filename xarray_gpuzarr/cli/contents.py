@@ -130,8 +130,8 @@ def list_groups(root: zarr.Group, *, is_local: bool = False, list_all: bool = Fa
     root : zarr.Group
         If its metadata are consolidated, the members of all groups are listed without reading anything else.
     is_local : bool
-        Whether the store is a folder or a zip file. Then the members of up to `_MOST_LISTED` groups are listed. In
-        other stores, only the groups directly in `root` are.
+        Whether the store is a folder or a zip file. Then the members of up to `_MOST_LISTED` groups are listed. For
+        other stores, the groups directly in `root` are returned, and their members are not listed.
     list_all : bool
         Whether the members of all groups are listed, however many requests that takes.
     """

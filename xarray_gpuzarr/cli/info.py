@@ -182,9 +182,10 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, show_all: bool) -> None:
     cells = []
     for group in shown:
         remark = group.failure
+        if group.n_arrays is not None:
+            remark = counted(group.n_arrays, "array")
         if group.n_arrays:
-            nbytes = format_nbytes(group.decompressed_nbytes or 0)
-            remark = f"{counted(group.n_arrays, 'array')}, {nbytes} decompressed"
+            remark += f", {format_nbytes(group.decompressed_nbytes or 0)} decompressed"
         cells.append((group.path, remark))
     lines = ["groups below it (gpuzarr info STORE --group PATH):", *(f"  {line}" for line in aligned(cells))]
     n_hidden = len(groups) - len(shown)

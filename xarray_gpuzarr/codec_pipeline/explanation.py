@@ -30,15 +30,17 @@ class ArrayExplanation:
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"zarr-python"`` ..."""
     why: str
     """The reason; empty if the array is decoded in the usual way."""
-    writes: str
+    why_not_written: str
     """Why zarr-python writes the array; empty if this package writes it."""
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.where}"
         if self.why:
             text += f" ({self.why})"
-        if self.ours:
-            text += f"; written by zarr-python ({self.writes})" if self.writes else ", reads and writes"
+        if self.ours and self.why_not_written:
+            text += f"; written by zarr-python ({self.why_not_written})"
+        elif self.ours:
+            text += ", reads and writes"
         return visible(text)
 
     def __repr__(self) -> str:
@@ -89,17 +91,19 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
         stored = Unplanned(reason=f"zarr-python {zarr.__version__} is older than 3.2")
     why = _why_not_ours(stored, device, prototype)
     if why or isinstance(stored, Unplanned):
-        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
+        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, why_not_written=why)
     assert device is not None
     route = stored.route(decoder_for(device))
+    why_not_written = ""
     if isinstance(stored.spec, Unplanned):
-        writes = "it is read by zarr-python"
+        why_not_written = "it is read by zarr-python"
     elif device != "host":
-        writes = "arrays on a GPU are written by zarr-python"
+        why_not_written = "arrays on a GPU are written by zarr-python"
     else:
         encoder = encoder_for(array.metadata, stored.spec)
-        writes = encoder if isinstance(encoder, str) else ""
-    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=writes)
+        if isinstance(encoder, str):
+            why_not_written = encoder
+    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, why_not_written=why_not_written)
 
 
 def _why_not_ours(stored: StoredArray | Unplanned, device: str | None, prototype: BufferPrototype) -> str:

@@ -69,8 +69,8 @@ class ArrayWriter:
         """
         other_items = await self.write_by_loops(batch, value, drop_axes)
         if other_items:
-            # The turn is for names of objects. They are the same whether or not `_path`, with which keys begin, is
-            # known. Items that are no paths in a store have no names, and need no turn: nothing else writes them.
+            # Turns are held for the names of objects, which are equal for an empty `_path` and a known one. Items that
+            # are no paths in a store share a meaningless name. They need no turn, since nothing else writes them.
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
                 await fallback.write(other_items, value, drop_axes)

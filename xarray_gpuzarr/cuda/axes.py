@@ -165,10 +165,12 @@ def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
     # On the other axes, starts are multiplied by the strides, so it suffices that the factor divides the strides.
     for axis in others:
         bits |= axis.in_stride | axis.out_stride
-    k = bits & -bits  # the lowest bit that is set in any of them: the largest power of two that divides all
-    axes = [replace(axis, in_stride=axis.in_stride // k, out_stride=axis.out_stride // k) for axis in others]
-    axes.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
-    return replace(walk, axes=tuple(axes), in_first=walk.in_first // k, factor=k)
+    factor = bits & -bits  # the lowest bit that is set in any of them: the largest power of two that divides all
+    axes = [replace(axis, in_stride=axis.in_stride // factor, out_stride=axis.out_stride // factor) for axis in others]
+    joined = replace(
+        last, in_start=last.in_start // factor, count=last.count // factor, out_start=last.out_start // factor
+    )
+    return replace(walk, axes=(*axes, joined), in_first=walk.in_first // factor, factor=factor)
 
 
 def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
@@ -225,7 +227,9 @@ def _even_part(length: int, max_part: int) -> int:
 
 def _drop_single(axes: Sequence[AxisColumns]) -> Walk:
     """Return a walk without the axes that have one piece of one element, which become the constant `in_first`."""
-    longer, columns, in_first = [], [], 0
+    longer = []
+    columns = []
+    in_first = 0
     for column, axis in enumerate(axes):
         # `in_first` is an offset in the chunk alone, so the element must be the first one in the output.
         if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:

@@ -34,7 +34,8 @@ def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
     options = device_options.with_engine(options)
     known = known_options()
-    if unknown := sorted(options.keys() - known):
+    unknown = sorted(options.keys() - known)
+    if unknown:
         do = f"choose one of these{similar_name_hint(unknown[0], known)}"
         if unknown[0] in ENVIRONMENT_ONLY:
             variable = environment_variable(unknown[0])

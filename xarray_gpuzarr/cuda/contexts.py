@@ -26,7 +26,7 @@ def in_context(context: int) -> Iterator[None]:
 
 @cuda_call("cudaSetDevice")
 def enter_device(index: int) -> int:
-    """Make a device that of the calling thread. Return the context to restore afterwards.
+    """Make a device the current one of the calling thread. Return the context to restore afterwards.
 
     Return 0 if the thread had no context, or had that of this device already.
     """

@@ -35,13 +35,12 @@ _DELTA_KERNELS = {
     for decoded in (1, 2, 4, 8)
 }
 _DELTA_TILE = 4096
-"""Number of elements that the length of a segment is a multiple of: one tile of ``delta.cu``, or two if elements have 8
-bytes."""
+"""Number of elements in one tile of ``delta.cu``, or in two if elements have 8 bytes. Lengths of segments, the parts of
+a chunk that one block of threads decodes each, are multiples of it."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``. Chunks of one segment take `_WHOLE`, others the other three."""
 _LEAST_TILES = 4
-"""Length of the shortest segment if chunks are split, in multiples of `_DELTA_TILE`. One block of threads decodes a
-segment."""
+"""Length of the shortest segment if chunks are split into segments, in multiples of `_DELTA_TILE`."""
 _ENOUGH_BLOCKS = 1056
 """Number of blocks of `N_THREADS` threads that fill an H100 or H200: 132 multiprocessors with 2048 threads each."""
 _FLOAT_DELTA_KERNELS = {

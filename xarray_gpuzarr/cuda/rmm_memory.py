@@ -82,7 +82,7 @@ class RmmMemory:
         self._private: Any = None
         """Pool of reads alone; None until it is needed."""
         self._last_current: object = None
-        """RMM's current resource at the last call that used it, so that a new one is looked at once, for advice."""
+        """RMM's current resource when it was last used. Advice is given once on each new one."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:

@@ -112,8 +112,7 @@ def walk_blosc(
     to.
 
     Streams of zstd, zlib and snappy have valid headers. Those of zstd and snappy declare the length of their target.
-    What lz4 and blosclz streams decode to is unknown until they are decoded. In a frame made to do so, streams may
-    overlap.
+    What lz4 and blosclz streams decode to is unknown until they are decoded. Streams of a forged frame may overlap.
     """
     if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")

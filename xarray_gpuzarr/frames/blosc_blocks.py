@@ -91,19 +91,20 @@ def read_headers(data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int
     start, nbytes = start[chunk], nbytes[chunk]
     # The four integers of each header are gathered at once, because memory is the bottleneck.
     headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
-    head, declared, blocksize, stored_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
+    head, declared, blocksize, encoded_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
     flags, typesize = head >> 16 & 0xFF, head >> 24
     # 0x0102: version 2 of the format of frames, and version 1 of the format of streams.
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= _LAST_CODEC) & (typesize > 0)
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
-    sound &= (declared == decoded_nbytes) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
+    sound &= (declared == decoded_nbytes) & (declared <= _MAX_NBYTES) & (encoded_nbytes <= nbytes)
     sound &= (blocksize > 0) & (blocksize <= min(decoded_nbytes, _MAX_BLOCK_NBYTES))
     sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= decoded_nbytes) | (flags & STORED != 0)
-    frames = BloscHeaders._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
+    frames = BloscHeaders._make(column[sound] for column in (chunk, start, encoded_nbytes, flags, typesize, blocksize))
     n_splits = frames.n_splits()
-    whole, leftover = np.divmod(decoded_nbytes, frames.blocksize)
-    # A frame has at least an entry of the table for each block, and for each stream its length and one byte.
-    least = 4 * frames.n_blocks(decoded_nbytes) + 5 * (whole * n_splits + (leftover > 0))
+    n_full_blocks, last_block_nbytes = np.divmod(decoded_nbytes, frames.blocksize)
+    # A frame has at least an entry of the table for each block, and for each stream its length and one byte. A shorter
+    # last block is one stream.
+    least = 4 * frames.n_blocks(decoded_nbytes) + 5 * (n_full_blocks * n_splits + (last_block_nbytes > 0))
     payload = frames.nbytes - HEADER_NBYTES
     fits = np.where(frames.flags & STORED, payload == decoded_nbytes, payload >= least)
     # c-blosc leaves the end of a block undefined if it is not a whole number of splits.

@@ -27,10 +27,11 @@ from xarray_gpuzarr.stored.codecs import (
 
 _BLOSC_HEADER = struct.Struct("<BxxxIII")
 _LEAST_GZIP_NBYTES, _LEAST_ZLIB_NBYTES = 18, 6
-"""Bytes around the deflate stream: a header of 10 and a trailer of 8; a header of 2 and a checksum of 4."""
+"""Bytes around the deflate stream. Gzip has a header of 10 and a trailer of 8, zlib a header of 2 and a checksum of
+4."""
 _BLOSC_VERSION = 2
 _BLOSC_STORED, _BLOSC_UNSPLIT = 2, 16
-"""Flags of a frame: it is not compressed; each of its blocks is one stream."""
+"""Flags of a frame that is not compressed, and of a frame whose blocks are one stream each."""
 _BLOSC_MAX_SPLITS, _BLOSC_MIN_SPLIT_NBYTES = 16, 128
 """MAX_SPLITS and MIN_BUFFERSIZE in c-blosc's blosc.c. A block beyond these limits is one stream, too."""
 
@@ -74,7 +75,7 @@ def check_blosc(frame: memoryview | bytes) -> None:
     blocksize = int.from_bytes(frame[8:12], "little")
     is_split = typesize and not flags & (_BLOSC_STORED | _BLOSC_UNSPLIT)
     if not is_split or typesize > _BLOSC_MAX_SPLITS or blocksize // typesize < _BLOSC_MIN_SPLIT_NBYTES:
-        return
+        return  # each block is one stream
     if blocksize % typesize:
         raise FrameError(f"blosc blocks of {blocksize} bytes, which is not a multiple of the typesize {typesize}")
 
@@ -114,7 +115,7 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
     if width == 0:
         return None
     nbytes = int.from_bytes(frame[offset : offset + width], "little")
-    return nbytes + 256 if width == 2 else nbytes
+    return nbytes + 256 if width == 2 else nbytes  # a field of two bytes holds the length less 256
 
 
 def is_plain_zstd(frame: memoryview | bytes, decoded_nbytes: int) -> bool:

@@ -76,7 +76,7 @@ class ArrayReads:
             self._learn_offset(block)
             self._requested.add(block)
             if self._n_reads >= _MIN_READS:
-                self._request_next(block)
+                self._request_next()
         return self._ahead if self._offsets else None
 
     def _learn_offset(self, block: BlockIndex) -> None:
@@ -89,31 +89,30 @@ class ArrayReads:
         if not self._offsets:
             self.end()
 
-    def _request_next(self, block: BlockIndex) -> None:
-        """Request the objects of the next blocks, until the budget is used up; `block` is being read."""
-        no_offset = (0,) * len(block)
-        for next_block in self._next_blocks(no_offset):
-            if next_block in self._requested:
+    def _request_next(self) -> None:
+        """Request the objects of the next blocks, until the budget is used up."""
+        for block in self._next_blocks():
+            if block in self._requested:
                 continue
-            box = self._reader.box_of(next_block)
+            box = self._reader.box_of(block)
             if box is None:
                 continue
             if not self._ahead.start(self._reader.first_requests(box)):
                 return
-            self._requested.add(next_block)
+            self._requested.add(block)
 
-    def _next_blocks(self, no_offset: BlockIndex) -> Iterator[BlockIndex]:
+    def _next_blocks(self) -> Iterator[BlockIndex]:
         """Yield the blocks of ready tasks, the next one first.
 
-        If several offsets are possible, the usual `no_offset` is taken, and nothing is yielded if it is not among them.
+        If several offsets are possible, the usual one, zero along all axes, is taken. If it is not among them, nothing
+        is yielded.
         """
         offsets = self._offsets or set()
-        if no_offset in offsets:
-            offset = no_offset
-        elif len(offsets) == 1:
-            offset = next(iter(offsets))
-        else:
+        zero_offset = {offset for offset in offsets if not any(offset)}
+        candidates = zero_offset or offsets
+        if len(candidates) != 1:
             return
+        (offset,) = candidates
         ready = self._state["ready"][-_MAX_READY:]  # one step, since the scheduler's thread changes it
         for key in reversed(ready):  # dask takes tasks from the end of the list
             if key in self._keys and len(key) == 1 + len(offset):

@@ -105,7 +105,7 @@ class _GraphTracer:
 
     def _value_of_key(self, key: Any) -> Any:
         if key not in self._values:
-            self._values[key] = self._value_of_old_node(self._graph[key])
+            self._values[key] = self._value_of_any_node(self._graph[key])
         return self._values[key]
 
     def _value_of_node(self, node: Any) -> Any:
@@ -123,16 +123,16 @@ class _GraphTracer:
             return _select(node.func, node.args, node.kwargs, self._value_of_node)
         return node
 
-    def _value_of_old_node(self, node: Any) -> Any:
-        """Return the value of a node in the form that dask used before `dask.task_spec`, where a task is a tuple."""
+    def _value_of_any_node(self, node: Any) -> Any:
+        """Return the value of a node, also of one in the form before `dask.task_spec`, in which a task is a tuple."""
         if isinstance(node, GraphNode | TaskRef):
             return self._value_of_node(node)
         if isinstance(node, BlockReader):
             return _as_row(node)
         if isinstance(node, list):
-            return [self._value_of_old_node(element) for element in node]
+            return [self._value_of_any_node(element) for element in node]
         if isinstance(node, tuple) and node and callable(node[0]):
-            return _select(node[0], node[1:], {}, self._value_of_old_node)
+            return _select(node[0], node[1:], {}, self._value_of_any_node)
         try:
             is_key = isinstance(node, str | tuple) and node in self._graph
         except TypeError:  # a tuple with an element that cannot be hashed
@@ -161,7 +161,7 @@ def _as_row(value: Any) -> BlockRow:
 
 
 def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
-    """Index a row as NumPy does an array: by slices, and by integers or a single array besides.
+    """Index a row as NumPy indexes an array: by slices, with either integers or a single array among them.
 
     The parameters are those of dask's ``getter``.
     """

@@ -164,7 +164,8 @@ class Budget:
         if self.memory is not None:
             limit = self.memory // order.n_parts // nbytes
         elif all(lazy.device == "host" for lazy in template.lazies):
-            limit = max(1, (available_nbytes() or sys.maxsize) // 4 // _n_processes(order) // nbytes)
+            free_nbytes = available_nbytes() or sys.maxsize  # no limit if it is unknown
+            limit = max(1, free_nbytes // 4 // _n_processes(order) // nbytes)
         else:
             limit = self.prefetch + 1  # no limit: the result of this method never exceeds it
         if not limit:

@@ -74,7 +74,8 @@ class Part:
 
     def can_join(self, other: Self, axis: int) -> bool:
         """Whether two parts differ in nothing but what they select along an axis."""
-        # Parts of one variable share a `LazyArray` until `Parts.in_float32` makes one for each part.
+        # Identity suffices: parts of one stored array share a `LazyArray` until `Parts.in_float32` makes one for each,
+        # and that happens after the parts are merged.
         if self.lazy is not other.lazy or self.axes != other.axes:
             return False
         joined_axis = self.axes[axis]

@@ -26,13 +26,13 @@ Position = tuple[int, int]
 _ENTRY = struct.Struct("<8q")
 """The fields of a `Pass`, the number of an epoch or `_NEXT_EPOCH`, and the number of batches that are left out."""
 _MOVE = -1
-"""Number of the pass in an entry that says where the consumer's next pass begins.
+"""Stands in place of `Pass.number` in an entry that is no pass, but says where the consumer's next pass begins.
 
 In such an entry, `Pass.n_workers` is what `Passes.n_workers` returns afterwards, and `Pass.first_child` is the number
 of the consumer's latest child process.
 """
 _NEXT_EPOCH = -1
-"""Epoch in the entry of a pass that begins where the entries before it say."""
+"""Stands in place of the number of an epoch in the entry of a pass that begins where the entries before it say."""
 
 
 class Pass(NamedTuple):

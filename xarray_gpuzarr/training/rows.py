@@ -139,22 +139,23 @@ def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
     chunks : sequence of sequence of int
         For each axis, the lengths of the blocks in elements.
     """
-    # For each axis, and for each block along it: the borders in that block.
+    # For each axis, and for each block along it: the borders in that block, and then the intervals between them.
     borders = [[{0, length} for length in lengths] for lengths in chunks]
     for block in product(*map(range, rows.shape)):
         row: BlockRow = rows[block]
         if len(row.parts) > 1:
             borders[row.axis][block[row.axis]].update(row.ends.tolist())
     intervals = [[_split_axis(block_borders) for block_borders in axis_borders] for axis_borders in borders]
-    first_intervals = [np.cumsum([0, *map(len, of_axis)]) for of_axis in intervals]
-    parts = np.empty([firsts[-1] for firsts in first_intervals], object)
+    # For each axis: the number of each block's first interval, followed by the number of all intervals.
+    first_intervals = [np.cumsum([0, *map(len, axis_intervals)]) for axis_intervals in intervals]
+    parts = np.empty([axis_firsts[-1] for axis_firsts in first_intervals], object)
     for block in product(*map(range, rows.shape)):
-        of_block = [of_axis[number] for of_axis, number in zip(intervals, block, strict=True)]
-        origin = [firsts[number] for firsts, number in zip(first_intervals, block, strict=True)]
-        _fill_grid(parts, origin, rows[block], of_block)
+        block_intervals = [axis_intervals[number] for axis_intervals, number in zip(intervals, block, strict=True)]
+        origin = [axis_firsts[number] for axis_firsts, number in zip(first_intervals, block, strict=True)]
+        _fill_grid(parts, origin, rows[block], block_intervals)
     bounds = []
-    for of_axis in intervals:
-        lengths = [interval.stop - interval.start for interval in chain.from_iterable(of_axis)]
+    for axis_intervals in intervals:
+        lengths = [interval.stop - interval.start for interval in chain.from_iterable(axis_intervals)]
         bounds.append(np.cumsum([0, *lengths]))
     return Parts(bounds=tuple(bounds), grid=parts)
 

@@ -80,7 +80,7 @@ class StoredSource:
         return np.concatenate(numbers)
 
     def read(self, boxes: Boxes, stop: Stop, out: Any = None) -> Any:
-        """Read boxes to the device that the dataset was opened for; into `out` if possible, and only on the host."""
+        """Read boxes to the device that the dataset was opened for. The host reads them into `out` if possible."""
         parts = self.parts
 
         def read(decoder: Decoder) -> Any:
@@ -194,7 +194,7 @@ def source_of(variable: Variable) -> Source:
         data = data_of(variable)
         if isinstance(data, da.Array):
             return DaskSource(array=data, why=str(unresolved))
-        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's array, which wraps a dask array
+        if not isinstance(data, indexing.ExplicitlyIndexed):  # another library's array that wraps a dask array
             return MemorySource(array=np.asarray(data))
         return XarraySource(variable=variable, why=str(unresolved))
 
@@ -252,7 +252,8 @@ def read_sources[Name](
             arrays[name] = in_c_order(array)
             continue
         out = outs[name]
-        if not (isinstance(out, np.ndarray) and _has_same_memory(array, out)):
+        is_in_place = isinstance(out, np.ndarray) and _has_same_memory(array, out)
+        if not is_in_place:
             out[...] = array
         arrays[name] = out
     return arrays

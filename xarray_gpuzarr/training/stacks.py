@@ -55,7 +55,8 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     for stored_axis, selection in enumerate(part.key):
         if isinstance(selection, int):
             selections[stored_axis] = slice(selection, selection + 1)
-    # The result of a read has all stored axes. Those that the part selects an integer of are dropped from it.
+    # A read returns all stored axes. `drop_axes` removes those along which the part selects a single element, and
+    # `add_axes` adds them to `out`, which lacks them.
     dropped = [isinstance(selection, int) for selection in part.key]
     add_axes = (slice(None), *(None if is_dropped else slice(None) for is_dropped in dropped))
     drop_axes = (slice(None), *(0 if is_dropped else slice(None) for is_dropped in dropped))

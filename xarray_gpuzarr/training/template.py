@@ -22,8 +22,8 @@ from xarray_gpuzarr.training.sources import Source, StoredSource, in_float32, re
 from xarray_gpuzarr.training.stacks import Boxes
 
 Arrays = dict[Hashable, Any]
-"""Variable name -> its samples, shape (n_samples, ...). With ``stack=``, also the new dimension -> all samples in one
-array, of which those of the data variables are views."""
+"""Variable name -> its samples, shape (n_samples, ...). With ``stack=``, the new dimension -> one array of all samples,
+of which the arrays of the data variables are views."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

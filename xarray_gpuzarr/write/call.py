@@ -190,7 +190,8 @@ class WriteCall:
             first = int(pieces.out_start[position])
             box.append(slice(first, first + length))
         chunk = self._value[(*box, ...)]
-        if not chunk.flags.c_contiguous or chunk.strides != array.placed_strides:  # the latter if stored transposed
+        is_stored_transposed = chunk.strides != array.placed_strides
+        if not chunk.flags.c_contiguous or is_stored_transposed:
             return None
         return chunk.reshape(-1).view(np.uint8)
 
@@ -215,7 +216,8 @@ class WriteCall:
         _referenced = set_stored(structs, objects, stored)  # must live until the loops have ended
         unit_length = self._unit_length(len(objects))
         self._struct.step = unit_length
-        n_units = len(objects) * -(self._n_per_object // -unit_length)
+        units_per_object = -(-self._n_per_object // unit_length)
+        n_units = len(objects) * units_per_object
         if self._run(structs, min(n_units, self.max_threads)):
             self._raise_failure(objects, structs, source)
 
@@ -258,13 +260,14 @@ class WriteCall:
     def _check_lengths(self, objects: Sequence[WrittenObject], stored: Sequence[StoredObject]) -> None:
         """Raise `DamagedObjectError` if a stored chunk is too long, before memory for it is allocated."""
         for written, stored_object in zip(objects, stored, strict=True):
-            entry = 0
+            longest_chunk = 0  # its number in the object
             nbytes = stored_object.nbytes or 0
             if stored_object.index is not None:
-                entry = int(stored_object.index.nbytes.argmax())
-                nbytes = int(stored_object.index.nbytes[entry])
+                longest_chunk = int(stored_object.index.nbytes.argmax())
+                nbytes = int(stored_object.index.nbytes[longest_chunk])
             if nbytes > self.spec.max_encoded_nbytes:
-                raise DamagedObjectError(written.key, written.chunk_coord(entry, self.spec.grid.chunks_per_shard))
+                coord = written.chunk_coord(longest_chunk, self.spec.grid.chunks_per_shard)
+                raise DamagedObjectError(written.key, coord)
 
     def _raise_failure(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None

@@ -45,7 +45,7 @@ class Encoder:
     struct: EncoderStruct
     """Arguments of the loops. `WriteCall` sets the fields that differ from write to write, in a copy."""
     order: Column
-    """Numbers, in C order, of the chunks of an object, in the order in which they are stored."""
+    """The chunks of an object in the order in which they are stored. Chunks are numbered in C order."""
     referenced: object
     """Objects that `struct` points to."""
 
@@ -173,7 +173,7 @@ def _n_compared_numbers(fill_value: np.ndarray[Any, Any] | np.generic) -> int:
 
 
 def _order_chunks(chunk_order: str, shape: tuple[int, ...]) -> Column:
-    """Return the numbers, in C order, of the chunks of a shard, in the order in which they are stored.
+    """Return the chunks of a shard in the order in which they are stored. Chunks are numbered in C order.
 
     `chunk_order` is as for `make_encoder`, and `shape` is the number of chunks in a shard along each axis.
     """

@@ -205,9 +205,10 @@ class ObjectWriter:
 def _groups(call: WriteCall) -> Iterator[Sequence[WrittenObject]]:
     """Return the objects of a call in groups, each of which one call of the loops writes."""
     group_nbytes = max(_GROUP_NBYTES, _THREAD_GROUP_NBYTES * call.max_threads)
-    n_per_group = group_nbytes // max(1, call.object_nbytes)
-    # `batched` allocates a tuple of the given length, so this is no more than there are objects.
-    return batched(call.objects, min(max(1, n_per_group), max(1, len(call.objects))))
+    n_per_group = max(1, group_nbytes // max(1, call.object_nbytes))
+    # `batched` allocates a tuple of the length that it is given, so this is no more than there are objects.
+    n_objects = max(1, len(call.objects))
+    return batched(call.objects, min(n_per_group, n_objects))
 
 
 async def _run[Result](call: WriteCall, write: Callable[[Stop], Result]) -> Result:
@@ -233,7 +234,7 @@ def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalS
 async def _run_concurrently[Result](
     request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]
 ) -> list[Result]:
-    """Return the results of requests, of which as many run at once as for a read. If one fails, all are cancelled."""
+    """Return the results of requests. As many run at once as for a read. If one fails, the others are cancelled."""
     limit = asyncio.Semaphore(max_concurrent_requests())
 
     async def run_one(*argument: Any) -> Result:

@@ -31,8 +31,8 @@ def naming_object(spec: ArraySpec, key: str, store: str, action: str) -> Iterato
     Raises
     ------
     StoreWriteError
-        If the block raises an `Exception` that is no error of this package, which becomes the cause. Also in place of a
-        `StoreReadError`: a part of an object cannot be written unless the object can be read.
+        If the block raises an `Exception` that is no error of this package, or a `StoreReadError`, since a part of an
+        object can be written only if the object can be read. The error of the store becomes the cause.
 
     Notes
     -----

@@ -65,8 +65,9 @@ def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int)
     coords = object_of_piece.take(first_piece)
 
     piece = np.full(len(coords) * chunks_per_object, _NO_PIECE, np.int64)
-    first_chunk = coords.searchsorted(object_of_piece) * chunks_per_object
-    piece[first_chunk + pieces.chunk % chunks_per_object] = np.arange(len(object_of_piece))
+    # For each piece, the row of its object's first chunk in `piece`.
+    first_row = coords.searchsorted(object_of_piece) * chunks_per_object
+    piece[first_row + pieces.chunk % chunks_per_object] = np.arange(len(object_of_piece))
 
     # `reduceat` refuses an empty `first_piece`, which is then also the empty result.
     n_written = np.add.reduceat(pieces.count, first_piece) if len(first_piece) else first_piece

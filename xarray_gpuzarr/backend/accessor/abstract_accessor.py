@@ -68,7 +68,8 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return the device of this engine's variables; None if there are none.
 
-    If any of them is on a GPU, or is read to one, this is the GPU; "cuda" for several, and for those of dask's workers.
+    If a variable is on a GPU, or is read to one, that GPU is returned. For several GPUs, and for those of dask's
+    workers, it is "cuda".
     """
     devices = set[Device]()
     for variable in variables.values():

@@ -28,7 +28,7 @@ class Original:
     variable: Variable
     encoding: Mapping[str, Any]
     """The encoding by which its values are packed and checked: its own, or that of the stored variable. If this package
-    has made a dask array of it, the encoding of `variable` may have a dtype besides."""
+    has made a dask array of `variable`, the encoding of that may have a dtype in addition."""
     pack: Pack | None
     """Encodes its elements, if this package has made a dask array of it; else None."""
     is_checked: bool = False
@@ -80,7 +80,7 @@ class BlockWriter(ArrayWriter):
         """
         original = self._originals[target.path.strip("/")]
         variable = original.variable
-        # Otherwise values are stored as they are.
+        # Values that already have the stored dtype, and no scale or offset, are stored as they are.
         is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
         check = None
         if is_packed and self._checks_values and not original.is_checked:

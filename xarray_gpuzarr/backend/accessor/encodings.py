@@ -102,6 +102,7 @@ def encodings(
         encoding = {key: variable.encoding[key] for key in keys if key in variable.encoding}
         own_codecs = without_foreign_codecs(variable.encoding, zarr_format)
         for key in ("filters", "compressors"):
+            # Any other value, such as None, leaves the choice to zarr-python.
             if isinstance(own_codecs.get(key), tuple | list):
                 encoding[key] = own_codecs[key]
         if own_codecs.get("serializer") is not None:

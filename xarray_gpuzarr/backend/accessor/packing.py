@@ -161,7 +161,10 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 
 
 def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return the element zero, encoded. None if it cannot be, such as the midnight of 1970 in days since a noon."""
+    """Return an encoded zero; None if xarray cannot encode it.
+
+    As a time, zero is midnight of 1970-01-01, which is no whole number of days since a noon, for example.
+    """
     try:
         return pack(np.zeros(1, dtype))
     except Exception:  # noqa: BLE001  # xarray may raise anything

@@ -15,7 +15,10 @@ _N_LISTED = 5
 
 
 def first_unaligned_axis(chunks: Sequence[tuple[int, ...]], whole_shards: Sequence[tuple[int, ...]]) -> int | None:
-    """Return the first axis along which a dask chunk ends inside a shard, given the lengths of both; None if none."""
+    """Return the first axis along which a dask chunk ends inside a shard; None if there is no such axis.
+
+    `chunks` are the lengths of the dask chunks along each axis, and `whole_shards` those of chunks of whole shards.
+    """
     for axis, (chunk_lengths, shard_lengths) in enumerate(zip(chunks, whole_shards, strict=True)):
         if not set(accumulate(chunk_lengths)) <= set(accumulate(shard_lengths)):
             return axis

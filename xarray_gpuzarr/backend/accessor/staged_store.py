@@ -43,8 +43,8 @@ class StagedStore(WrapperStore[Store]):
         self._staged = MemoryStore()
         self._unsent: dict[str, Buffer] = {}
         """Staged objects that were not sent to `inner` yet."""
-        self._known: set[str] = set()
-        """Paths below which `inner` has no objects but those that are also staged, so that memory answers for it."""
+        self._complete_paths: set[str] = set()
+        """Paths below which every object of `inner` is also in `_staged`, so that `inner` need not be asked."""
         self._sent: set[str] = set()
         """Keys of the objects that were sent to `inner`."""
 
@@ -93,30 +93,30 @@ class StagedStore(WrapperStore[Store]):
 
     async def is_empty(self, prefix: str) -> bool:
         """Return whether nothing is stored below a path."""
-        if self._is_known(prefix):
+        if self._memory_answers_for(prefix):
             return await self._staged.is_empty(prefix)
         is_empty = await self._staged.is_empty(prefix) and await self.inner.is_empty(prefix)
         if is_empty:
-            self._known.add(prefix.strip("/"))
+            self._complete_paths.add(prefix.strip("/"))
         return is_empty
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all objects below a path."""
-        if not self._is_known(prefix):
+        if not self._memory_answers_for(prefix):
             await self.inner.delete_dir(prefix)
-            self._known.add(prefix.strip("/"))
+            self._complete_paths.add(prefix.strip("/"))
         for key in [key async for key in self._staged.list_prefix(_folder(prefix))]:
             await self.delete(key)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return an object, or a byte range of it; None if there is no such object."""
-        if await self._staged.exists(key) or self._is_known(key):
+        if await self._staged.exists(key) or self._memory_answers_for(key):
             return await self._staged.get(key, prototype, byte_range)
         return await self.inner.get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
         """Return whether there is an object."""
-        return await self._staged.exists(key) or (not self._is_known(key) and await self.inner.exists(key))
+        return await self._staged.exists(key) or (not self._memory_answers_for(key) and await self.inner.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
         """Keep an object until `send`. The first one is sent to the inner store at once."""
@@ -136,13 +136,13 @@ class StagedStore(WrapperStore[Store]):
         """Remove an object."""
         self._unsent.pop(key, None)
         await self._staged.delete(key)
-        if key in self._sent or not self._is_known(key):
+        if key in self._sent or not self._memory_answers_for(key):
             await self.inner.delete(key)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names below a path."""
         names = {name: None async for name in self._staged.list_dir(prefix)}
-        if not self._is_known(prefix):
+        if not self._memory_answers_for(prefix):
             names |= {name.rstrip("/"): None async for name in self.inner.list_dir(prefix)}
         for name in names:
             yield name
@@ -184,10 +184,10 @@ class StagedStore(WrapperStore[Store]):
         await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") > outermost_depth])
         await asyncio.gather(*[send_object(key) for key in unsent if key.count("/") == outermost_depth])
 
-    def _is_known(self, key: str) -> bool:
-        """Whether a key or path is one of `_known`, or lies below one of them."""
+    def _memory_answers_for(self, key: str) -> bool:
+        """Whether a key or path is one of `_complete_paths`, or lies below one of them."""
         parts = key.strip("/").split("/")
-        return any("/".join(parts[:n]) in self._known for n in range(len(parts) + 1))
+        return any("/".join(parts[:n]) in self._complete_paths for n in range(len(parts) + 1))
 
 
 def _folder(prefix: str) -> str:

@@ -57,7 +57,7 @@ def compute_with_progress(tasks: Any) -> None:
 
     tasks = tasks.persist()
     if has_bar:
-        # By default, in a notebook, it would return a widget at once, which only the last line of a cell shows.
+        # By default, in a notebook, `show_bar` would return a widget at once. Only the last line of a cell shows one.
         show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
     tasks.compute()  # waits, and raises the error of a task that has failed
     if not has_bar:

@@ -58,9 +58,9 @@ class Row:
     storage: str = ""
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty if there is no choice."""
     load: str = ""
-    """Why a read does not keep a GPU busy, and what would help; empty if it keeps it busy."""
+    """Why a read does not keep a GPU busy, and what would help; empty if the GPU is kept busy."""
     ahead: str = ""
-    """How many bytes are requested before the dask tasks that need them run; empty if none can be, as of files."""
+    """How many bytes are requested before the dask tasks that need them run; empty if none are, as for local files."""
     decompressed_nbytes: int | None = None
     """Size of all elements in the stored dtype, before compression, in bytes."""
     decoded_nbytes: int
@@ -149,7 +149,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
         return ""
     block_shape = [max(lengths, default=0) for lengths in blocks]
     n = math.prod(-(-length // chunk) for length, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    # A task that reads the whole array cannot have more chunks. A task without any reads nothing.
+    # A task that reads the whole array cannot have more chunks. A task that has no chunks reads nothing.
     if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
     factor = -(-_MIN_CHUNKS // n)
@@ -179,11 +179,12 @@ def _describe_ahead(data: Any) -> str:
 def _blocks_of_others(data: Any) -> tuple[str, str]:
     """Return where the blocks of a dask array come from, and why this engine does not read them.
 
-    Whether they are in memory is seen from the first task of the first layer of the graph.
+    Whether they are in memory is seen from the first task of the first layer of the graph that lists tasks.
     """
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
-    first_tasks = [next(iter(layer.values()), None) for layer in layers if layer]
-    block = getattr(first_tasks[0], "value", first_tasks[0]) if first_tasks else None  # dask wraps it in a `DataNode`
+    first_layer: Mapping[Any, Any] = next(filter(None, layers), {})
+    first_task = next(iter(first_layer.values()), None)
+    block = getattr(first_task, "value", first_task)  # dask wraps a block in memory in a `DataNode`
     if type(block).__module__.startswith("distributed."):  # a future: persisted on a cluster
         where = "in memory of dask's workers"
     # A NumPy scalar, or an array of any library but dask: persisted in this process.

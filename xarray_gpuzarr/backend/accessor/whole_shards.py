@@ -160,7 +160,8 @@ class DatasetInShards:
         """Set the encoding of a variable that is not in the store, and cut it at the borders of shards."""
         grid = self._set_encoding(target, name, variable, layout)
         original = self._original(target, name, variable, grid, dict(variable.encoding))
-        # With `pack`, xarray has encoded an element already. Of times and text, one element would not be enough.
+        # One element shows whether xarray can encode numbers, but not whether it can encode times or text. With `pack`,
+        # xarray has encoded an element already.
         if original.pack is None and original.variable.dtype.kind in NUMBERS:
             check_encodable(target, name, original.variable)
         return original

@@ -68,11 +68,13 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
         sample = values  # xarray chooses the units by all of them
     elif values.dtype.kind in "iuf":
-        sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+        other_axes = (1,) * (values.ndim - 1)
+        sample = extremes(values).reshape(-1, *other_axes)
     else:
         return False
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
-    if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
+    # The shape changes if elements are not encoded one by one, for example with an offset for each column.
+    if encoded is None or encoded.shape != sample.shape:
         return False
     check = check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
     if check is None:

@@ -1,5 +1,7 @@
 """The chain of codecs that the device undoes for each chunk: one compressor, one shuffle, codecs of elements.
 
+A codec of elements, such as delta, changes elements rather than bytes; a `Filter` of `cuda.filters` undoes it.
+
 The chain follows from metadata alone. The host checks the checksums around stored chunks before the chunks cross to
 the device. An array has no chain if its codecs come in another order, or if there is no kernel for one of them.
 """
@@ -106,7 +108,9 @@ def find_chain(spec: ArraySpec) -> Chain | str:
         stages.insert(0, stage)
         nbytes = stage.nbytes
     why_not = _why_no_decompression(compressor, shuffle, nbytes)
-    return why_not or Chain(
+    if why_not is not None:
+        return why_not
+    return Chain(
         checksums=checksums,
         compressor=compressor,
         shuffle=shuffle,

@@ -31,7 +31,8 @@ def cache_folder() -> Path:
     ----------
     XDG Base Directory Specification 0.8.
     """
-    if setting := os.environ.get("XARRAY_GPUZARR_CACHE_DIR"):
+    setting = os.environ.get("XARRAY_GPUZARR_CACHE_DIR")
+    if setting:
         return Path(setting)
     # `Path.expanduser` would raise for a user without a home folder.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111

@@ -101,7 +101,8 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
             name += f" by {element.work.name}"
         # Without a conversion, the kernel of copies would be checked instead.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        if converts and element.wide is None:  # with a wide dtype, it belongs to the check without one
+        # A conversion alone uses no wide dtype, so it is part of the check that has none.
+        if converts and element.wide is None:
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":
             scaled = Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0, wide_dtype=cast.wide_dtype)

@@ -1,6 +1,7 @@
 """Plan what happens to the staged chunks and streams of a batch.
 
 `plan_batch` decides on the host, in columns, before anything is enqueued. `decode` then carries the plan out.
+`decoders.cuda.chain` says what a codec of elements is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from xarray_gpuzarr.decoders.cuda.batches.formats import FORMATS, RAW, StreamFor
 from xarray_gpuzarr.decoders.cuda.batches.streams import ShuffledBlocks, Streams
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 
 Flags = npt.NDArray[np.bool_]
 """One boolean per chunk or stream, in host memory."""
@@ -39,7 +40,7 @@ class Staged:
     """Memory that holds the chunks, borrowed on the workspace's `copy` stream."""
     address: Addresses
     """shape (n,): device address of the chunk, 0 for a missing chunk."""
-    nbytes: Rows
+    nbytes: Column
     """shape (n,): length of the encoded chunk in bytes, without checksums that the host has checked. Meaningless for
     chunks that the host has decoded."""
     streams: Streams
@@ -52,7 +53,7 @@ class Staged:
     """Chunks that the host has decoded as well."""
 
     @classmethod
-    def from_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:
+    def from_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
         """Return chunks that the host has decoded."""
         return cls(
             memories=memories,
@@ -131,49 +132,54 @@ class BatchPlan:
     shuffled_chunks: Rows
     """Chunks that are decompressed into scratch memory, and unshuffled from there."""
     element_chunks: Rows
-    """Chunks that go through codecs of elements."""
+    """Chunks whose codecs of elements are undone."""
     placed_chunks: Rows
     """Chunks that a kernel places in the result."""
 
 
-def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, has_elements: bool) -> BatchPlan:
+def plan_batch(
+    staged: Staged, piece_numbers: Column, placing: Placing, nvcomp: Nvcomp, *, has_element_codecs: bool
+) -> BatchPlan:
     """Decide what happens to each chunk and stream of a batch.
 
     Parameters
     ----------
     staged : Staged
         Chunks of the batch.
-    rows : int64, shape (n_chunks, k)
-        Rows of the staged chunks, as in `ReadPlan.piece_numbers`.
+    piece_numbers : int64, shape (n_chunks, k)
+        Those of the staged chunks, as in `ReadPlan.piece_numbers`.
     placing : Placing
         Placing of the read.
     nvcomp : Nvcomp
         Returns required alignments and lengths of scratch memory.
-    has_elements : bool
+    has_element_codecs : bool
         Whether chunks that were copied encoded have codecs of elements.
     """
     n_chunks = len(staged.address)
     streams = staged.streams.by_format()
     groups = _find_groups(streams, nvcomp)
     n_compressed = sum([group.n for group in groups])
+    # The address of a stream's chunk, plus the offset of the stream in the chunk.
     stream_address = streams.per_row(staged.address) + streams.source.view(np.uint64)
     realigned_streams = [NO_ROWS]  # for a batch without groups
     for group in groups:
         addresses = stream_address[group.first : group.first + group.n]
         realigned_streams.append((addresses % group.alignment).nonzero()[0] + group.first)
-    fits_direct, result_address = placing.find_direct(rows)
     is_compressed = np.zeros(n_chunks, np.bool_)
     is_compressed[streams.chunk] = True
-    # Rewritten chunks are read from the aligned address that decompressing or unshuffling has written them to.
-    is_rewritten = replace_rows(is_compressed, staged.shuffled_blocks.chunk, np.True_)
-    element_chunks = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
-    is_decoded = replace_rows(is_rewritten, element_chunks, np.True_)
+    is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.shuffled_blocks.chunk, np.True_)
+    is_decompressed_or_unshuffled = is_compressed | is_shuffled
+    element_chunks = staged.encoded.nonzero()[0] if has_element_codecs else NO_ROWS
+    is_decoded = replace_rows(is_decompressed_or_unshuffled, element_chunks, np.True_)
+    # A chunk of which nothing is decoded has no step that could write it to the result, so a kernel places it there.
+    fits_direct, result_address = placing.find_direct(piece_numbers)
     is_direct = fits_direct & is_decoded
     unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
     unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_MAX_ELEMENT_NBYTES))
-    is_shuffled = replace_rows(np.zeros(n_chunks, np.bool_), staged.shuffled_blocks.chunk, np.True_)
     # Chunks that the host has decoded were put at multiples of 16 bytes, and the address of missing ones is 0.
     is_misaligned = staged.address % unit_nbytes != 0
+    # Decompressing and unshuffling write chunks to aligned addresses, so only other chunks may have to be moved.
+    is_realigned = is_misaligned & ~is_decompressed_or_unshuffled
     return BatchPlan(
         streams=streams,
         groups=groups,
@@ -183,7 +189,7 @@ def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, 
         raw_streams=np.arange(n_compressed, len(streams)),
         is_direct=is_direct,
         result_address=result_address,
-        realigned_chunks=(~is_rewritten & is_misaligned).nonzero()[0],
+        realigned_chunks=is_realigned.nonzero()[0],
         scratch_chunks=(is_decoded & ~is_direct).nonzero()[0],
         shuffled_chunks=(is_shuffled & is_compressed).nonzero()[0],
         element_chunks=element_chunks,

@@ -14,13 +14,13 @@ from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import FilterChunks
 from xarray_gpuzarr.cuda.launch import check_zstd, move, rows_by_length
 from xarray_gpuzarr.cuda.workspace import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Staged, plan_batch
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.receipt import Receipt, streams_nbytes
 from xarray_gpuzarr.decoders.cuda.decoding.tables import Scratch, TableOffsets, allocate_scratch, fill_table
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.records import Column
 
 
 class BatchDecoder:
@@ -32,15 +32,17 @@ class BatchDecoder:
         self._placing = placing
         self._chain = chain
 
-    def decode(self, staged: Staged, rows: Rows, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
+    def decode(
+        self, staged: Staged, piece_numbers: Column, stream: Stream
+    ) -> tuple[Receipt | None, list[DeviceMemory]]:
         """Enqueue everything that turns staged chunks into elements of the result, and the filling of missing chunks.
 
         Parameters
         ----------
         staged : Staged
             Chunks of the batch.
-        rows : int64, shape (n_staged + n_missing, k)
-            Rows, as in `ReadPlan.piece_numbers`, of the staged chunks and then of missing ones.
+        piece_numbers : int64, shape (n_staged + n_missing, k)
+            Those of the staged chunks and then of missing ones, as in `ReadPlan.piece_numbers`.
         stream : Stream
             Runs the batch. It waits for the workspace's `copy` stream, which uploads the table. If this stream uploaded
             it instead, the upload might have to wait for those of the next segments.
@@ -54,10 +56,11 @@ class BatchDecoder:
         """
         chain = self._chain
         api = self._api
-        staged_rows = rows[: len(staged.address)]
-        plan = plan_batch(staged, staged_rows, self._placing, api.nvcomp, has_elements=bool(chain.elements))
+        staged_numbers = piece_numbers[: len(staged.address)]
+        has_element_codecs = bool(chain.elements)
+        plan = plan_batch(staged, staged_numbers, self._placing, api.nvcomp, has_element_codecs=has_element_codecs)
         scratch = allocate_scratch(self._workspace, chain, plan, staged, stream)
-        batch_table, offsets = fill_table(chain, self._placing, staged, plan, scratch, rows)
+        batch_table, offsets = fill_table(chain, self._placing, staged, plan, scratch, piece_numbers)
         memory = batch_table.upload(self._workspace)
         self._workspace.order(self._workspace.copy, [stream])
         table = memory.address

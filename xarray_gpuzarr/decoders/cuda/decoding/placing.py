@@ -19,12 +19,11 @@ from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BLOCKS, MAX_BOX, 
 from xarray_gpuzarr.cuda.cast import MAX_UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.placers import Points, Scatter
 from xarray_gpuzarr.cuda.workspace import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.columns import Rows
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.plan.targets import BoxTarget, PointTarget, Target
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -129,31 +128,31 @@ class Placing:
         workspace.upload(self.memory.address, slot.array[:nbytes], copy)
         slot.release_after(copy)
 
-    def find_direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
+    def find_direct(self, piece_numbers: Column) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Return which chunks may be decompressed straight into the result, and the address of each one there.
 
-        `rows` are as in `ReadPlan.piece_numbers`. The first result is True for a chunk that is wanted as a whole, once,
+        `piece_numbers` are as in `ReadPlan`. The first result is True for a chunk that is wanted as a whole, once,
         without a cast, and is contiguous in the result. The addresses of other chunks are meaningless.
         """
         if self._direct_boxes is None:
-            return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
+            return np.zeros(len(piece_numbers), bool), np.zeros(len(piece_numbers), np.uint64)
         is_only_box: npt.NDArray[np.bool_] | bool = True
         if self._stack is not None:
-            is_only_box = self._stack.n_boxes(rows) == 1
-            rows = self._stack.first_box(rows)
-        placement = self._direct_boxes.place(rows)
+            is_only_box = self._stack.n_boxes(piece_numbers) == 1
+            piece_numbers = self._stack.first_box(piece_numbers)
+        placement = self._direct_boxes.place(piece_numbers)
         addresses = placement.out_offset * self._itemsize + self._out
         return placement.whole & placement.contiguous & is_only_box, addresses.view(np.uint64)
 
-    def add_columns(self, table: BatchTable, rows: Rows, source: Addresses | None = None) -> LaunchColumns:
+    def add_columns(self, table: BatchTable, piece_numbers: Column, source: Addresses | None = None) -> LaunchColumns:
         """Add the columns of chunks to a table: of decoded chunks at the addresses `source`, or of missing chunks."""
         if self._stack is not None:
             if source is not None:
-                source = source.repeat(self._stack.n_boxes(rows))
-            rows = self._stack.boxes(rows)
-        return LaunchColumns(
-            row=table.add(rows), source=None if source is None else table.add(source), n_rows=len(rows)
-        )
+                source = source.repeat(self._stack.n_boxes(piece_numbers))
+            piece_numbers = self._stack.boxes(piece_numbers)
+        row_offset = table.add(piece_numbers)
+        source_offset = None if source is None else table.add(source)
+        return LaunchColumns(row=row_offset, source=source_offset, n_rows=len(piece_numbers))
 
     def launch(self, table: Address, columns: LaunchColumns, stream: Stream) -> None:
         """Enqueue the placing of the chunks whose columns are in the table at the address `table`."""
@@ -185,9 +184,9 @@ def _cached_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) ->
     """
     # The choice of a kernel depends only on the alignment of the output. `pack` is given its full address.
     alignment = Address(out % MAX_UNIT_NBYTES)
-    if not isinstance(target, BoxTarget) or [
-        pieces for pieces in target.pieces if pieces.index is not None or len(pieces.count) > _MAX_PIECES
-    ]:
+    if not isinstance(target, BoxTarget):
+        return _prepare_kernel(spec, target, cast, alignment)
+    if any(pieces.index is not None or len(pieces.count) > _MAX_PIECES for pieces in target.pieces):
         return _prepare_kernel(spec, target, cast, alignment)
     # The kernel also packs `out_start`, which the counts determine: slices fill the output without gaps.
     layout = tuple(

@@ -23,7 +23,7 @@ class Shadows(Columns):
 
 
 _compared: set[int] = set()
-"""Hashes of the `ArraySpec` of each array of which this process has compared a chunk. They take less memory."""
+"""Hash of the `ArraySpec` of each array of which this process has compared a chunk. Hashes take less memory."""
 
 
 class ShadowChoice:

@@ -16,13 +16,13 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.launch import SPARE_FRAME
 from xarray_gpuzarr.cuda.workspace import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, Rows
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Staged, replace_rows
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Addresses, BatchTable, LaunchColumns, Placing
 from xarray_gpuzarr.decoders.cuda.decoding.receipt import receipt_nbytes
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 
 
 @record
@@ -47,7 +47,7 @@ class TableOffsets:
 
     moves: int
     """Three columns for `cuda.launch.move`."""
-    moved_nbytes: Rows
+    moved_nbytes: Column
     """Not an offset: lengths of the moves in bytes, in ascending order."""
     groups: list[int]
     """For each group, four columns: addresses and lengths of the streams, addresses and lengths of their results."""
@@ -99,11 +99,11 @@ def allocate_scratch(workspace: Workspace, chain: Chain, plan: BatchPlan, staged
 
 
 def fill_table(
-    chain: Chain, placing: Placing, staged: Staged, plan: BatchPlan, scratch: Scratch, rows: Rows
+    chain: Chain, placing: Placing, staged: Staged, plan: BatchPlan, scratch: Scratch, piece_numbers: Column
 ) -> tuple[BatchTable, TableOffsets]:
     """Return the table of a batch, with the columns of all steps, and their offsets.
 
-    `rows`, as `ReadPlan.piece_numbers`, are those of the staged chunks, followed by those of missing chunks.
+    `piece_numbers`, as in `ReadPlan`, are those of the staged chunks, followed by those of missing chunks.
     """
     table = BatchTable()
     n_staged = len(staged.address)
@@ -123,7 +123,7 @@ def fill_table(
     moves, moved_nbytes = _add_moves(table, staged, plan, scratch, stream_targets)
     shadow_chunks = staged.shadows.chunk
     # Unsharded chunks of which the store had no object, and chunks that the plan says are missing.
-    missing_rows = np.concatenate([rows[:n_staged][staged.address == 0], rows[n_staged:]])
+    missing = np.concatenate([piece_numbers[:n_staged][staged.address == 0], piece_numbers[n_staged:]])
     shuffled_blocks = _add_shuffled_blocks(table, staged, decompressed, unshuffled)
     elements = _add_elements(table, chain, plan, scratch, unshuffled, decoded)
     offsets = TableOffsets(
@@ -135,15 +135,15 @@ def fill_table(
         receipt=table.add(np.zeros(receipt_nbytes(plan, staged.shadows) // 8, np.uint64)),
         shadows=table.add(decoded[shadow_chunks], np.full(len(shadow_chunks), chain.chunk_nbytes)),
         spare=table.add(SPARE_FRAME),
-        placed=placing.add_columns(table, rows[plan.placed_chunks], decoded[plan.placed_chunks]),
-        missing=placing.add_columns(table, missing_rows),
+        placed=placing.add_columns(table, piece_numbers[plan.placed_chunks], decoded[plan.placed_chunks]),
+        missing=placing.add_columns(table, missing),
     )
     return table, offsets
 
 
 def _add_moves(
     table: BatchTable, staged: Staged, plan: BatchPlan, scratch: Scratch, stream_targets: Addresses
-) -> tuple[int, Rows]:
+) -> tuple[int, Column]:
     """Add the columns of `move`; return their offset, and the lengths of the moves in ascending order."""
     if not (len(plan.realigned_streams) or len(plan.realigned_chunks) or len(plan.raw_streams)):
         return 0, NO_ROWS

@@ -15,7 +15,9 @@ class Requests:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._max_under_way = max(1, source.lookahead)
-        self._read_ahead = ReadAhead(source)
+        self._prefetch = ReadAhead(source)
+        """Lets the operating system read what was started into the page cache. It takes a system call for each request,
+        and is therefore called without the lock."""
         self._lock = threading.Lock()
         self._queued: deque[Request] = deque()
         """Requests that have not been started."""
@@ -37,7 +39,7 @@ class Requests:
         with self._lock:
             self._queued.extend(requests)
             started = self._start()
-        self._read_ahead(started)
+        self._prefetch(started)
 
     def clear(self) -> None:
         """Drop all requests, whether they were started or not. No other thread may use the queue meanwhile."""
@@ -58,7 +60,7 @@ class Requests:
             if not isinstance(pending, FetchedBytes):
                 self._n_under_way -= 1
             started = self._start()
-        self._read_ahead(started)
+        self._prefetch(started)
         return place, pending
 
     def _start(self) -> list[Request]:
