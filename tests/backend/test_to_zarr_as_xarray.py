@@ -440,28 +440,37 @@ def test_sizes_are_those_of_the_store_so_that_an_archive_grows_in_its_shards(tmp
     array = zarr.open_array(tmp_path / "v")
     assert (array.shape, array.chunks, array.shards) == ((15, 4), (1, 4), (12, 4))
     assert len(list((tmp_path / "v/c").iterdir())) == 2
-    ignored = "chunks of 2 along 'month' and shards of 6 along 'month' are ignored: variable 'v' is stored already"
+    ignored = (
+        "chunks of 2 along 'month' and shards of 6 along 'month' are ignored for variables that are stored already: 'v'"
+    )
     ours = [warning for warning in warned if warning.category is GpuZarrWarning]
     assert [str(warning.message).split("\n")[0] for warning in ours] == [ignored]
+    assert "found: chunks of 1 along 'month' and shards of 12 along 'month' in the store" in str(ours[0].message)
 
 
-CODECS = ["zstd", "blosc", "gzip", "none"]
+CODEC_TEXTS = {
+    "zstd": "zstd (level 3)",
+    "blosc": "blosc (cname zstd, clevel 3)",
+    "gzip": "gzip (level 5)",
+    "none": "no compressor",
+}
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("stored", CODECS)
+@pytest.mark.parametrize("stored", CODEC_TEXTS)
 def test_compressors_of_an_append_that_the_store_does_not_have_are_warned_of(tmp_path, stored, zarr_format):
     ds = xr.Dataset({"v": ("t", np.arange(4)), "w": ("t", np.arange(4.0))})
     ds.gpuzarr.to_zarr(tmp_path, compressors=stored, zarr_format=zarr_format, consolidated=False)
 
-    for given in CODECS:
+    for given in CODEC_TEXTS:
         advice.warned.clear()
         with warnings.catch_warnings(record=True, action="always") as caught:
             ds.gpuzarr.to_zarr(tmp_path, append_dim="t", compressors=given, consolidated=False)
 
-        told = [str(warning.message).split("\n")[0] for warning in caught if warning.category is GpuZarrWarning]
+        told = [str(warning.message).split("\n")[:2] for warning in caught if warning.category is GpuZarrWarning]
         ignored = "compressors are ignored for variables that are stored already: 'v', 'w'"
-        assert told == ([] if given == stored else [ignored])
+        found = f"  found: {CODEC_TEXTS[stored]} in the store for 'v'"
+        assert told == ([] if given == stored else [[ignored, found]])
     assert xr.open_zarr(tmp_path, consolidated=False).w.size == 20
 
 

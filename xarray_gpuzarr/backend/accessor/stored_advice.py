@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numcodecs.abc
@@ -146,40 +146,54 @@ def _decoded(stored: Variable) -> npt.NDArray[Any]:
     return values
 
 
-def advise_of_ignored_sizes(
-    name: Any, dims: Sequence[Any], stored: Mapping[str, Sequence[int]], sharding: ShardingArguments
-) -> None:
-    """Warn if the user gives other lengths than a stored variable has.
+def advise_of_ignored_sizes(stored: Mapping[Any, Variable], sharding: ShardingArguments) -> None:
+    """Warn if the user gives other lengths of chunks and shards than stored variables have.
 
     Parameters
     ----------
-    name : hashable
-        Name of the variable.
-    dims : sequence of hashable
-        Its dimensions.
-    stored : mapping of str to sequence of int
-        The shapes of its "chunks" and "shards".
+    stored : mapping of hashable to xarray.Variable
+        The variables that are written and are stored already, as they are stored, by name.
     sharding : ShardingArguments
         The lengths that the user gives.
     """
-    ignored = []
-    stored_lengths = []
-    for noun, size in (("chunks", sharding.chunks), ("shards", sharding.shards)):
-        lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default: no warning
-        # The user's lengths of chunks may not be meant for a dimension coordinate; see `Layout.shapes`.
-        if noun == "chunks" and dims == (name,):
-            continue
-        for dim, n in zip(dims, stored[noun], strict=True):
-            if lengths.get(dim, -1) not in (-1, n):  # -1 stands for the whole dimension, which may become longer
-                ignored.append(f"{noun} of {lengths[dim]} along {dim!r}")
-                stored_lengths.append(f"{noun} of {n} along {dim!r}")
-    if ignored:
+    names = []
+    ignored: dict[str, None] = {}  # in order, each once
+    stored_lengths: dict[str, None] = {}
+    for name, variable in stored.items():
+        lengths = _ignored_lengths(name, variable, sharding)
+        if lengths:
+            names.append(name)
+        for noun, dim, length, stored_length in lengths:
+            ignored[f"{noun} of {length} along {dim!r}"] = None
+            stored_lengths[f"{noun} of {stored_length} along {dim!r}"] = None
+    if names:
         advise(
-            f"ignored sizes of {name!r}",
-            f"{' and '.join(ignored)} are ignored: variable {name!r} is stored already",
+            f"ignored sizes of {names}",
+            f"{' and '.join(ignored)} are ignored for variables that are stored already: {', '.join(map(repr, names))}",
             found=f"{' and '.join(stored_lengths)} in the store",
             do="leave the sizes out, or write a new store, whose variables get them",
         )
+
+
+def _ignored_lengths(name: Any, stored: Variable, sharding: ShardingArguments) -> list[tuple[str, Any, int, int]]:
+    """Return the lengths that a user gives and a stored variable does not have.
+
+    Returns
+    -------
+    list of tuple
+        For each, "chunks" or "shards", the dimension, the length that the user gives, and the one that is stored.
+    """
+    ignored = []
+    chunks = stored.encoding["chunks"]
+    by_noun = {"chunks": (chunks, sharding.chunks), "shards": (stored.encoding["shards"] or chunks, sharding.shards)}
+    if stored.dims == (name,):  # the user's lengths of chunks may not be meant for its index; see `Layout.shapes`
+        del by_noun["chunks"]
+    for noun, (stored_shape, size) in by_noun.items():
+        lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default: no warning
+        for dim, n in zip(stored.dims, stored_shape, strict=True):
+            if lengths.get(dim, -1) not in (-1, n):  # -1 stands for the whole dimension, which may become longer
+                ignored.append((noun, dim, lengths[dim], n))
+    return ignored
 
 
 def advise_of_ignored_codecs(stored: Mapping[Any, Variable], compressors: Any, zarr_format: int) -> None:
@@ -199,11 +213,11 @@ def advise_of_ignored_codecs(stored: Mapping[Any, Variable], compressors: Any, z
     requested = _methods(named_codecs(compressors, zarr_format))
     others = [name for name, variable in stored.items() if _methods(variable.encoding["compressors"]) != requested]
     if others:
-        codecs = stored[others[0]].encoding["compressors"]
+        in_store = [_method_text(method) for method in _methods(stored[others[0]].encoding["compressors"])]
         advise(
             f"ignored compressors of {others}",
             f"compressors are ignored for variables that are stored already: {', '.join(map(repr, others))}",
-            found=f"{', '.join(map(str, codecs)) or 'no compressor'} in the store for {others[0]!r}",
+            found=f"{', '.join(in_store) or 'no compressor'} in the store for {others[0]!r}",
             do="leave compressors out, or write a new store, whose variables get them",
         )
 
@@ -220,3 +234,9 @@ def _methods(codecs: Any) -> list[dict[str, Any]]:
         levels = {key: configuration[key] for key in ("cname", "level", "clevel") if key in configuration}
         methods.append({"codec": metadata.get("name", metadata.get("id"))} | levels)
     return methods
+
+
+def _method_text(method: Mapping[str, Any]) -> str:
+    """Return the method of a codec as text, such as "blosc (cname zstd, clevel 5)"."""
+    levels = [f"{key} {value}" for key, value in method.items() if key != "codec"]
+    return f"{method['codec']} ({', '.join(levels)})" if levels else str(method["codec"])

@@ -144,6 +144,7 @@ class DatasetInShards:
             originals[path] = original
             variables[name] = original.variable
         require_equal_lengths(lengths, append_dim)
+        advise_of_ignored_sizes(stored, self._sharding)
         advise_of_ignored_codecs(stored, self._sharding.compressors, zarr_format)
         if append_dim is not None:
             length = next(iter(lengths.values()), 0)
@@ -240,7 +241,6 @@ class DatasetInShards:
         shards = stored.encoding["shards"] or chunks
         if not all(isinstance(n, int) for n in (*chunks, *shards)):
             return None
-        advise_of_ignored_sizes(name, stored.dims, {"chunks": chunks, "shards": shards}, self._sharding)
         region = target._write_region or {}  # noqa: SLF001  # xarray has turned region="auto" into slices
         starts = []
         for dim, n in stored.sizes.items():
