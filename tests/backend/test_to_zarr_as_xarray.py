@@ -744,6 +744,19 @@ def test_an_append_that_changes_a_coordinate_is_a_warning(tmp_path, dtype):
         )
 
 
+def test_dates_of_cftime_that_are_appended_twice_and_small_numbers_that_change_are_warnings():
+    ds = one([1.0, 2.0]).assign_coords(x=NOLEAP[:2], y=("y", [1e-9, 2e-9]))
+    advice.warned.clear()
+    store = MemoryStore()
+    ds.gpuzarr.to_zarr(store, consolidated=False)
+
+    ds.assign_coords(x=NOLEAP[2:4]).gpuzarr.to_zarr(store, append_dim="x", consolidated=False)  # no warning
+    with pytest.warns(GpuZarrWarning, match="the values of 'x' are neither increasing nor decreasing"):
+        ds.assign_coords(x=NOLEAP[3:5]).gpuzarr.to_zarr(store, append_dim="x", consolidated=False)
+    with pytest.warns(GpuZarrWarning, match="an append changes the coordinate 'y'"):
+        ds.assign_coords(x=NOLEAP[5:7], y=[1e-9, 3e-9]).gpuzarr.to_zarr(store, append_dim="x", consolidated=False)
+
+
 @pytest.mark.parametrize("chunks", [None, {"time": 1}])
 def test_an_append_that_ends_in_an_error_says_how_to_write_the_data_again(tmp_path, chunks):
     first = archive(2)

@@ -13,6 +13,7 @@ from xarray.backends import ZarrStore
 
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
+from xarray_gpuzarr.backend.accessor.time_check import has_times
 from xarray_gpuzarr.process.advice import advise
 
 
@@ -66,18 +67,23 @@ def advise_of_append(
 def _are_equal(earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> bool:
     """Whether values are those that are stored, apart from what the stored dtype rounds off."""
     if earlier.shape == later.shape and earlier.dtype.kind == "f" and later.dtype.kind in "iuf":
-        return np.allclose(earlier, later, equal_nan=True)
+        largest = np.fmax.reduce(np.abs(earlier), axis=None, initial=0)
+        return np.allclose(earlier, later, atol=1e-6 * largest, equal_nan=True)
     is_equal: bool = Variable("x", earlier).equals(Variable("x", later))
     return is_equal
 
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
     """Warn if the values of an index are neither increasing nor decreasing once it has been appended to."""
-    if earlier.dtype.kind != later.dtype.kind or earlier.dtype.kind not in "iufmM":  # such as text or dates of cftime
+    is_ordered = earlier.dtype.kind in "iuf" or (has_times(earlier) and has_times(later))
+    if earlier.dtype.kind != later.dtype.kind or not is_ordered:  # such as text
         return
     values = np.concatenate([earlier, later])
-    is_up = values[1:] > values[:-1]
-    is_down = values[1:] < values[:-1]
+    try:
+        is_up = values[1:] > values[:-1]
+        is_down = values[1:] < values[:-1]
+    except TypeError:  # dates of two calendars
+        return
     if is_up.all() or is_down.all():
         return
     # The order of most values is taken for the intended one, and the first pair in another order is shown.
