@@ -1,5 +1,6 @@
 """``ds.gpuzarr.to_zarr`` stores what xarray's own `to_zarr` stores with the same chunks, byte for byte."""
 
+import datetime as dt
 import threading
 import warnings
 
@@ -242,6 +243,13 @@ def test_a_variable_that_consolidated_metadata_lack_is_written_over():
         ([0, 1e6, 1, 2], {"dtype": "float16"}),
         ([0, 1, 300, 2], {"dtype": "uint8"}),
         ([0.0, 1, 2, 3], {"dtype": "int16", "scale_factor": 0.0}),
+        ([0, 1, np.nan, 2], {"dtype": "bool"}),
+        ([0, 1, np.nan, 2], {"dtype": "int64", "_FillValue": 2**63 - 1}),  # as a float, it is 2 ** 63
+        ([0, 1, 300, 2], {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1}),
+        ([0, 1, -1, 2], {"dtype": "i1", "_Unsigned": "true", "_FillValue": -128}),
+        ([0, 1, 2.551, 2], {"dtype": "u1", "scale_factor": 0.01, "_FillValue": 255}),
+        ([0, -100, 100, 1.003], {"dtype": "int16", "scale_factor": 0.01, "_FillValue": 100}),
+        ([0, 98.7, 100, 1], {"dtype": "int16", "_FillValue": 99}),
     ],
     ids=str,
 )
@@ -249,6 +257,25 @@ def test_values_that_do_not_fit_the_stored_dtype_are_an_error(make, values, enco
     ds = one(make(np.array(values)), encoding)
     with pytest.raises(OptionError, match="values of variable 'v' do not fit the dtype"):
         ds.gpuzarr.to_zarr(MemoryStore(), {"x": 2}, None, rechunk=True)
+
+
+@pytest.mark.parametrize("make", [np.asarray, lambda values: da.from_array(values, 2)], ids=["numpy", "dask"])
+@pytest.mark.parametrize(
+    ("values", "encoding", "stored"),
+    [
+        ([99.0, 98, np.nan, 100], {"dtype": "int16", "_FillValue": 99}, [99, 98, 99, 100]),
+        ([254, 127, 128, 0], {"dtype": "i1", "_Unsigned": "true", "_FillValue": np.int8(-1)}, [-2, 127, -128, 0]),
+        ([0, 1.5, 1e-50, 3], {"dtype": "f4", "scale_factor": 1e5}, [0, 1.5e-5, 0, 3e-5]),
+        ([-3.27, np.nan, 0, 3], {"dtype": "int16", "scale_factor": 0.01, "_FillValue": -328}, [-327, -328, 0, 300]),
+    ],
+    ids=str,
+)
+def test_values_that_fit_or_that_are_the_fill_value_itself_are_stored(make, values, encoding, stored):
+    store = MemoryStore()
+
+    one(make(np.array(values)), encoding).gpuzarr.to_zarr(store, {"x": 2}, None, rechunk=True)
+
+    np.testing.assert_allclose(zarr.open_array(store, path="v")[:], stored, rtol=1e-6)
 
 
 CHANGES = {
@@ -305,8 +332,10 @@ def test_values_in_memory_that_do_not_fit_leave_what_is_stored(options):
         (np.array(["2023-01-01"], "M8[ns]"), np.array(["2023-01-01T06"], "M8[ns]")),
         (np.array(["2023-01-01", "2023-01-02"], "M8[ns]"), np.array(["2023-01-03T00:30"], "M8[ns]")),
         (np.array([24], "m8[h]").astype("m8[ns]"), np.array([25], "m8[h]").astype("m8[ns]")),
+        (NOLEAP.values[:2], NOLEAP.values[2:3] + dt.timedelta(hours=6)),
+        (np.array([24.0]), np.array(["2023-01-01"], "M8[ns]")),
     ],
-    ids=["hours after days", "minutes after days", "durations"],
+    ids=["hours after days", "minutes after days", "durations", "dates of cftime", "times after numbers"],
 )
 def test_times_that_need_finer_units_than_those_of_the_store_are_an_error(first, more):
     store = MemoryStore()
@@ -624,9 +653,22 @@ def test_an_append_through_a_chain_of_fsspec_is_left_to_xarray(tmp_path):
 
 
 SECONDS = {"units": "seconds since 1970-01-01", "dtype": "int32"}
+DAYS = {"units": "days since 2000-01-01", "dtype": "int64"}
 OVERFLOWING = {
     "times": (np.array(["2037-12-31", "NaT", "2038-03-01"], "M8[ns]"), {**SECONDS, "_FillValue": -1}),
     "durations": (np.array([0, 300, 1], "m8[h]").astype("m8[ns]"), {"units": "hours", "dtype": "int8"}),
+    "dates of cftime": (NOLEAP.values[:3], {"units": "seconds since 1850-01-01", "calendar": "noleap", "dtype": "i2"}),
+    "times in another calendar": (
+        np.array(["1970-01-01", "2100-01-01", "2000-01-01"], "M8[ns]"),
+        {**SECONDS, "calendar": "noleap"},
+    ),
+    "NaT": (np.array(["2000-01-01", "NaT", "2001-01-01"], "M8[ns]"), {**DAYS, "dtype": "int32"}),
+    "a time that is the fill value": (
+        np.array(["2000-01-02", "2000-01-01", "1999-01-01"], "M8[ns]"),
+        {**DAYS, "_FillValue": 0},
+    ),
+    "literal times": (np.array(["2000-01-02", "2000-01-03", "2000-01-04"], "M8[s]"), {**DAYS, "dtype": "M8[s]"}),
+    "literal durations": (np.array([0, 86400, 172800], "m8[s]"), {"dtype": "m8[s]", "units": "days"}),
 }
 
 
@@ -635,8 +677,7 @@ OVERFLOWING = {
 def test_times_that_overflow_the_stored_dtype_are_an_error_before_anything_is_erased(tmp_path, kind, chunks):
     values, encoding = OVERFLOWING[kind]
     ds = xr.Dataset({"v": ("x", values, {}, encoding)})
-    fitting = ds.isel(x=[0])
-    fitting.v.encoding = encoding
+    fitting = xr.Dataset({"v": ("x", [1.0])})
     fitting.gpuzarr.to_zarr(tmp_path / "a", {"x": 1}, None, consolidated=False)
 
     with pytest.raises(OptionError, match="times of variable 'v' do not fit the dtype"):
@@ -647,6 +688,21 @@ def test_times_that_overflow_the_stored_dtype_are_an_error_before_anything_is_er
 
     xr.testing.assert_identical(xr.open_zarr(tmp_path / "a", consolidated=False).load(), fitting)
     ds.gpuzarr.to_zarr(tmp_path / "c", {"x": 3}, None, check_values=False)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_times_in_units_finer_than_their_own_are_an_error_since_xarray_stores_none_of_them(chunks, dtype):
+    times = np.array(["2000-01-01", "2000-01-02"], "M8[s]")
+    encoding = {"units": "milliseconds since 1970-01-01", "dtype": dtype}
+    values = times if chunks is None else da.from_array(times, chunks)
+
+    with pytest.raises(OptionError, match=r"convert these to datetime64\[ns\]"):
+        one(values, encoding).gpuzarr.to_zarr(MemoryStore(), {"x": 2}, None)
+
+    store = MemoryStore()
+    one(values.astype("M8[ns]"), encoding).gpuzarr.to_zarr(store, {"x": 2}, None)
+    np.testing.assert_array_equal(xr.open_zarr(store).v.values, times)
 
 
 @pytest.mark.parametrize("fill", [{}, {"_FillValue": np.int8(-5)}])
@@ -743,6 +799,18 @@ def test_a_region_of_a_template_whose_index_has_no_values_yet_is_no_warning(tmp_
     part = xr.Dataset({"v": ("t", [1.0, 2])}, {"t": [0, 1]})
 
     assert headlines(part, tmp_path, region={"t": slice(2, 4)}) == []
+
+
+def test_dates_of_cftime_that_are_appended_twice_and_small_numbers_that_change_are_warnings(tmp_path):
+    ds = one([1.0, 2.0]).assign_coords(x=NOLEAP[:2], y=("y", [1e-9, 2e-9]))
+    ds.gpuzarr.to_zarr(tmp_path, consolidated=False)
+
+    assert headlines(ds.assign_coords(x=NOLEAP[2:4]), tmp_path, append_dim="x") == []
+    (change,) = headlines(ds.assign_coords(x=NOLEAP[4:6], y=[1e-9, 3e-9]), tmp_path, append_dim="x")
+    (order,) = headlines(ds.assign_coords(x=NOLEAP[5:7], y=[1e-9, 3e-9]), tmp_path, append_dim="x")
+
+    assert order == "after the append, the values of 'x' are neither increasing nor decreasing"
+    assert change == "an append changes 'y' of all that is stored already"
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 1}])

@@ -13,7 +13,7 @@ from xarray.backends.common import ArrayWriter
 
 from xarray_gpuzarr.backend.accessor.packing import Pack, pack_blocks
 from xarray_gpuzarr.backend.accessor.staged_store import StagedStore
-from xarray_gpuzarr.backend.accessor.time_check import TIMES
+from xarray_gpuzarr.backend.accessor.time_check import TIMES, TimeCheck
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS, check_of
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.write.block_target import BlockTarget
@@ -80,8 +80,12 @@ class BlockWriter(ArrayWriter):
         """
         original = self._originals[target.path.strip("/")]
         variable = original.variable
-        # Values that already have the stored dtype, and no scale or offset, are stored as they are.
-        is_packed = variable.dtype != target.dtype or {"scale_factor", "add_offset"} & original.encoding.keys()
+        # Other values have the stored dtype and no scale or offset: they are stored as they are.
+        is_packed = (
+            variable.dtype != target.dtype
+            or {"scale_factor", "add_offset"} & original.encoding.keys()
+            or variable.dtype.kind in TIMES
+        )
         check = None
         if is_packed and self._checks_values and not original.is_checked:
             check = check_of(original.name, variable.dtype, target.dtype, original.encoding, dict(target.attrs))
@@ -96,7 +100,7 @@ class BlockWriter(ArrayWriter):
         region = _positive_slices(region, target.shape)
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
-        if variable.dtype.kind in NUMBERS + TIMES:
+        if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
             source = pack_blocks(source, variable.data, original.pack, check)
         if original.pack is not None:
             self.from_memory.add(source, block_target, region)

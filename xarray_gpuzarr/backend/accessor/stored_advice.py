@@ -13,6 +13,7 @@ from xarray.backends import ZarrStore
 
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
+from xarray_gpuzarr.backend.accessor.time_check import has_times
 from xarray_gpuzarr.process.advice import advise, advise_each_time
 
 _MOST_NBYTES = 2**24
@@ -68,10 +69,11 @@ def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], 
     """Warn if an append replaces the values of a variable that lacks the dimension, `earlier`, by others."""
     kinds = earlier.dtype.kind + later.dtype.kind
     if "f" in kinds and set(kinds) <= set("iuf"):
+        largest = np.fmax.reduce(np.abs(earlier), axis=None, initial=0)
         # Numbers that are packed in integers are stored with an error of up to half a step.
         is_rounded = in_store.dtype.kind in "iu" and later.dtype.kind == "f"
         step = abs(float(in_store.attrs.get("scale_factor", 1))) if is_rounded else 0.0
-        is_equal = np.isclose(earlier, later, atol=max(1e-8, 0.51 * step), equal_nan=True)
+        is_equal = np.isclose(earlier, later, atol=max(1e-6 * largest, 0.51 * step), equal_nan=True)
     else:
         is_equal = np.asarray(earlier == later) | (_is_missing(earlier) & _is_missing(later))
     if not is_equal.all():
@@ -86,11 +88,15 @@ def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], 
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
     """Warn if the values of an index are neither increasing nor decreasing once it has been appended to."""
-    if earlier.dtype.kind != later.dtype.kind or earlier.dtype.kind not in "iufmM":  # such as text or dates of cftime
+    is_ordered = earlier.dtype.kind in "iuf" or (has_times(earlier) and has_times(later))
+    if earlier.dtype.kind != later.dtype.kind or not is_ordered:  # such as text
         return
     values = np.concatenate([earlier, later])
-    is_up = values[1:] > values[:-1]
-    is_down = values[1:] < values[:-1]
+    try:
+        is_up = values[1:] > values[:-1]
+        is_down = values[1:] < values[:-1]
+    except TypeError:  # dates of two calendars
+        return
     if is_up.all() or is_down.all():
         return
     # The order of most values is taken for the intended one, and the first pair in another order is shown.

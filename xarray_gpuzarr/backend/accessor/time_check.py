@@ -1,4 +1,4 @@
-"""`TimeCheck`: whether times and durations fit the dtype, and the units, in which they are stored."""
+"""`TimeCheck`: whether times and durations are read back from the numbers that are stored for them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xarray import Variable
+import pandas as pd
+from xarray import Variable, conventions
 from xarray.coders import CFDatetimeCoder, CFTimedeltaCoder
 
 from xarray_gpuzarr.backend.accessor.fit_check import FitCheck, Misfit
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
-_TIME_ATTRS = ("units", "calendar")
-"""Attributes by which a number is decoded. Without `_FillValue`, a number that equals it is decoded like any other."""
-_GREGORIAN = np.datetime64("1582-10-15")
-"""The first day of the Gregorian calendar. The standard calendar counts the days before in another way than NumPy."""
-USUAL_CALENDARS = ("standard", "gregorian", "proleptic_gregorian")
-"""Calendars that have the days of NumPy's datetimes, apart from those before `_GREGORIAN`."""
 TIMES = "mM"
 """Kinds of dtypes of which xarray packs each element by itself only in dask arrays. In a NumPy array, the units with
 which it packs an element depend on all of them."""
@@ -30,57 +25,74 @@ class TimeCheck(FitCheck):
     """Compares times and durations with the numbers that are stored for them, by decoding these."""
 
     attrs: Mapping[str, Any]
-    """Stored attributes, such as units and calendar."""
+    """Attributes by which the numbers are decoded, such as units, calendar and `_FillValue`."""
 
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
-        """Return a time that is stored as another one; None if all fit.
+        """Return a time that is stored as another one; None if all fit, or if xarray cannot decode the numbers.
 
-        The first and the last one are compared, unless they lie before `_GREGORIAN` or xarray cannot decode the number.
+        Of times that are stored as floats, only those are found for which no number is stored.
         """
-        is_time = ~np.isnat(values)
         # Encoded dask blocks of times have 8 bytes, whatever dtype they are stored in.
-        values, stored = values[is_time], stored[is_time].astype(self.dtype)
-        if not values.size:
+        values, stored = values.reshape(-1), stored.reshape(-1).astype(self.dtype)
+        if self.dtype.kind == "f":
+            is_lost = ~pd.isna(values) & ~np.isfinite(stored)
+        else:
+            try:
+                is_lost = ~_are_equal(values, self._decode(stored, values.dtype))
+            except Exception:  # noqa: BLE001  # xarray may raise anything
+                return None
+        if not is_lost.any():
             return None
-        for position in (values.argmin(), values.argmax()):
-            value = values[position]
-            if value.dtype.kind == "M" and value.astype("M8[D]") < _GREGORIAN:
-                continue
-            time_unit, _ = np.datetime_data(value.dtype)
-            decoded = self._decode(stored[position], time_unit)
-            if decoded is not None and decoded != value:
-                return Misfit(value=value, found=f"{value}, which is stored as {stored[position]}")
-        return None
+        position = int(is_lost.argmax())
+        return Misfit(value=values[position], found=f"{values[position]}, which is stored as {stored[position]}")
 
-    def _decode(self, number: np.integer[Any], time_unit: Any) -> Any:
-        """Return the time that is read back for a number, in a unit of NumPy; None if xarray cannot decode it."""
-        attrs = {key: self.attrs[key] for key in _TIME_ATTRS if key in self.attrs}
-        encoded = Variable("time", [number], attrs)
-        try:
-            if " since " in str(attrs["units"]):
-                return CFDatetimeCoder(use_cftime=False, time_unit=time_unit).decode(encoded).values[0]
-            return CFTimedeltaCoder(decode_via_units=True, time_unit=time_unit).decode(encoded).values[0]
-        except Exception:  # noqa: BLE001  # xarray may raise anything
-            return None
+    def _decode(self, stored: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return the times that are read back for numbers, in the unit of a dtype; as dates of cftime for objects."""
+        use_cftime = True if dtype.kind == "O" else None
+        time_unit: Any = "ns" if use_cftime else np.datetime_data(dtype)[0]
+        decoded = conventions.decode_cf_variable(
+            self.name,
+            Variable("time", stored, dict(self.attrs)),
+            decode_times=CFDatetimeCoder(use_cftime=use_cftime, time_unit=time_unit),
+            decode_timedelta=CFTimedeltaCoder(time_unit=time_unit, decode_via_units=True),
+        )
+        times: npt.NDArray[Any] = decoded.to_numpy()
+        return times
 
     def misfit_error(self, misfit: Misfit, position: tuple[int, ...]) -> OptionError:
         """Return the error for a time at an index of what is written."""
         return OptionError(
             f"times of variable {self.name!r} do not fit the dtype in which they are stored",
-            tried=f"to store them as {self.dtype}, in {self.attrs['units']!r}",
+            tried=f"to store them as {self.dtype}, with units {self.attrs.get('units')!r}",
             found=f"{misfit.found}, at {position} of what is written",
-            do="write a new store with a longer dtype, or with coarser or later units; "
-            "check_values=False lets xarray store other times",
+            do="write a new store with other units, an integer dtype that is long enough, or a _FillValue; for units "
+            "finer than those of the times, convert these to datetime64[ns]; check_values=False lets xarray store "
+            "other times",
         )
 
 
-def is_narrow_integer(dtype: Any) -> bool:
-    """Whether a dtype, or what NumPy takes for one, has integers of less than 8 bytes.
+def has_times(values: npt.NDArray[Any]) -> bool:
+    """Whether an array has times, durations or dates of cftime."""
+    return values.dtype.kind in TIMES or (values.dtype.kind == "O" and hasattr(next(values.flat, None), "calendar"))
 
-    xarray itself raises an error for times that do not fit 8 bytes.
-    """
-    dtype = np.dtype(dtype)
-    return dtype.kind in "iu" and dtype.itemsize < np.dtype(np.int64).itemsize
+
+def _are_equal(values: npt.NDArray[Any], decoded: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return for each time whether it is the decoded one. Dates of cftime are compared by year, month, and so on."""
+    is_equal: npt.NDArray[np.bool_]
+    if "O" in (values.dtype.kind, decoded.dtype.kind):
+        is_equal = _texts(values) == _texts(decoded)
+    elif values.dtype.kind != decoded.dtype.kind:  # such as plain numbers, if there are no units
+        is_equal = np.zeros(values.shape, bool)
+    else:
+        is_equal = (values == decoded) | (np.isnat(values) & np.isnat(decoded))
+    return is_equal
+
+
+def _texts(times: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
+    """Return times as texts, whatever the calendar."""
+    if times.dtype.kind == "M":
+        return np.datetime_as_string(times, "us")
+    return np.array(["NaT" if pd.isna(time) else time.isoformat(timespec="microseconds") for time in times])
 
 
 def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.backend.accessor.fit_check import FitCheck, Misfit
-from xarray_gpuzarr.backend.accessor.time_check import TIMES, USUAL_CALENDARS, TimeCheck, is_narrow_integer
+from xarray_gpuzarr.backend.accessor.time_check import TIMES, TimeCheck
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
@@ -21,6 +21,12 @@ _PRECISION = 1e-6
 eight roundings in float32, in which xarray may pack and unpack."""
 
 
+_MISSING_KEYS = ("_FillValue", "missing_value")
+"""Keys of an encoding with the number that stands for missing values. xarray refuses two that differ."""
+_TIME_ATTRS = ("units", "calendar", "dtype", "scale_factor", "add_offset", "_Unsigned")
+"""Stored attributes by which times are decoded."""
+
+
 @record
 class ValueCheck(FitCheck):
     """Compares numbers with what is stored for them.
@@ -28,13 +34,17 @@ class ValueCheck(FitCheck):
     What is read back is ``stored * scale + offset``.
     """
 
+    read_dtype: np.dtype[Any]
+    """Dtype in which the stored numbers are read. It differs from `dtype` for those with the attribute `_Unsigned`."""
     scale: float
     offset: float
-    has_fill_value: bool
-    """Whether a number is stored in place of NaN."""
+    missing: int | float | None
+    """The number, as it is read, that is stored in place of NaN; None if there is none."""
 
     @classmethod
-    def of(cls, name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> Self | None:
+    def of(
+        cls, name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any], attrs: Mapping[str, Any] | None = None
+    ) -> Self | None:
         """Return the check of a variable.
 
         Parameters
@@ -45,6 +55,8 @@ class ValueCheck(FitCheck):
             Stored dtype.
         encoding : mapping
             The encoding with which xarray packs the variable.
+        attrs : mapping, optional
+            The attributes that are stored with it.
 
         Returns
         -------
@@ -56,61 +68,90 @@ class ValueCheck(FitCheck):
         unknown = [number for number in (scale, offset) if number.size != 1 or number.dtype.kind not in NUMBERS]
         if unknown:
             return None
+        # `_Unsigned` is looked for in the stored attributes, since xarray only stores it beside a `_FillValue`.
+        read_dtype = _read_dtype(dtype, (attrs or {}).get("_Unsigned"))
         return cls(
             name=name,
             dtype=dtype,
+            read_dtype=read_dtype,
             scale=float(scale.reshape(-1)[0].real),
             offset=float(offset.reshape(-1)[0].real),
-            has_fill_value=any(encoding.get(key) is not None for key in ("_FillValue", "missing_value")),
+            missing=_missing_number(encoding, dtype, read_dtype),
         )
 
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
-        """Return a value that is stored as another one; None if all fit.
+        """Return a value that is stored as another one, or as the fill value; None if all fit.
 
-        NaN, the smallest and the largest value are checked: if these fit, all others do. Only integers and floats that
-        are stored as integers or floats are checked.
+        NaN, the smallest and the largest value are checked: if these fit, all others do, unless they may be stored as
+        the fill value. Only integers and floats that are stored as numbers are checked.
         """
-        if values.dtype.kind not in "iuf" or self.dtype.kind not in "iuf" or not values.size:
+        if values.dtype.kind not in "iuf" or self.dtype.kind not in "biuf" or not values.size:
             return None
-        values, stored = values.reshape(-1), stored.reshape(-1)
-        lowest_index = values.argmin()
+        values, stored = values.reshape(-1), stored.reshape(-1).astype(self.read_dtype, copy=False)
+        lowest_index, highest_index = values.argmin(), values.argmax()
         if np.isnan(values[lowest_index]):  # `argmin` finds NaN, if there is one
-            if self.dtype.kind != "f" and not self.has_fill_value:
-                return Misfit(value=math.nan, found="NaN, and no _FillValue to store it as")
-            is_number = ~np.isnan(values)
-            values, stored = values[is_number], stored[is_number]
-            if not values.size:
+            number = stored[lowest_index]
+            if not np.isnan(number) and number != self.missing:
+                fate = "and no _FillValue to store it as" if self.missing is None else f"which is stored as {number}"
+                return Misfit(value=math.nan, found=f"NaN, {fate}")
+            low, high = np.fmin.reduce(values), np.fmax.reduce(values)
+            if np.isnan(low):  # all are NaN
                 return None
-            lowest_index = values.argmin()
-        precision = _PRECISION
-        if values.dtype.kind == "f":
-            # Eight roundings make a larger difference in half precision.
-            precision = max(precision, 8 * float(np.finfo(values.dtype).eps))
-        for position in (lowest_index, values.argmax()):
+            # `nanargmin` takes a hundred times as long: it copies the values.
+            lowest_index, highest_index = (values == low).argmax(), (values == high).argmax()
+        for position in (lowest_index, highest_index):
             value = float(values[position])
             number = float(stored[position])
-            if not self._fits(value, number, precision):
+            if not self._fits(value, number, values.dtype):
                 return Misfit(value=value, found=f"the value {value}, {self._fate(value, number)}")
-        return None
+        if not self.may_be_missing(values[lowest_index], values[highest_index]):
+            return None
+        return self._find_missing(values, stored)
 
-    def _fits(self, value: float, number: float, precision: float) -> bool:
-        """Whether a value is nearly what is read back from the stored number.
+    def _find_missing(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
+        """Return a number that is stored as the one that stands for NaN; None if there is none.
 
-        For stored floats it is enough that a finite value has become a finite number.
+        Values that are equal to the fill value are meant to be missing.
         """
-        if self.dtype.kind == "f":
-            return math.isfinite(number) or not math.isfinite(value)
-        # Rounding to the nearest number changes a value by half a step. A whole step is allowed, since numbers that
-        # wrap around are off by far more.
-        tolerance = abs(self.scale) + precision * (abs(value) + abs(self.offset))
-        return math.isfinite(value) and abs(number * self.scale + self.offset - value) <= tolerance
+        is_lost = (stored == self.missing) & (values != self.missing) & ~np.isnan(values)
+        if not is_lost.any():
+            return None
+        value = values[is_lost.argmax()]
+        return Misfit(value=value, found=f"the value {value}, which is stored as {self.missing}, the _FillValue")
+
+    def may_be_missing(self, low: Any, high: Any) -> bool:
+        """Whether values from `low` to `high` may be stored as the integer that stands for missing ones."""
+        if self.missing is None or self.dtype.kind == "f":
+            return False
+        value = self.missing * self.scale + self.offset
+        tolerance = self._tolerance(value, np.asarray(low).dtype)
+        return bool(low - tolerance <= value <= high + tolerance)
+
+    def _fits(self, value: float, number: float, values_dtype: np.dtype[Any]) -> bool:
+        """Whether a value is nearly what is read back from the stored number."""
+        decoded = number * self.scale + self.offset
+        if not math.isfinite(value):
+            return decoded == value
+        return abs(decoded - value) <= self._tolerance(value, values_dtype)
+
+    def _tolerance(self, value: float, values_dtype: np.dtype[Any]) -> float:
+        """Return the difference that is allowed between a value and what is read back.
+
+        Rounding to the nearest integer changes a value by half a step. A whole step is allowed, since numbers that wrap
+        around are off by far more. The steps between floats are relative, apart from the smallest.
+        """
+        floats = [np.finfo(dtype) for dtype in (values_dtype, self.dtype) if dtype.kind == "f"]
+        # Eight roundings make a larger difference in half precision.
+        precision = max([_PRECISION, *[8 * float(info.eps) for info in floats]])
+        step = float(np.finfo(self.dtype).smallest_subnormal) if self.dtype.kind == "f" else 1.0
+        return abs(self.scale) * step + precision * (abs(value) + abs(self.offset))
 
     def _fate(self, value: float, number: float) -> str:
         """Return what becomes of a value that is stored as another number."""
         # With a scale of 0, no number would be read back as the value.
-        if self.dtype.kind == "f" or not math.isfinite(value) or not self.scale:
+        if self.read_dtype.kind not in "iu" or not math.isfinite(value) or not self.scale:
             return f"which is stored as {number}"
-        limits = np.iinfo(self.dtype)
+        limits = np.iinfo(self.read_dtype)
         return (
             f"which takes the number {(value - self.offset) / self.scale:.0f}, while {limits.min} to {limits.max} fit"
         )
@@ -163,14 +204,32 @@ def check_of(
     FitCheck or None
         None if every value fits, if xarray itself refuses those that do not, or if what is read back is not known here.
     """
-    if values_dtype.kind in TIMES:
-        # Times may be stored in a calendar that has other days.
-        has_usual_days = str(attrs.get("calendar", "standard")) in USUAL_CALENDARS
-        return (
-            TimeCheck(name=name, dtype=dtype, attrs=attrs)
-            if is_narrow_integer(dtype) and has_usual_days and "units" in attrs
-            else None
-        )
-    # With this attribute, signed numbers are read back as unsigned ones. It is looked for in the stored attributes, not
-    # in `encoding`, because xarray only stores it beside a `_FillValue`.
-    return None if "_Unsigned" in attrs else ValueCheck.of(name, dtype, encoding)
+    if values_dtype.kind in TIMES or (values_dtype.kind == "O" and "calendar" in attrs):  # dates of cftime
+        decoding = {key: attrs[key] for key in _TIME_ATTRS if key in attrs}
+        missing = {key: encoding[key] for key in _MISSING_KEYS if encoding.get(key) is not None}
+        return TimeCheck(name=name, dtype=dtype, attrs=decoding | missing)
+    return ValueCheck.of(name, dtype, encoding, attrs)
+
+
+def _read_dtype(dtype: np.dtype[Any], unsigned: Any) -> np.dtype[Any]:
+    """Return the dtype in which xarray reads stored numbers, given their attribute `_Unsigned`."""
+    kinds = {("true", "i"): "u", ("false", "u"): "i"}
+    kind = kinds.get((unsigned, dtype.kind))
+    return np.dtype(f"{kind}{dtype.itemsize}") if kind else dtype
+
+
+def _missing_number(encoding: Mapping[str, Any], dtype: np.dtype[Any], read_dtype: np.dtype[Any]) -> int | float | None:
+    """Return the number, as it is read, that xarray stores in place of NaN; None if there is none.
+
+    A fill value that the stored dtype does not have is none, because no number that is read is equal to it.
+    """
+    numbers = [np.asarray(encoding[key]) for key in _MISSING_KEYS if encoding.get(key) is not None]
+    if not numbers or numbers[0].size != 1 or not {numbers[0].dtype.kind, dtype.kind} <= {*NUMBERS}:
+        return None
+    number = numbers[0].reshape(())
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = number.astype(dtype)
+    if dtype.kind in "iu" and stored != number and stored.astype(read_dtype) != number:
+        return None
+    missing: int | float = stored.astype(read_dtype).item()
+    return missing

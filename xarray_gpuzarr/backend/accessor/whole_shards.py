@@ -178,8 +178,8 @@ class DatasetInShards:
         if variable.chunks is None:
             variable.load()  # as xarray does, since the variable may come from this store
         encoding = stored_encoding(stored)
-        if self._checks_values and variable.dtype.kind in TIMES and variable.chunks is None and "units" in encoding:
-            check_units(target, name, variable, encoding)
+        if self._checks_values and variable.dtype.kind in TIMES + "O" and variable.chunks is None:
+            check_units(target, name, variable, encoding, stored.attrs.get("units"))
         return self._original(target, name, variable, grid, encoding)
 
     def _original(

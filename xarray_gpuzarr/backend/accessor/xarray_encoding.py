@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from xarray import IndexVariable, Variable, conventions
 from xarray.backends import ZarrStore
 
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
-from xarray_gpuzarr.backend.accessor.time_check import TIMES, is_narrow_integer, units_error
-from xarray_gpuzarr.backend.accessor.value_check import check_of, extremes
+from xarray_gpuzarr.backend.accessor.time_check import has_times, units_error
+from xarray_gpuzarr.backend.accessor.value_check import ValueCheck, check_of, extremes
 
 
 def stored_encoding(stored: Variable) -> dict[str, Any]:
@@ -63,40 +64,58 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     values = variable.values if isinstance(variable, IndexVariable) else array_in_memory(variable)
     if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
-    if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
-        return values.dtype.kind in "iuf"  # such numbers are stored as they are; other values may be encoded
-    if values.dtype.kind in TIMES and is_narrow_integer(encoding.get("dtype", values.dtype)):
-        sample = values  # xarray chooses the units by all of them
-    elif values.dtype.kind in "iuf":
-        other_axes = (1,) * (values.ndim - 1)
-        sample = extremes(values).reshape(-1, *other_axes)
-    else:
+    if values.dtype.kind in "iuf":
+        if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
+            return True  # such numbers are stored as they are
+        return _check_extremes(target, name, variable, values, encoding)
+    # xarray chooses the units of times by all of them. Other values may be encoded.
+    encoded = _encode_times(target, name, variable, encoding) if has_times(values) else None
+    check = None if encoded is None else check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
+    if encoded is None or check is None:
         return False
-    encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
-    # The shape changes if elements are not encoded one by one, for example with an offset for each column.
-    if encoded is None or encoded.shape != sample.shape:
-        return False
-    check = check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
-    if check is None:
-        return False
-    check.require_fit(sample, encoded.values, values)
+    check.require_fit(values, encoded.values)
     return True
 
 
-def check_units(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> None:
+def _check_extremes(
+    target: ZarrStore, name: Any, variable: Variable, values: npt.NDArray[Any], encoding: Mapping[str, Any]
+) -> bool:
+    """Check the smallest and the largest number of a variable; see `check_numpy_values`."""
+    sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
+    encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
+    if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
+        return False
+    check = ValueCheck.of(name, encoded.dtype, encoding, encoded.attrs)
+    if check is None:
+        return False
+    check.require_fit(sample, encoded.values, values)
+    # Whether numbers between these are stored as the fill value is only known when they are packed.
+    return not check.may_be_missing(np.nanmin(sample), np.nanmax(sample))
+
+
+def check_units(
+    target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any], stored_units: Any
+) -> None:
     """Raise `OptionError` if xarray encodes times in other units than those of the stored array.
 
-    xarray takes finer units where those of `encoding`, which must have "units", are too coarse. The stored array keeps
-    its own units, so other times would be read back.
+    xarray takes finer units where those of `encoding` are too coarse, or absent. The stored array keeps its own units,
+    `stored_units`, or stays one of plain numbers, so other values would be read back.
     """
-    with warnings.catch_warnings():  # xarray warns of the change
-        warnings.simplefilter("ignore")
-        encoded = try_encode(target, name, Variable(variable.dims, variable.values, variable.attrs, dict(encoding)))
+    if not variable.size or not has_times(variable.values):
+        return
+    encoded = _encode_times(target, name, variable, encoding)
     if encoded is None:
         return
-    needed_units = str(encoded.attrs.get("units"))
-    if _unit_of_time(needed_units) != _unit_of_time(str(encoding["units"])):
-        raise units_error(name, encoded.dtype, encoding["units"], needed_units)
+    needed_units = str(encoded.attrs["units"])
+    if _unit_of_time(needed_units) != _unit_of_time(str(stored_units)):
+        raise units_error(name, encoded.dtype, stored_units, needed_units)
+
+
+def _encode_times(target: ZarrStore, name: Any, variable: Variable, encoding: Mapping[str, Any]) -> Variable | None:
+    """Return times as xarray encodes them; None if xarray raises an error."""
+    with warnings.catch_warnings():  # xarray warns again when it encodes them for the store
+        warnings.simplefilter("ignore")
+        return try_encode(target, name, Variable(variable.dims, variable.values, variable.attrs, dict(encoding)))
 
 
 def _unit_of_time(units: str) -> str:
