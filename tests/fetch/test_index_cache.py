@@ -23,7 +23,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, ObjectStore
 
 from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import index_cache, snapshot
+from xarray_gpuzarr.fetch import index_cache, shard_indexes
 from xarray_gpuzarr.fetch.index_cache import CachedIndex, IndexCache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.process import fetch_options as options
@@ -287,7 +287,7 @@ def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_ne
 
 def after_index(monkeypatch, change, n_changes):
     """Change an array after each of the next reads of an index."""
-    original, left = snapshot.decode_shard_index, iter(range(n_changes))
+    original, left = shard_indexes.decode_shard_index, iter(range(n_changes))
 
     def decode_then_change(*args, **keywords):
         index = original(*args, **keywords)
@@ -295,7 +295,7 @@ def after_index(monkeypatch, change, n_changes):
             change()
         return index
 
-    monkeypatch.setattr(snapshot, "decode_shard_index", decode_then_change)
+    monkeypatch.setattr(shard_indexes, "decode_shard_index", decode_then_change)
 
 
 @settings(max_examples=20)  # each writes a store several times
