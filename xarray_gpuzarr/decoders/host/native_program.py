@@ -36,13 +36,12 @@ from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesBytesSpec,
     ChecksumSpec,
-    DeltaSpec,
-    ElementSpec,
     PipelineSpec,
     ShuffleSpec,
     StageSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.stored.element_codecs import DeltaSpec, ElementSpec
 
 _PartialDecoding = Literal["all", "up to", "blocks"]
 """Part of a chunk that the loops decode where only a part is requested: all of it, all up to the last requested
