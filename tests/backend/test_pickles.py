@@ -16,7 +16,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import MemoryStore
 
 import xarray_gpuzarr
-from xarray_gpuzarr.backend.chunking import find_block_reader
+from xarray_gpuzarr.backend.block_reader import find_block_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

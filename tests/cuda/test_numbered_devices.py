@@ -14,7 +14,7 @@ import zarr
 from test_contexts import Second, devices, on_thread
 
 from xarray_gpuzarr import batches, read_array
-from xarray_gpuzarr.backend.chunking import find_block_reader
+from xarray_gpuzarr.backend.block_reader import find_block_reader
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 from xarray_gpuzarr.decoders import choice

@@ -23,7 +23,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, ObjectStore
 
 from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import index_cache, snapshot
+from xarray_gpuzarr.fetch import index_cache, shard_indexes
 from xarray_gpuzarr.fetch.index_cache import CachedIndex, IndexCache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.process import fetch_options as options
@@ -259,7 +259,7 @@ def test_shard_that_is_replaced_during_every_read_comes_in_one_answer(local, mon
 
 def test_file_that_is_written_to_during_every_read_is_an_error(local, monkeypatch):
     array = write(local, DATA, **SHARDED)
-    path, read = local.root / "c" / "0" / "0", LocalSource._read
+    path, read = local.root / "c" / "0" / "0", os.preadv
 
     def read_then_touch(*args):
         done = read(*args)
@@ -267,7 +267,7 @@ def test_file_that_is_written_to_during_every_read_is_an_error(local, monkeypatc
         return done
 
     times = iter(range(1000))
-    monkeypatch.setattr(LocalSource, "_read", read_then_touch)
+    monkeypatch.setattr(os, "preadv", read_then_touch)
 
     with pytest.raises(StoreReadError, match="replaced while it was read") as caught:
         read_array(array, ONE_CHUNK, device="host")
@@ -287,7 +287,7 @@ def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_ne
 
 def after_index(monkeypatch, change, n_changes):
     """Change an array after each of the next reads of an index."""
-    original, left = snapshot.decode_shard_index, iter(range(n_changes))
+    original, left = shard_indexes.decode_shard_index, iter(range(n_changes))
 
     def decode_then_change(*args, **keywords):
         index = original(*args, **keywords)
@@ -295,7 +295,7 @@ def after_index(monkeypatch, change, n_changes):
             change()
         return index
 
-    monkeypatch.setattr(snapshot, "decode_shard_index", decode_then_change)
+    monkeypatch.setattr(shard_indexes, "decode_shard_index", decode_then_change)
 
 
 @settings(max_examples=20)  # each writes a store several times

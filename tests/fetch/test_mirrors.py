@@ -18,7 +18,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import index_cache, object_source, snapshot, version_conflicts
+from xarray_gpuzarr.fetch import index_cache, object_source, shard_indexes, version_conflicts
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.source import Edge
 from xarray_gpuzarr.fetch.store_errors import changed_error
@@ -319,7 +319,7 @@ def test_an_object_of_which_each_range_has_another_tag_takes_a_bounded_number_of
 def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     """One that is longer than all the room comes alone."""
     shard_nbytes = len(files(DATA)["bucket/s.zarr/t/c/0/0"])
-    monkeypatch.setattr(snapshot, "MAX_WHOLE_NBYTES", room * shard_nbytes)
+    monkeypatch.setattr(shard_indexes, "MAX_WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
         version_conflicts.care_by_store[object_source(array.store).identity] = Care.ONE_ANSWER

@@ -11,7 +11,7 @@ from helpers.stores.remote import CLIENTS
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import StoreReadError, read_array, zarr_pipeline
-from xarray_gpuzarr.fetch import index_cache, snapshot, version_conflicts
+from xarray_gpuzarr.fetch import index_cache, shard_indexes, version_conflicts
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
@@ -65,13 +65,13 @@ def test_a_shard_that_vanishes_after_its_index_was_read_is_an_error(client, is_k
 @pytest.mark.every_decoder
 def test_a_local_shard_that_vanishes_after_its_index_was_read_is_an_error(tmp_path, monkeypatch):
     write(LocalStore(tmp_path), DATA, name="t", **LAYOUT)
-    decode = snapshot.decode_shard_index
+    decode = shard_indexes.decode_shard_index
 
     def decode_then_delete(*args, **keywords):
         (tmp_path / "t/c/0/0").unlink(missing_ok=True)
         return decode(*args, **keywords)
 
-    monkeypatch.setattr(snapshot, "decode_shard_index", decode_then_delete)
+    monkeypatch.setattr(shard_indexes, "decode_shard_index", decode_then_delete)
 
     with explained(StoreReadError, "shard 't/c/0/0' of array '/t' has disappeared"):
         read_chunk(LocalStore(tmp_path))

@@ -25,7 +25,7 @@ from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.decoders.host.schedule import Schedule
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
-from xarray_gpuzarr.fetch import index_cache, local
+from xarray_gpuzarr.fetch import files, index_cache
 from xarray_gpuzarr.fetch.remote.answers import Answer
 from xarray_gpuzarr.fetch.remote.store_clients import StoreClient
 from xarray_gpuzarr.native import library
@@ -149,7 +149,7 @@ def _loops(changes: dict[str, str]) -> Callable[[Patch, int], None]:
 
 
 def _not_cached(patch: Patch, _: int) -> None:
-    patch.setattr(local, "read_cached", lambda *_arguments: 0)
+    patch.setattr(files, "read_cached", lambda *_arguments: 0)
 
 
 _PART_TYPES = {

@@ -13,7 +13,7 @@ import zarr
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.fetch import local
+from xarray_gpuzarr.fetch import files
 from xarray_gpuzarr.process.turns import Turns
 
 pytestmark = pytest.mark.timeout(60)
@@ -195,7 +195,7 @@ def test_a_read_that_waits_for_the_disk_lets_others_read(stored, monkeypatch):
             together.wait()
         return preadv(fd, buffers, offset)
 
-    monkeypatch.setattr(local.os, "preadv", cold)
+    monkeypatch.setattr(files.os, "preadv", cold)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda n: read_array(array, slice(n, n + 16)), range(0, 64, 16)))
     assert np.array_equal(np.concatenate(found), values)

@@ -11,22 +11,24 @@ from hypothesis import strategies as st
 from xarray_gpuzarr import MetadataError
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
-    AsTypeSpec,
     BloscSpec,
     BytesSpec,
-    CastValueSpec,
     ChecksumSpec,
-    DeltaSpec,
-    FixedScaleOffsetSpec,
     IdentitySpec,
     OtherSpec,
-    PackBitsSpec,
     PipelineSpec,
-    ScaleOffsetSpec,
     ShuffleSpec,
     TransposeSpec,
     ZstdSpec,
     encoded_nbytes,
+)
+from xarray_gpuzarr.stored.element_codecs import (
+    AsTypeSpec,
+    CastValueSpec,
+    DeltaSpec,
+    FixedScaleOffsetSpec,
+    PackBitsSpec,
+    ScaleOffsetSpec,
 )
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

@@ -16,7 +16,7 @@ from helpers.stores.remote import CLIENTS, obstore_s3
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import StoreReadError, configure
-from xarray_gpuzarr.backend.chunking import find_block_reader
+from xarray_gpuzarr.backend.block_reader import find_block_reader
 from xarray_gpuzarr.fetch.ahead import budget
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]

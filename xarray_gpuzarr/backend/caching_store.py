@@ -19,7 +19,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 from zarr.storage._common import make_store_path
 
-from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 
 _GROUP_DOCUMENTS = {
     2: (".zgroup", ".zattrs", ".zmetadata"),

@@ -9,44 +9,27 @@ This module imports dask. It is imported only when a variable is chunked, or whe
 
 from __future__ import annotations
 
-import multiprocessing
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
-import numpy.typing as npt
 from dask.array.core import normalize_chunks
-from dask.base import normalize_token
 from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from xarray_gpuzarr.backend.lazy_array import LazilyIndexed, LazyArray, find_lazy_selection
-from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch.ahead import ObjectRequest, RequestsAhead
+from xarray_gpuzarr.backend.block_reader import BlockReader, Chunks
+from xarray_gpuzarr.backend.lazy_array import find_lazy_selection
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.threads import limit_threads
-from xarray_gpuzarr.read import read
-from xarray_gpuzarr.read.first_requests import first_requests, may_ask_ahead
-from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
-from xarray_gpuzarr.tasks.ahead_reader import AheadReader, BlockIndex, Box
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
-from xarray_gpuzarr.tasks.reads_ahead import read_ahead, watch_computations
-
-Chunks = tuple[tuple[int, ...], ...]
-"""Lengths of blocks along every axis."""
+from xarray_gpuzarr.tasks.reads_ahead import watch_computations
 
 MANY_TASKS = 50_000
 """Smallest number of tasks of an array for which the user is advised to use larger chunks."""
 SMALL_TASK_NBYTES = 1_000_000
 """A task is small, and the user is advised to use larger chunks, if its result has fewer bytes than this."""
-_SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
-"""Values of dask's setting ``scheduler`` that mean the synchronous scheduler."""
 
 
 def chunks_of_whole_shards(
@@ -95,112 +78,6 @@ def chunks_of_whole_shards(
 def _cuts_shards(lengths: tuple[int, ...], shard_length: int) -> bool:
     """Return whether a border between blocks along an axis lies inside a shard."""
     return any(length % shard_length for length in lengths[:-1])
-
-
-class BlockReader(AheadReader):
-    """The array from which the tasks of a dask graph read. Slicing it reads.
-
-    Parameters
-    ----------
-    array : LazilyIndexed
-        A lazy array with the selection that was made before it was chunked.
-    """
-
-    __slots__ = ("_bounds", "array", "dtype", "shape")
-
-    def __init__(self, array: LazilyIndexed) -> None:
-        self.array = array
-        self.shape = array.shape
-        self.dtype = array.dtype
-        self._bounds: tuple[list[int], ...] = ()
-        """Borders of the blocks along each axis, with both ends. Empty before `set_blocks`, and after unpickling."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.array,)
-
-    def set_blocks(self, chunks: Chunks) -> None:
-        """Set the lengths of the blocks that the tasks read, for `block_of` and `box_of`."""
-        self._bounds = tuple([list(accumulate(lengths, initial=0)) for lengths in chunks])
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def lazy(self) -> LazyArray:
-        """The stored array below the selection."""
-        return cast("LazyArray", self.array.array)
-
-    @property
-    def shard_shape(self) -> tuple[int, ...] | None:
-        """Shape of a shard. None if a selection was made before, or if the array is one that zarr-python reads."""
-        spec = self.lazy.stored.spec
-        if isinstance(spec, Unplanned):
-            return None
-        is_whole = all(isinstance(key, slice) and key == slice(None) for key in self.array.key.tuple)
-        return spec.grid.shard_shape if is_whole else None
-
-    def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.lazy.__dask_tokenize__(), normalize_token(self.array.key.tuple))
-
-    def __getitem__(self, key: Any) -> Any:
-        expanded_key = indexing.expanded_indexer(key, self.ndim)
-        # dask selects by lists if it has fused a task with a later selection.
-        box = tuple(np.asarray(axis_key) if isinstance(axis_key, list) else axis_key for axis_key in expanded_key)
-        selected = self.array.oindex[indexing.OuterIndexer(box)]
-        return read_ahead(self, box, lambda: limit_threads(_dask_threads(), selected.get_duck_array))
-
-    def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into `out`, a NumPy array of the box's shape and of this array's dtype, with any strides."""
-        selection = self.array.oindex[indexing.OuterIndexer(box)].key.tuple
-        stored = self.lazy.stored
-
-        def read_block() -> Any:
-            return limit_threads(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
-
-        block = read_ahead(self, box, read_block)
-        # `read` returns a new array if zarr-python reads, or if an axis was dropped before the array was chunked. It
-        # returns a view of `out` if an axis was reversed.
-        if block is not out:
-            out[...] = block
-
-    def requests_ahead(self) -> RequestsAhead | None:
-        """Return a new `RequestsAhead` for this array. None if nothing can be requested ahead."""
-        stored = self.lazy.stored
-        selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
-        # Reads from a fast store wait for nothing. With "workers", neither client nor workers request anything ahead.
-        if selects_points or self.lazy.device == "workers" or not self.lazy.takes_long:
-            return None
-        if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):
-            return None
-        assert stored.source is not None  # as `may_ask_ahead` has checked
-        assert isinstance(stored.spec, ArraySpec)
-        return RequestsAhead(stored.source, stored.spec)
-
-    def block_of(self, box: Box) -> BlockIndex | None:
-        """Return the block that a box selects. None if it is not a whole block, or the blocks are unknown."""
-        block = []
-        for key, bounds in zip(box, self._bounds, strict=False):  # there are no bounds before `set_blocks`
-            is_range = isinstance(key, slice) and key.step in (None, 1) and key.start is not None
-            if not is_range:
-                return None
-            number = bisect_left(bounds, key.start)
-            if bounds[number : number + 2] != [key.start, key.stop]:
-                return None
-            block.append(number)
-        return tuple(block) if len(block) == self.ndim else None
-
-    def box_of(self, block: BlockIndex) -> Box | None:
-        """Return the box that selects a block. None if there is no such block. Call `set_blocks` first."""
-        numbers_and_bounds = list(zip(block, self._bounds, strict=True))
-        if any(not 0 <= number < len(bounds) - 1 for number, bounds in numbers_and_bounds):
-            return None
-        return tuple([slice(bounds[number], bounds[number + 1]) for number, bounds in numbers_and_bounds])
-
-    def first_requests(self, box: Box) -> list[ObjectRequest]:
-        """Return the requests with which a read of a box begins."""
-        return first_requests(self.lazy.stored, self.array.oindex[indexing.OuterIndexer(box)].key.tuple)
 
 
 class ShardManager(DaskManager):
@@ -259,49 +136,3 @@ def shard_manager_for(chunk_manager: str | ChunkManagerEntrypoint[Any] | None) -
     if chunk_manager is None or chunk_manager == "dask" or isinstance(chunk_manager, DaskManager):
         return ShardManager()
     return chunk_manager
-
-
-def find_block_reader(data: object) -> BlockReader | None:
-    """Return the first `BlockReader` in the graph of a dask array, or None."""
-    return next(find_block_readers(data), None)
-
-
-def find_block_readers(data: object) -> Iterator[BlockReader]:
-    """Yield the `BlockReader` objects in the graph of a dask array: one for each chunked array that it reads."""
-    return find_in_layers(data, _as_block_reader)
-
-
-def _as_block_reader(candidate: object) -> BlockReader | None:
-    return candidate if isinstance(candidate, BlockReader) else None
-
-
-def find_in_layers[Found](data: object, find: Callable[[object], Found | None]) -> Iterator[Found]:
-    """Yield what is found in the graph of a dask array: for each layer, the first result of `find` that is not None.
-
-    Only values that the layer holds already are examined: those of its mapping, or the operands of a `Blockwise` layer.
-    The tasks of such a layer are not built.
-    """
-    graph = getattr(data, "dask", None)
-    for layer in getattr(graph, "layers", {}).values():
-        mapping = getattr(layer, "mapping", None)
-        # Each operand of a `Blockwise` layer is paired with its indices.
-        values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
-        for value in values:
-            found = find(getattr(value, "value", value))  # dask may have wrapped it in a `DataNode`
-            if found is not None:
-                yield found
-                break
-
-
-def _dask_threads() -> int | None:
-    """Return the number of threads that dask's configuration gives to this process. None if it gives none.
-
-    Each process of dask's pool has one thread. Any process that multiprocessing has started counts as one of these. The
-    synchronous scheduler has one thread, too. A number that is only passed to ``compute`` is not visible here. On a
-    cluster, `process.threads` asks the worker.
-    """
-    if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
-        return 1
-    pool = dask.config.get("pool", None)
-    n_threads = getattr(pool, "_max_workers", None) or dask.config.get("num_workers", None)
-    return int(n_threads) if n_threads else None

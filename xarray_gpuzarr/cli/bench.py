@@ -12,12 +12,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
 from statistics import median
 from typing import Any
 
 import numpy as np
-import xarray as xr
 import zarr
 from rich.console import Console
 
@@ -27,27 +25,15 @@ from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.byte_ranges import sends_whole_objects
 from xarray_gpuzarr.cli.contents import Contents, groups_below, larger_group, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.cli.readers import Box, Read, reads_of, reads_of_array
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
-from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.decoders.host.chunk_cache import describe_cache
-from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import OptionError, masked, similar_name_hint
 from xarray_gpuzarr.process.settings import parse_nbytes
-from xarray_gpuzarr.read import read_array
 
-Box = tuple[slice, ...]
-"""A slice of elements for each axis, with step 1."""
-_Read = Callable[[], Any]
-"""Reads the values, from the stored bytes each time it is called."""
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 """Setting with which readers without this package use zarr-python's default pipeline, whatever the user has set."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
-
-_NO_DASK = "no dask"
-_PREFERRED_CHUNKS = "chunks={}"
-_WHOLE_SHARDS = "chunks=shards"
-"""How a reader divides a variable into dask tasks: not at all, as the engine prefers, or by shards. The texts are also
-labels in the table."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,19 +60,13 @@ def run(options: argparse.Namespace) -> int:
         size += f" of {_format_shape(array.shape)}"
     say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
     if options.variable is None and array.nbytes < most_nbytes:  # so small that it says little
-        larger = larger_group(groups_below(address, contents), array.nbytes)
-        if larger is not None:
-            held_nbytes = larger.decompressed_nbytes
-            hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
-            say(f"There are groups below that {hold}: gpuzarr bench STORE {larger.option}")
+        _say_larger_group(address, contents, array.nbytes)
     line = StatusLine()
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
             warnings.simplefilter("ignore")  # each reader would emit the same warnings
             if contents.why_no_dataset:
-                stored = zarr.open_array(address.store, path=path, mode="r", **address.keywords)
-                reads: dict[str, _Read] = {"zarr-python": lambda: stored[box]}
-                reads |= {name: partial(read_array, stored, box, device=device) for name, device in _devices()}
+                reads = reads_of_array(address, path, box)
             else:
                 reads = reads_of(address, group, variable, box, array.shards)
             times, failures = _measure(reads, options.rounds, line.show)
@@ -100,6 +80,16 @@ def run(options: argparse.Namespace) -> int:
     if contents.why_no_dataset:
         say("", f"{contents.why_no_dataset}. So zarr-python and this package read the array itself.")
     return 1 if any(name.startswith("gpuzarr") or not lacks_ranges for name in failures) else 0
+
+
+def _say_larger_group(address: Address, contents: Contents, nbytes: int) -> None:
+    """Name the option for a group below that holds more than `nbytes` bytes, if there is one."""
+    larger = larger_group(groups_below(address, contents), nbytes)
+    if larger is None:
+        return
+    held_nbytes = larger.decompressed_nbytes
+    hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
+    say(f"There are groups below that {hold}: gpuzarr bench STORE {larger.option}")
 
 
 def _format_shape(shape: Sequence[int]) -> str:
@@ -138,65 +128,8 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
     return group, name
 
 
-def reads_of(
-    address: Address, group: str, variable: str, box: Box, shards: Sequence[int] | None = None
-) -> dict[str, _Read]:
-    """Return the ways to read a variable that are compared.
-
-    Parameters
-    ----------
-    address : Address
-        The store.
-    group, variable : str
-        Path of the group in the store, and name of the variable.
-    box : tuple of slice
-        What is read.
-    shards : sequence of int, optional
-        Shape of a shard, if there are shards. Then there is one more reader: xarray's engine with one task for each
-        shard. With ``chunks={}``, that engine makes a task for each inner chunk.
-
-    Returns
-    -------
-    dict of str to callable
-        Name of each reader -> function that reads and decodes. The first reader is xarray's own engine, without dask.
-    """
-    engines: dict[str, dict[str, Any]] = {"zarr": {"engine": "zarr"}}
-    for name, device in _devices():
-        engines[name] = {"engine": "gpuzarr", "device": device}
-
-    @cache
-    def open_variable(name: str, chunks: str) -> xr.Variable:
-        options = {"group": group or None, "chunks": chunk_lengths(chunks), **address.keywords, **engines[name]}
-        dataset = xr.open_dataset(address.store, cache=False, **options)  # xarray's cache would keep the values
-        return dataset[variable].variable
-
-    def chunk_lengths(chunks: str) -> dict[Any, int] | None:
-        if chunks == _WHOLE_SHARDS and shards is not None:
-            # The names of the dimensions are those of the variable that is opened without dask.
-            return dict(zip(open_variable("zarr", _NO_DASK).dims, shards, strict=True))
-        return None if chunks == _NO_DASK else {}
-
-    def read(name: str, chunks: str) -> Any:
-        return open_variable(name, chunks)[box].compute().data
-
-    readers = [(name, _NO_DASK) for name in engines]
-    for name in engines:
-        readers.append((name, _PREFERRED_CHUNKS))
-        if name == "zarr" and shards is not None:
-            readers.append((name, _WHOLE_SHARDS))
-    return {f"{name}, {chunks}": partial(read, name, chunks) for name, chunks in readers}
-
-
-def _devices() -> list[tuple[str, Device]]:
-    """Return the name and the device of each reader of this package."""
-    devices: list[tuple[str, Device]] = [("gpuzarr", "host")]
-    if not missing_for_cuda():
-        devices.append(("gpuzarr cuda", "cuda"))
-    return devices
-
-
 def _measure(
-    reads: Mapping[str, _Read], n_rounds: int, progress: Callable[[str], None]
+    reads: Mapping[str, Read], n_rounds: int, progress: Callable[[str], None]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Let readers take turns, in the opposite order every other round, and time their reads.
 
@@ -255,8 +188,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        # The names of readers without this package begin with "zarr"; see `reads_of` and `run`.
-        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
+        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # see `readers.reads_of`
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)

@@ -64,10 +64,7 @@ def run(options: argparse.Namespace) -> int:
     resolve_device(device)
     # The suffix keeps a source in the same folder from being overwritten.
     name = f"{Path(source).stem}-sharded" if source else "weather"
-    with naming_unwritable("--dir", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder) as file:  # fails now rather than after the sample was made
-            file.write(b".")
+    _make_folder(folder)
     store = folder / f"{name}.zarr"
     bar_console = Console(stderr=True)
     bar_console.quiet = not bar_console.is_terminal  # before rich 14.3, a disabled bar still prints a line break
@@ -88,11 +85,8 @@ def run(options: argparse.Namespace) -> int:
     with ours.open() as dataset:
         on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
-        left_out = [] if source is None else _groups_below(source)
-        if left_out:
-            say(f"left    {listed(left_out)}: groups below the root, which alone was read")
-            opening = f'xr.open_dataset("{masked(source)}", group="{left_out[0]}")'
-            say(f"        {opening} opens one; ds.gpuzarr.to_zarr writes it")
+        if source is not None:
+            _say_left_out(source)
         if difference:
             say('DIFFERS from engine="zarr":', *difference.split("\n"))
         else:
@@ -102,6 +96,14 @@ def run(options: argparse.Namespace) -> int:
         say(_picture(dataset, folder / f"{name}.png"))
     say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
     return 1 if difference else 0
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of the store, unless it exists. Raise an error if nothing can be written to it."""
+    with naming_unwritable("--dir", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:  # fails now rather than after the sample was made
+            file.write(b".")
 
 
 def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None:
@@ -123,6 +125,15 @@ def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None
                     found=f"{type(err).__name__}: {err}",
                     do="choose another --dir or --source, or drop the variable that is named",
                 ) from err
+
+
+def _say_left_out(source: str) -> None:
+    """Name the groups of a source that the demo does not read, if there are any."""
+    left_out = _groups_below(source)
+    if left_out:
+        say(f"left    {listed(left_out)}: groups below the root, which alone was read")
+        opening = f'xr.open_dataset("{masked(source)}", group="{left_out[0]}")'
+        say(f"        {opening} opens one; ds.gpuzarr.to_zarr writes it")
 
 
 def _groups_below(source: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Cache of shard indexes, so that the next read of a shard needs no request for its index.
 
-A process has one cache, of bounded size. An index belongs to one version of its shard: `snapshot` uses it only for
+A process has one cache, of bounded size. An index belongs to one version of its shard: `shard_indexes` uses it only for
 requests that fail if the shard has another version by then.
 """
 

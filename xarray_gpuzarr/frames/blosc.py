@@ -118,10 +118,7 @@ def walk_blosc(
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     frames = read_headers(data, start, nbytes, decoded_nbytes)
     if cname is not None:
-        # A stored frame has no compressed stream, whatever codec its header names.
-        is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & STORED != 0)
-        if not is_of_codec.all():
-            frames = BloscHeaders._make(column[is_of_codec] for column in frames)
+        frames = _frames_of_codec(frames, cname)
     blocks = cut_blocks(data, frames, decoded_nbytes)
     # A frame that is not compressed is one stream.
     stored = np.flatnonzero(frames.flags & STORED)
@@ -153,6 +150,15 @@ def walk_blosc(
         block_typesize=frames.typesize[blocks.frame[kept]],
         block_shuffle=block_shuffle[kept],
     )
+
+
+def _frames_of_codec(frames: BloscHeaders, cname: str) -> BloscHeaders:
+    """Return the frames whose streams are of a codec."""
+    # A stored frame has no compressed stream, whatever codec its header names.
+    is_of_codec = (frames.flags >> 5 == _CODES.get(cname)) | (frames.flags & STORED != 0)
+    if is_of_codec.all():
+        return frames
+    return BloscHeaders._make(column[is_of_codec] for column in frames)
 
 
 def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iterator[Column]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from xarray_gpuzarr.native.library import Loops, loops
 from xarray_gpuzarr.native.structs import LookupStruct
-from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
+from xarray_gpuzarr.plan.axis_pieces import chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, allocate_columns
 from xarray_gpuzarr.plan.targets import BoxTarget, Target
@@ -47,7 +47,7 @@ def plan_read(
     """
     compiled = loops()
     if compiled is not None and isinstance(target, BoxTarget) and target.spans is not None:
-        return _by_loops(compiled, spec, target, target.spans, blocks, indexes)
+        return _by_loops(compiled, spec, target, blocks, indexes)
     if spec.index is not None:
         return _by_numpy(spec, target, blocks, indexes)
     # Each unsharded chunk is an object of its own, which is read as a whole.
@@ -60,33 +60,20 @@ def plan_read(
 
 
 def _by_loops(
-    compiled: Loops,
-    spec: ArraySpec,
-    target: BoxTarget,
-    spans: Sequence[Span],
-    blocks: Sequence[Block],
-    indexes: Sequence[ShardIndex | None],
+    compiled: Loops, spec: ArraySpec, target: BoxTarget, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
 ) -> ReadPlan:
     """Return the plan of a box of evenly spaced elements, looked up by the loops."""
-    ndim = len(spans)
+    assert target.spans is not None
+    ndim = len(target.spans)
     n_rows = sum([block.n_rows for block in blocks])
-    index_addresses: list[int] = []
     if spec.index is None:
-        chunks = map(chunks_of_span, spans, blocks[0].ranges)
+        chunks = map(chunks_of_span, target.spans, blocks[0].ranges)
         keys = tuple(map(spec.keys.key, product(*chunks)))
-        longest_nbytes = WHOLE_OBJECT
     else:
         keys = tuple([str(block.key) for block in blocks])  # these are text, since the blocks are shards
-        longest_nbytes = 0
-        for index in indexes:
-            index_addresses += (0, 0) if index is None else index.addresses
-    ranges: list[int] = []
-    for block in blocks:
-        for pieces in block.ranges:
-            ranges += (pieces.start, pieces.stop)
-    numbers = array("q", ranges + index_addresses)  # keeps both alive during the call
+    numbers = _ranges_and_indexes(blocks, indexes)  # keeps both alive during the call
     ranges_address = numbers.buffer_info()[0]
-    index_address = ranges_address + len(ranges) * numbers.itemsize if index_addresses else 0
+    index_address = ranges_address + 2 * ndim * len(blocks) * numbers.itemsize
     memory, addresses = allocate_columns(n_rows, ndim)
     struct = LookupStruct(
         ndim=ndim,
@@ -94,9 +81,9 @@ def _by_loops(
         n_rows=n_rows,
         axes=target.spans_address,
         ranges=ranges_address,
-        index=index_address,
+        index=0 if spec.index is None else index_address,
         table=addresses["object"],
-        most_nbytes=longest_nbytes,  # raised to the length of the longest stored chunk
+        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # raised to the length of the longest stored chunk
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
@@ -112,6 +99,20 @@ def _by_loops(
         longest_nbytes=struct.most_nbytes,
         width=ndim,
     )
+
+
+def _ranges_and_indexes(blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]) -> array[int]:
+    """Return start and stop of each block's pieces along each axis, then the addresses of each index's columns.
+
+    The addresses are 0 for a shard that does not exist, and for unsharded chunks.
+    """
+    numbers: list[int] = []
+    for block in blocks:
+        for pieces in block.ranges:
+            numbers += (pieces.start, pieces.stop)
+    for index in indexes:
+        numbers += (0, 0) if index is None else index.addresses
+    return array("q", numbers)
 
 
 def _by_numpy(

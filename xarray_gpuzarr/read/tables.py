@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from xarray_gpuzarr.fetch.snapshot import FetchedIndex, PendingIndex, Snapshot
+from xarray_gpuzarr.fetch.shard_indexes import FetchedIndex, PendingIndex
+from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.faults import too_long_chunk
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, plan_blocks
@@ -41,7 +42,9 @@ class ChunkTables:
     """
 
     def __init__(self, spec: ArraySpec, target: Target, snapshot: Snapshot, progress: ReadProgress | None) -> None:
-        self._spec, self._target, self._snapshot, self._progress = spec, target, snapshot, progress
+        self._spec, self._target, self._progress = spec, target, progress
+        self._indexes = snapshot.indexes
+        self._lookahead = snapshot.lookahead
         self._blocks = plan_blocks(spec, target)
         self._block = next(self._blocks, None)
         """Next block whose index is to be requested; None if there is none."""
@@ -109,12 +112,12 @@ class ChunkTables:
 
         Stops at an index that is in the cache if nothing else waits, since its shard can be planned at once.
         """
-        snapshot, requested = self._snapshot, self._requested
-        while self._block is not None and self._spec.index is not None:
+        indexes, requested = self._indexes, self._requested
+        while self._block is not None and indexes is not None:
             block = self._block
-            if requested and (len(requested) > snapshot.lookahead or snapshot.should_wait(block.n_rows)):
+            if requested and (len(requested) > self._lookahead or indexes.should_wait(block.n_rows)):
                 break
-            index = snapshot.start_index(str(block.key), block.n_rows)
+            index = indexes.start(str(block.key), block.n_rows)
             self._block = next(self._blocks, None)
             requested.append((block, index))
             if self._only_cached_waits():
@@ -138,7 +141,8 @@ class ChunkTables:
 
     def _plan(self, indexed: list[tuple[Block, FetchedIndex]]) -> ReadPlan:
         """Return the plan of blocks with their indexes. Raises `CorruptChunkError` for a chunk that is too long."""
-        spec, target, snapshot = self._spec, self._target, self._snapshot
+        spec, target, indexes = self._spec, self._target, self._indexes
+        assert indexes is not None  # since the blocks are shards
         blocks = [block for block, _ in indexed]
         plan = plan_read(spec, target, blocks, [fetched.index for _, fetched in indexed])
         is_too_long = plan.longest_nbytes > spec.max_encoded_nbytes
@@ -148,11 +152,12 @@ class ChunkTables:
             requested_shards = set() if is_too_long else set(plan.object.tolist())
             doubtful = [n for n, (_, fetched) in enumerate(indexed) if fetched.from_cache and n not in requested_shards]
             for n in doubtful:
-                indexed[n] = blocks[n], snapshot.refetch_index(plan.keys[n])
+                indexed[n] = blocks[n], indexes.refetch(plan.keys[n])
             if doubtful:
                 plan = plan_read(spec, target, blocks, [fetched.index for _, fetched in indexed])
         if plan.longest_nbytes > spec.max_encoded_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))
-        snapshot.expect_chunks(plan)
+        if indexes.whole:
+            indexes.expect_chunks(plan)
         return plan

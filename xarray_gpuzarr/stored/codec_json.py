@@ -21,21 +21,18 @@ from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.stored.codecs import (
     ArrayArraySpec,
     ArrayBytesSpec,
-    AsTypeSpec,
     BloscSpec,
     BytesBytesSpec,
     BytesSpec,
-    CastValueSpec,
     ChecksumSpec,
     CodecSpec,
-    ElementSpec,
     Endian,
     OtherSpec,
     PipelineSpec,
-    ScaleOffsetSpec,
     ShardingSpec,
     TransposeSpec,
 )
+from xarray_gpuzarr.stored.element_codecs import AsTypeSpec, CastValueSpec, ElementSpec, ScaleOffsetSpec
 from xarray_gpuzarr.stored.numcodecs_json import COMPRESSORS, Conf, DType, Json, dtype_text, parse_numcodec
 
 _PREFIX = "numcodecs."

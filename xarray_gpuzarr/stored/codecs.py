@@ -1,7 +1,8 @@
 """Codecs as frozen data: a class for each codec, and `PipelineSpec` for the codecs of a chunk.
 
-`codec_json` makes them from Zarr metadata, and decoders interpret them; nothing is parsed or decoded here. An unknown
-codec becomes `OtherSpec`, which keeps its JSON, so that zarr-python's codec can decode it.
+`codec_json` makes them from Zarr metadata, and decoders interpret them; nothing is parsed or decoded here. Those that
+change elements are in `element_codecs`. An unknown codec becomes `OtherSpec`, which keeps its JSON, so that
+zarr-python's codec can decode it.
 
 References
 ----------
@@ -11,17 +12,17 @@ Zarr v3 core specification, "Codecs"; Zarr v2 specification, "Metadata"; numcode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import UnionType
 from typing import Literal, get_args
 
 import numpy as np
 
+from xarray_gpuzarr.stored.element_codecs import ElementSpec, PackBitsSpec
+
 Endian = Literal["little", "big"]
 """Byte order of elements."""
 ChecksumAlgorithm = Literal["crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"]
-Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
-OutOfRange = Literal["clamp", "wrap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,103 +127,6 @@ class IdentitySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElementSpec:
-    """Base class of codecs that encode the elements of a chunk to elements, perhaps of another dtype."""
-
-    decoded: str
-    """Dtype of decoded elements as NumPy writes it, with byte order, such as ``">f4"``."""
-    encoded: str
-    """Dtype of encoded elements."""
-
-    def _named(self, name: str) -> str:
-        """Return the name of the codec with its dtypes, for messages."""
-        decoded, encoded = np.dtype(self.decoded).name, np.dtype(self.encoded).name
-        return f"{name}({decoded})" if decoded == encoded else f"{name}({decoded} as {encoded})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsTypeSpec(ElementSpec):
-    """Elements converted by NumPy's ``astype`` (numcodecs)."""
-
-    name: Literal["astype", "quantize"] = "astype"
-
-    def __str__(self) -> str:
-        return self._named(self.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec(ElementSpec):
-    """The first element, then the differences between neighbours (numcodecs)."""
-
-    def __str__(self) -> str:
-        return self._named("delta")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledSpec(ElementSpec):
-    """Base class of codecs that decode to ``encoded / scale + offset``."""
-
-    scale: float
-    """Divisor of encoded elements. It may be an int."""
-    offset: float
-    """Number that is added. It may be an int."""
-    _written: str = field(init=False, repr=False)
-    """Scale and offset as text, so that codecs with 0.0 and -0.0 are unequal: their results differ."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedScaleOffsetSpec(ScaledSpec):
-    """NumPy divides and adds, with scale and offset as Python numbers, in the dtype that it chooses (numcodecs)."""
-
-    def __str__(self) -> str:
-        return self._named("fixedscaleoffset")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackBitsSpec(ElementSpec):
-    """A byte with the number of unused bits, then eight booleans a byte, from the highest bit down (numcodecs)."""
-
-    def __str__(self) -> str:
-        return "packbits"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleOffsetSpec(ScaledSpec):
-    """The arithmetic stays in one dtype, which holds scale and offset exactly (Zarr extension).
-
-    Encoded integers must be divisible by `scale`.
-    """
-
-    def __str__(self) -> str:
-        return f"scale_offset(scale={self.scale}, offset={self.offset})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastValueSpec(ElementSpec):
-    """Elements converted by value, with rules for rounding and overflow (Zarr extension)."""
-
-    rounding: Rounding
-    out_of_range: OutOfRange | None
-    """Rule for numbers that do not fit the dtype; None if such a number is an error."""
-    scalar_map: tuple[tuple[str, str], ...]
-    """Pairs of an encoded number and the number that it decodes to, before other rules. As text, since NaN is unequal
-    to itself."""
-
-    def __str__(self) -> str:
-        return self._named("cast_value")
-
-    @property
-    def numbers(self) -> dict[float, float]:
-        """The scalar map with numbers instead of text: of type int or float, according to the dtypes."""
-        key_type = float if np.dtype(self.encoded).kind == "f" else int
-        value_type = float if np.dtype(self.decoded).kind == "f" else int
-        return {key_type(key): value_type(value) for key, value in self.scalar_map}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingSpec:
     """A shard: inner chunks, each encoded by `codecs`, and an index of their byte ranges."""
 
@@ -255,8 +159,6 @@ DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
 CompressorSpec = DeviceCompressorSpec
 """Compressors that the host decompresses; at present, a GPU does, too. For a class without fields, ``str`` returns the
 name in metadata."""
-AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
-"""The classes of codecs of elements, for `complete_table`; `ElementSpec` is their base class."""
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 """Codecs that change the bytes of a chunk, and that decoders undo one after another."""
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec

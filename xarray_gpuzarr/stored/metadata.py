@@ -30,12 +30,12 @@ from xarray_gpuzarr.stored.codecs import (
     ArrayArraySpec,
     BytesSpec,
     ChecksumSpec,
-    ElementSpec,
     Endian,
     PipelineSpec,
     ShardingSpec,
     TransposeSpec,
 )
+from xarray_gpuzarr.stored.element_codecs import ElementSpec
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _MAX_XARRAY_LENGTH = 2**63 - 1

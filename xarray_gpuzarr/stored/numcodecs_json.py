@@ -19,18 +19,15 @@ import numcodecs
 import numpy as np
 
 from xarray_gpuzarr.stored.codecs import (
-    AsTypeSpec,
     BloscSpec,
     ChecksumAlgorithm,
     ChecksumSpec,
     CompressorSpec,
-    DeltaSpec,
-    FixedScaleOffsetSpec,
     IdentitySpec,
-    PackBitsSpec,
     ShuffleSpec,
     StageSpec,
 )
+from xarray_gpuzarr.stored.element_codecs import AsTypeSpec, DeltaSpec, FixedScaleOffsetSpec, PackBitsSpec
 
 Json = Any
 """A decoded JSON value."""

@@ -1,7 +1,7 @@
 """Shard indexes: the byte range of each inner chunk of a shard.
 
 `decode_shard_index` turns the encoded index into two columns, and raises an error for whatever cannot be true of a
-shard. `fetch.snapshot` reads the bytes.
+shard. `fetch.shard_indexes` reads the bytes.
 
 References
 ----------

@@ -14,7 +14,7 @@ Box = tuple[Any, ...]
 
 
 class AheadReader(ABC):
-    """An array whose blocks are read by tasks of dask. `backend.chunking.BlockReader` implements it."""
+    """An array whose blocks are read by tasks of dask. `backend.block_reader.BlockReader` implements it."""
 
     __slots__ = ()
 

@@ -28,7 +28,7 @@ Box = tuple[slice, ...]
 
 
 class BlockSource(Protocol):
-    """An array whose boxes are read. `backend.chunking.BlockReader` implements it."""
+    """An array whose boxes are read. `backend.block_reader.BlockReader` implements it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -19,7 +19,7 @@ from xarray_gpuzarr.tasks.ahead_reader import AheadReader, Box
 
 _MAX_WAITING = 24
 """Number of tasks of a process that may wait without a slot, each on a thread. A read of a server has as many requests
-under way at once (`fetch.remote.store_source`)."""
+under way at once (`fetch.remote.request_limits`)."""
 
 _waiting = threading.BoundedSemaphore(_MAX_WAITING)
 

@@ -19,7 +19,7 @@ from dask.utils import ensure_dict
 from xarray import Variable
 from xarray.core import indexing
 
-from xarray_gpuzarr.backend.chunking import BlockReader
+from xarray_gpuzarr.backend.block_reader import BlockReader
 from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.rows import INTERLEAVED, BlockRow, cut_rows, join_rows

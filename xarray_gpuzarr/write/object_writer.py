@@ -18,7 +18,7 @@ from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of, written
-from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectSource
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from zarr import config
 
-from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, begin_on_loop
 from xarray_gpuzarr.process.records import record
 

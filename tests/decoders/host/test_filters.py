@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from xarray_gpuzarr.decoders.host.chunk_codec import strip_checksum
 from xarray_gpuzarr.decoders.host.filters import decode_elements, unshuffle
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.stored.codecs import (
+from xarray_gpuzarr.stored.codecs import ChecksumSpec, ShuffleSpec, encoded_nbytes
+from xarray_gpuzarr.stored.element_codecs import (
     AsTypeSpec,
     CastValueSpec,
-    ChecksumSpec,
     DeltaSpec,
     FixedScaleOffsetSpec,
     PackBitsSpec,
     ScaleOffsetSpec,
-    ShuffleSpec,
-    encoded_nbytes,
 )
 
 REAL = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")

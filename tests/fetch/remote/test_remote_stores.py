@@ -26,7 +26,7 @@ from zarr.storage import LocalStore
 from xarray_gpuzarr import FetchOptions, StoreReadError, read_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch import index_cache, object_source
-from xarray_gpuzarr.fetch.remote import store_source
+from xarray_gpuzarr.fetch.remote import request_limits
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.read import read, stored_array
@@ -165,7 +165,7 @@ def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
 def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeypatch):
     array = opened(store, "unsharded/zstd")
     longest = stored_array(array).spec.expected_nbytes
-    monkeypatch.setattr(store_source, "OUTSTANDING_NBYTES", {24: 0, 30: 30 * longest, 48: 10**9}[most])
+    monkeypatch.setattr(request_limits, "OUTSTANDING_NBYTES", {24: 0, 30: 30 * longest, 48: 10**9}[most])
     with slow(server, 0.05):
         read_array(array, device="host")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xarray import DataArray, Dataset, DataTree, Variable
@@ -157,14 +157,7 @@ class DataTreeAccessor(Accessor):
             if options.get(name) is not None:
                 raise NotImplementedError(f"specifying {name}= of to_zarr has not been implemented for trees by xarray")
         encoding = encoding or {}
-        unknown = [path for path in encoding if path not in self._tree.groups]
-        if unknown:
-            raise OptionError(
-                f"unknown group {unknown[0]!r}",
-                tried=f"encoding= of group {unknown[0]!r}",
-                found=f"groups {', '.join(map(repr, self._tree.groups))}"[:200],
-                do=f"name one of these{similar_name_hint(unknown[0], self._tree.groups)}",
-            )
+        _require_groups(encoding, self._tree.groups)
         datasets = {}
         changes = {}
         for path, node in self._tree.subtree_with_keys:
@@ -194,3 +187,15 @@ class DataTreeAccessor(Accessor):
         for path, node in self._tree.subtree_with_keys:
             groups.append(("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)))
         return groups
+
+
+def _require_groups(paths: Iterable[str], groups: Sequence[str]) -> None:
+    """Raise `OptionError` if a key of `encoding` is not the path of a group."""
+    for path in paths:
+        if path not in groups:
+            raise OptionError(
+                f"unknown group {path!r}",
+                tried=f"encoding= of group {path!r}",
+                found=f"groups {', '.join(map(repr, groups))}"[:200],
+                do=f"name one of these{similar_name_hint(path, groups)}",
+            )

@@ -15,7 +15,7 @@ from xarray import Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
-from xarray_gpuzarr.backend.chunking import find_block_reader
+from xarray_gpuzarr.backend.block_reader import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.decoders.protocol import Route
 

@@ -62,7 +62,7 @@ def _unread_places(variable: Variable) -> Iterator[ArrayPlace]:
         if place is not None:
             yield place
     else:
-        from xarray_gpuzarr.backend.chunking import find_in_layers  # noqa: PLC0415  # imports dask
+        from xarray_gpuzarr.backend.block_reader import find_in_layers  # noqa: PLC0415  # imports dask
 
         yield from find_in_layers(data, _place_below)
 

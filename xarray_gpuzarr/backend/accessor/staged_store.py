@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
 
 from xarray_gpuzarr.backend.caching_store import store_path_of
-from xarray_gpuzarr.fetch.remote.store_source import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.stores import is_obstore_memory
 

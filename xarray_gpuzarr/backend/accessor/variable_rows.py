@@ -14,7 +14,7 @@ import numpy as np
 from xarray import IndexVariable, Variable
 
 from xarray_gpuzarr.backend.accessor.array_in_memory import array_in_memory
-from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
+from xarray_gpuzarr.backend.block_reader import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
 from xarray_gpuzarr.process.fetch_options import fetch_options

@@ -86,7 +86,8 @@ class DatasetInShards:
         self.dataset = dataset
         self._sharding = sharding
         self._dims = dims
-        self._changes = changes
+        self.changes = changes
+        """Entries that replace those in the encoding of variables."""
         self._cuts_numpy = cuts_numpy
         self._checks_values = checks_values
         self.append_region: dict[Any, slice] | None = None
@@ -219,7 +220,7 @@ class DatasetInShards:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
         if self._sharding.compressors is not None:
             encoding["compressors"] = named_codecs(self._sharding.compressors, zarr_format)
-        variable.encoding = encoding | shapes | dict(self._changes.get(name, {}))
+        variable.encoding = encoding | shapes | dict(self.changes.get(name, {}))
         if variable.dtype.kind not in NUMBERS + TIMES or not {"chunks", "shards"} & variable.encoding.keys():
             return None
         # `changes` may have one length for all axes, "auto", or lengths that xarray ignores or refuses. xarray's own

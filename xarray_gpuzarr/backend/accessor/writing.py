@@ -8,8 +8,7 @@ aligned with them, and how much memory a block takes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from xarray.backends.writers import get_writable_zarr_store
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, Original
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
+from xarray_gpuzarr.backend.accessor.error_notes import explaining_longer_arrays, explaining_refusals, naming_group
 from xarray_gpuzarr.backend.accessor.own_source import require_another_store
 from xarray_gpuzarr.backend.accessor.packing import encoding_store
 from xarray_gpuzarr.backend.accessor.sample_writes import check_names_and_changes
@@ -31,7 +31,7 @@ from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_region
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.errors import OptionError, masked
+from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -80,19 +80,68 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     OptionError, StoreWriteError
         As for `DatasetAccessor.to_zarr`.
     """
+    if isinstance(store, str | os.PathLike):
+        store = os.path.expanduser(store)  # noqa: PTH111  # as xarray does; a `Path` would change a URL
+    _check_arguments(datasets, store, changes, options, compute=compute)
+    groups = _in_shards(datasets, sharding, changes, options, checks_values=checks_values)
+    makes_store = makes_new_store(options)
+    # Variables that cannot be written are refused before anything is erased.
+    prepared = _prepare_new(groups, encoding_store(options.get("zarr_format"))) if makes_store else None
+
+    # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
+    staged = StagedStore.of(store, options) if compute and makes_store else None
+    root = _open_store(store, staged, options)
+    with WritesBehind() as behind, explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
+        # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
+        sends_behind = compute and takes_long(store) and client_of_dask() is None
+        writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
+        _dump_groups(root, groups, prepared, writer, append_dim=options.get("append_dim"))
+        if not compute:
+            return _delayed_writes(writer, root, chunkmanager_store_kwargs)
+        if staged is not None:
+            with explaining_refusals(store):
+                staged.send()
+            staged.detach(root.zarr_group)
+        _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
+        behind.finish()
+    root.close()
+    if staged is not None:
+        staged.close()
+    return root
+
+
+def _check_arguments(
+    datasets: Mapping[str, Dataset],
+    store: Any,
+    changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
+    options: Mapping[str, Any],
+    *,
+    compute: bool,
+) -> None:
+    """Raise an error for arguments of `write_groups` that cannot be carried out, before anything is stored."""
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
-    if isinstance(store, str | os.PathLike):
-        store = os.path.expanduser(store)  # noqa: PTH111  # as xarray does; a `Path` would change a URL
     require_store_of_workers(store, datasets.values(), compute=compute)
     require_another_store(store, datasets.values(), options)
-    _require_folder_to_append_to(store, options)
+    if options.get("append_dim") is not None:
+        _require_folder_to_append_to(store, options["append_dim"])
     for path, dataset in datasets.items():
         check_names_and_changes(dataset, changes.get(path, {}), options.get("zarr_format"))
+
+
+def _in_shards(
+    datasets: Mapping[str, Dataset],
+    sharding: ShardingArguments,
+    changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
+    options: Mapping[str, Any],
+    *,
+    checks_values: bool,
+) -> dict[str, DatasetInShards]:
+    """Return the datasets as they will be chunked, by the paths of their groups."""
     dims = [*dict.fromkeys([dim for dataset in datasets.values() for dim in dataset.dims])]
     cuts_numpy = not options.get("safe_chunks")  # xarray would check chunks that the user's dataset does not have
-    groups = {
+    return {
         path: DatasetInShards(
             dataset,
             sharding,
@@ -103,43 +152,13 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         )
         for path, dataset in datasets.items()
     }
-    prepared: dict[str, Prepared] = {}
-    makes_store = makes_new_store(options)
-    if makes_store:  # variables that cannot be written are refused before anything is erased
-        prepared = _prepare_new(groups, encoding_store(options.get("zarr_format")))
-
-    # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
-    staged = StagedStore.of(store, options) if compute and makes_store else None
-    with _explaining_refusals(store):
-        root = _open_store(store, staged, options)
-    with WritesBehind() as behind, _explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
-        # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
-        sends_behind = compute and takes_long(store) and client_of_dask() is None
-        writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
-        targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
-        if not makes_store:
-            prepared = _prepare_existing(groups, targets, changes, options.get("append_dim"))
-        for path, target in targets.items():
-            dataset, originals = prepared[path]
-            writer.expect(originals, target.zarr_group.path)
-            dataset.dump_to_store(target, writer=writer)
-        if not compute:
-            return _delayed_writes(writer, root, chunkmanager_store_kwargs)
-        if staged is not None:
-            with _explaining_refusals(store):
-                staged.send()
-            staged.detach(root.zarr_group)
-        _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
-        behind.finish()
-    _close(None, root, staged)
-    return root
 
 
 def _prepare_new(groups: Mapping[str, DatasetInShards], target: ZarrStore) -> dict[str, Prepared]:
     """Prepare datasets for groups that have no variables, without a store; see `DatasetInShards.prepare`."""
     prepared: dict[str, Prepared] = {}
     for path, group in groups.items():
-        with _naming_group(path):
+        with naming_group(path):
             prepared[path] = group.prepare(target, append_dim=None)
     return prepared
 
@@ -147,33 +166,32 @@ def _prepare_new(groups: Mapping[str, DatasetInShards], target: ZarrStore) -> di
 def _prepare_existing(
     groups: Mapping[str, DatasetInShards],
     targets: Mapping[str, ZarrStore],
-    changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     append_dim: Any,
 ) -> dict[str, Prepared]:
     """Prepare datasets for groups that may have variables already, before the first of them is written."""
     prepared: dict[str, Prepared] = {}
     for path, group in groups.items():
         target = targets[path]
-        with _naming_group(path):
+        with naming_group(path):
             # These are the next steps of xarray's own `to_zarr`, which have no public names.
             dataset = group.dataset
             group.dataset = target._validate_and_autodetect_region(dataset)  # noqa: SLF001
             advise_of_region(target, dataset, target._write_region or {})  # noqa: SLF001
-            target._validate_encoding(changes.get(path, {}))  # noqa: SLF001
+            target._validate_encoding(group.changes)  # noqa: SLF001
             prepared[path] = group.prepare(target, append_dim=append_dim)
     return prepared
 
 
-def _require_folder_to_append_to(store: Any, options: Mapping[str, Any]) -> None:
+def _require_folder_to_append_to(store: Any, append_dim: Any) -> None:
     """Raise `OptionError` for an append to a local folder that does not exist. xarray would make a group there.
 
     URLs and chains of fsspec, such as "simplecache::...", are left to xarray.
     """
     is_path = isinstance(store, str) and "://" not in store and "::" not in store
-    if options.get("append_dim") is not None and is_path and not Path(store).exists():
+    if is_path and not Path(store).exists():
         raise OptionError(
             "there is no store to append to",
-            tried=f"append_dim={options['append_dim']!r}, to {store!r}",
+            tried=f"append_dim={append_dim!r}, to {store!r}",
             found="no such folder",
             do="write the first piece without append_dim, or correct the path",
         )
@@ -182,52 +200,31 @@ def _require_folder_to_append_to(store: Any, options: Mapping[str, Any]) -> None
 def _open_store(store: Any, staged: StagedStore | None, options: Mapping[str, Any]) -> ZarrStore:
     """Return xarray's store for the write, on top of `staged` if there is one."""
     # Dask chunks are whole shards, so xarray need not check them.
-    if staged is None:
-        return get_writable_zarr_store(store, **{"safe_chunks": False, **options})
-    return get_writable_zarr_store(staged, **{"safe_chunks": False, **options, "storage_options": None})
+    with explaining_refusals(store):
+        if staged is None:
+            return get_writable_zarr_store(store, **{"safe_chunks": False, **options})
+        return get_writable_zarr_store(staged, **{"safe_chunks": False, **options, "storage_options": None})
 
 
-@contextmanager
-def _naming_group(path: str) -> Iterator[None]:
-    """Add the path of a group, unless it is the outermost one, to an error about one of its variables."""
-    try:
-        yield
-    except OptionError as err:
-        if path != ".":
-            err.add_note(f"group: {path}")
-        raise
+def _dump_groups(
+    root: ZarrStore,
+    groups: Mapping[str, DatasetInShards],
+    prepared: Mapping[str, Prepared] | None,
+    writer: BlockWriter,
+    *,
+    append_dim: Any,
+) -> None:
+    """Create or resize the arrays of all groups, and hand their values to `writer`.
 
-
-@contextmanager
-def _explaining_longer_arrays(group: DatasetInShards) -> Iterator[None]:
-    """Add to an error of an append that the arrays may be longer already, and how to write the data again."""
-    try:
-        yield
-    except Exception as err:
-        if group.append_region is not None:
-            err.add_note(
-                "found: an append that has ended in an error, so the arrays may have their new length already\n"
-                f"do:    if they have, write the corrected data with region={group.append_region}, not with append_dim"
-            )
-        raise
-
-
-@contextmanager
-def _explaining_refusals(store: Any) -> Iterator[None]:
-    """Add to an error of a store what was tried and what to do. Errors about arguments are left as they are."""
-    try:
-        yield
-    except Exception as err:
-        advice = None
-        if isinstance(err, PermissionError):
-            advice = "check that you may write there"
-        elif isinstance(err, FileExistsError):
-            advice = "give mode='w' to replace what is stored, or append_dim= or region= to add to it"
-        elif takes_long(store) and not isinstance(err, ValueError | TypeError | KeyError):
-            advice = "check the address, the server, and what you may write there"
-        if advice is not None:
-            err.add_note(f"tried: to write groups and arrays to {masked(str(store))}\ndo:    {advice}")
-        raise
+    `prepared` has the datasets for a new store. If it is None, they are prepared for the groups as they are.
+    """
+    targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
+    if prepared is None:
+        prepared = _prepare_existing(groups, targets, append_dim)
+    for path, target in targets.items():
+        dataset, originals = prepared[path]
+        writer.expect(originals, target.zarr_group.path)
+        dataset.dump_to_store(target, writer=writer)
 
 
 def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
@@ -268,8 +265,6 @@ def _do_nothing(_: Any) -> None:
     """Return None. A task that depends on all writes."""
 
 
-def _close(_: Any, target: ZarrStore, staged: StagedStore | None = None) -> None:
+def _close(_: Any, target: ZarrStore) -> None:
     """Close a store. A task that depends on all writes passes their result first."""
     target.close()
-    if staged is not None:
-        staged.close()

@@ -24,24 +24,26 @@ from xarray_gpuzarr.decoders.cuda.batches.formats import ENVELOPES, longest_stre
 from xarray_gpuzarr.decoders.cuda.batches.row_ranges import aligned
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
-    AnyElementSpec,
-    AsTypeSpec,
     BloscSpec,
-    CastValueSpec,
     ChecksumSpec,
     CompressorSpec,
-    DeltaSpec,
-    ElementSpec,
-    FixedScaleOffsetSpec,
     GzipSpec,
-    PackBitsSpec,
-    ScaleOffsetSpec,
     ShuffleSpec,
     StageSpec,
     ZlibSpec,
     ZstdSpec,
     complete_table,
     encoded_nbytes,
+)
+from xarray_gpuzarr.stored.element_codecs import (
+    AnyElementSpec,
+    AsTypeSpec,
+    CastValueSpec,
+    DeltaSpec,
+    ElementSpec,
+    FixedScaleOffsetSpec,
+    PackBitsSpec,
+    ScaleOffsetSpec,
 )
 
 _MAX_TYPESIZE = 255

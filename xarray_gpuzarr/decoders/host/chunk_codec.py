@@ -22,11 +22,11 @@ from xarray_gpuzarr.stored.codecs import (
     ChecksumAlgorithm,
     ChecksumSpec,
     CompressorSpec,
-    ElementSpec,
     PipelineSpec,
     ShuffleSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.stored.element_codecs import ElementSpec
 
 _CHECKSUM_NBYTES = 4
 

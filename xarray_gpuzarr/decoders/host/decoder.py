@@ -21,7 +21,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read, count_unfit
 from xarray_gpuzarr.decoders.host.cached_tasks import CachedTasks
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
-from xarray_gpuzarr.decoders.host.host_array import host_array
+from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.decoders.host.loop_table import LoopTable
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
@@ -98,17 +98,7 @@ class HostDecoder:
                 turns.begin(threads.n_cores)
             if out is None or (out.shape, out.dtype) != (target.shape, array.dtype) or not out.flags.writeable:
                 out = self.empty(target.shape, array.dtype)
-            read_schedule = schedule(
-                array,
-                target.n_chunks,
-                out.nbytes,
-                is_remote=source.is_remote,
-                is_local=source.is_local,
-                budget=threads.thread_budget(),
-                costs=self.costs,
-            )
-            output = None if array.program is None else LoopOutput(array, target, out)
-            carry_out(plans, HostRead(array, target, out, source, read_schedule, output), cached, lone_thread)
+            carry_out(plans, host_read(array, target, out, source, self.costs), cached, lone_thread)
             if cached is not None:
                 cached.check()
             return out
@@ -140,6 +130,21 @@ class HostDecoder:
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block. There is no upload: it is on the host already."""
         return cast_array(cast, block)
+
+
+def host_read(array: HostArray, target: Target, out: npt.NDArray[Any], source: ByteSource, costs: Costs) -> HostRead:
+    """Return a read with its schedule, and with its output for the compiled loops if they know the array's codecs."""
+    read_schedule = schedule(
+        array,
+        target.n_chunks,
+        out.nbytes,
+        is_remote=source.is_remote,
+        is_local=source.is_local,
+        budget=threads.thread_budget(),
+        costs=costs,
+    )
+    output = None if array.program is None else LoopOutput(array, target, out)
+    return HostRead(array, target, out, source, read_schedule, output)
 
 
 def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, lone_thread: object) -> None:

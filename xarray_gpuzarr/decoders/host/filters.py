@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.process.host_memory import buffer
-from xarray_gpuzarr.stored.codecs import (
+from xarray_gpuzarr.stored.codecs import ShuffleSpec, StageSpec, complete_table, encoded_nbytes
+from xarray_gpuzarr.stored.element_codecs import (
     AnyElementSpec,
     AsTypeSpec,
     CastValueSpec,
@@ -28,10 +29,6 @@ from xarray_gpuzarr.stored.codecs import (
     FixedScaleOffsetSpec,
     PackBitsSpec,
     ScaleOffsetSpec,
-    ShuffleSpec,
-    StageSpec,
-    complete_table,
-    encoded_nbytes,
 )
 
 Array = npt.NDArray[Any]

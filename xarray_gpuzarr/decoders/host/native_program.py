@@ -36,13 +36,12 @@ from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesBytesSpec,
     ChecksumSpec,
-    DeltaSpec,
-    ElementSpec,
     PipelineSpec,
     ShuffleSpec,
     StageSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.stored.element_codecs import DeltaSpec, ElementSpec
 
 _PartialDecoding = Literal["all", "up to", "blocks"]
 """Part of a chunk that the loops decode where only a part is requested: all of it, all up to the last requested
@@ -111,20 +110,15 @@ def native_program(
 def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[Any], cast: Cast) -> NativeProgram:
     """Return the program for `stages`, in the order of decoding; the list is consumed. Raises `NotKnownError`."""
     out_dtype = np.dtype(cast.dtype)
-    is_cast = not cast.only_converts or stored_dtype != out_dtype
-    steps = steps_of_cast(stored_dtype, cast) if is_cast else []
-    placed_dtype, placed_nbytes, steps = _fuse_filters(stages, stored_dtype, chunk_nbytes, steps)
+    placed_dtype, placed_nbytes, steps = _take_steps(stages, stored_dtype, chunk_nbytes, cast)
     keeps_elements = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
     n_checksums = _take_checksums(stages)
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
     codec = _codec_of(compressor)
     lengths = _decoded_lengths(stages, placed_nbytes)
-    structs_and_memory = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, lengths[1:], strict=True)]
-    stage_structs = (StageStruct * len(stages))(*(struct for struct, _ in structs_and_memory))
+    stage_structs, stage_memory = _stage_structs(stages, lengths[1:])
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT  # rounded up
     inflate = _inflating_codec(compressor)
-    # Blocks of a Blosc frame are still shuffled after `inflate` has decoded them.
-    needs_unshuffle = bool(inflate.decode) or any(isinstance(spec, ShuffleSpec) for spec in stages)
     native_steps = None if keeps_elements else Steps(placed_dtype, steps, out_dtype)
     struct = JobStruct(
         codec=codec.number,
@@ -140,7 +134,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
         free_context=codec.free_context or inflate.free_context,
         decode_part=codec.decode_part,
         restart=codec.restart,
-        unshuffle=_unshuffle_address() if needs_unshuffle else 0,
+        unshuffle=_unshuffle_address(stages, inflate),
         inflate=inflate.decode,
         stages=ctypes.addressof(stage_structs),
         steps=0 if native_steps is None else native_steps.address,
@@ -152,18 +146,20 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
         decodes=_partial_decoding(compressor) if decodes_parts else "all",
         scratch_nbytes=area_nbytes * 2 if stages or inflate.decode else area_nbytes,
         struct=struct,
-        referenced=(structs_and_memory, stage_structs, native_steps),
+        referenced=(stage_structs, stage_memory, native_steps),
     )
 
 
-def _fuse_filters(
-    stages: list[StageSpec], dtype: np.dtype[Any], chunk_nbytes: int, steps: list[Step]
+def _take_steps(
+    stages: list[StageSpec], dtype: np.dtype[Any], chunk_nbytes: int, cast: Cast
 ) -> tuple[np.dtype[Any], int, list[Step]]:
-    """Remove the last filters from `stages` as far as steps can decode them, and put their steps before `steps`.
+    """Remove the last filters from `stages` as far as steps can decode them. Return these steps and those of the cast.
 
-    `dtype` is the dtype of the elements that `steps` begin with, and `chunk_nbytes` the length of a chunk of them.
-    Returns dtype and length of a chunk before all steps, and these steps.
+    `dtype` is the dtype of the elements that are cast, and `chunk_nbytes` the length of a chunk of them. Returns dtype
+    and length of a chunk before all steps, and the steps.
     """
+    is_cast = not cast.only_converts or dtype != np.dtype(cast.dtype)
+    steps = steps_of_cast(dtype, cast) if is_cast else []
     while stages:
         spec = stages[-1]
         if not isinstance(spec, ElementSpec) or np.dtype(spec.decoded) != dtype:
@@ -237,6 +233,18 @@ def _encoded_nbytes(spec: StageSpec, nbytes: int) -> int:
     return length
 
 
+def _stage_structs(
+    stages: Sequence[StageSpec], decoded_nbytes: Sequence[int]
+) -> tuple[ctypes.Array[StageStruct], object]:
+    """Return the structs of stages, given the number of bytes that each decodes to, and what keeps their memory alive.
+
+    Raises `NotKnownError` as `_stage_struct` does.
+    """
+    structs_and_memory = [_stage_struct(spec, nbytes) for spec, nbytes in zip(stages, decoded_nbytes, strict=True)]
+    structs = (StageStruct * len(stages))(*(struct for struct, _ in structs_and_memory))
+    return structs, structs_and_memory
+
+
 def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
     """Return the struct of a stage that decodes to `nbytes` bytes, and what keeps its memory alive.
 
@@ -261,12 +269,15 @@ def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
     return StageStruct(kind=_TAKE_STEPS, nbytes=nbytes, dtype=dtype, steps=steps.address), steps
 
 
-def _unshuffle_address() -> int:
-    """Return the address of C-Blosc's decoder. Raises `NotKnownError` if there is none.
+def _unshuffle_address(stages: Sequence[StageSpec], inflate: NativeCodec) -> int:
+    """Return the address of C-Blosc's decoder; 0 if nothing is shuffled. Raises `NotKnownError` if there is none.
 
     The loops write a header in front of shuffled bytes, so that they are a frame without compression. Decoding this
     frame unshuffles the bytes.
     """
+    # Blocks of a Blosc frame are still shuffled after `inflate` has decoded them.
+    if not inflate.decode and not any(isinstance(spec, ShuffleSpec) for spec in stages):
+        return 0
     codec = native_codec("blosc")
     if codec is None:
         raise NotKnownError

@@ -16,7 +16,12 @@ import numpy as np
 
 from xarray_gpuzarr.native.structs import StepsStruct, StepStruct
 from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.codecs import AsTypeSpec, ElementSpec, FixedScaleOffsetSpec, ScaleOffsetSpec
+from xarray_gpuzarr.stored.element_codecs import (
+    AsTypeSpec,
+    ElementSpec,
+    FixedScaleOffsetSpec,
+    ScaleOffsetSpec,
+)
 
 DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """Names of the dtypes that the loops know, in the order of `enum dtype` in `conversions.h`."""

@@ -13,9 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from xarray_gpuzarr.errors import StoreReadError, masked
@@ -24,6 +22,7 @@ from xarray_gpuzarr.fetch.remote.answers import Answer, WrongBytesError, strong_
 from xarray_gpuzarr.fetch.remote.clients import client_for
 from xarray_gpuzarr.fetch.remote.failures import is_unanswered
 from xarray_gpuzarr.fetch.remote.outstanding import OutstandingRequest, finish_edge, finish_range
+from xarray_gpuzarr.fetch.remote.request_limits import MAX_OUTSTANDING, most_outstanding, server_limit
 from xarray_gpuzarr.fetch.remote.store_clients import Client
 from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, event_loop
 from xarray_gpuzarr.fetch.source import (
@@ -41,13 +40,6 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
 
-_MAX_OUTSTANDING = 24
-"""Number of requests of one read that may be outstanding at once (decision 13)."""
-_MAX_SHORT_OUTSTANDING = 48
-"""Number of short requests of one read that may be outstanding at once, if they are for at most `OUTSTANDING_NBYTES`
-bytes together."""
-OUTSTANDING_NBYTES = 96 * _MIB
-"""Bytes that the outstanding requests of one read may ask for together, if there are more than `_MAX_OUTSTANDING`."""
 _RULE = CoalesceRule(
     max_gap_nbytes=_MIB,
     min_skipped_gap_nbytes=32 * 1024,
@@ -108,7 +100,7 @@ class StoreSource(SourceWithoutFiles):
     ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
-        self._max_outstanding = max_outstanding or _MAX_OUTSTANDING  # `rule` and `lookahead` need a number
+        self._max_outstanding = max_outstanding or MAX_OUTSTANDING  # `rule` and `lookahead` need a number
         self._read_limit = None if max_outstanding is None else asyncio.Semaphore(max_outstanding)
         self._ask_again = ask_again
         self._most_nbytes = most_nbytes
@@ -120,12 +112,12 @@ class StoreSource(SourceWithoutFiles):
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> StoreSource:
         """Return a source with a limit of its own on outstanding requests; see `ObjectSource.for_one_read`."""
-        limit = _MAX_OUTSTANDING
-        if expected_nbytes is not None:
-            limit = min(max(limit, OUTSTANDING_NBYTES // max(1, expected_nbytes)), _MAX_SHORT_OUTSTANDING)
-        limit = max(1, min(limit, fetch_options().max_requests - 1))  # leaves a request to other reads from the server
         return StoreSource(
-            store=self.store, client=self._client, max_outstanding=limit, ask_again=ask_again, most_nbytes=most_nbytes
+            store=self.store,
+            client=self._client,
+            max_outstanding=most_outstanding(expected_nbytes),
+            ask_again=ask_again,
+            most_nbytes=most_nbytes,
         )
 
     def __repr__(self) -> str:
@@ -144,9 +136,10 @@ class StoreSource(SourceWithoutFiles):
         Long gaps are read if a read would need more than `_ROUNDS` times as many requests as it may have outstanding.
         What other reads of the process have under way counts, as if it went to the same server.
         """
-        n_free = max(1, fetch_options().max_requests - RequestsUnderWay.n_in_process)
+        options = fetch_options()
+        n_free = max(1, options.max_requests - RequestsUnderWay.n_in_process)
         n_cheap_requests = _ROUNDS * min(n_free, self._max_outstanding)
-        return coalesce_rule(fetch_options(), replace(_RULE, n_cheap_requests=n_cheap_requests))
+        return coalesce_rule(options, replace(_RULE, n_cheap_requests=n_cheap_requests))
 
     @property
     def lookahead(self) -> int:
@@ -241,7 +234,7 @@ class StoreSource(SourceWithoutFiles):
         consecutive answers to this read have another one. A range that begins behind the end of the object gets an
         answer without bytes.
         """
-        async with self._read_limit or nullcontext(), _server_limit(loop, self._client.server):
+        async with self._read_limit or nullcontext(), server_limit(loop, self._client.server):
             tag = strong_tag(version)  # dropped below if the server does not support If-Match
             while True:
                 try:
@@ -288,26 +281,3 @@ def _store_request(byte_range: ByteRange) -> ByteRequest | None:
     if byte_range.nbytes != WHOLE_OBJECT:
         return RangeByteRequest(byte_range.offset, byte_range.offset + byte_range.nbytes)
     return OffsetByteRequest(byte_range.offset) if byte_range.offset else None
-
-
-_ServerLimits = WeakValueDictionary[tuple[Hashable, int], asyncio.Semaphore]
-_server_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, _ServerLimits] = WeakKeyDictionary()
-"""For each event loop, the semaphores that requests use, by server and limit. Each server has its own, so a silent one
-does not delay others."""
-
-
-def max_concurrent_requests() -> int:
-    """Return the number of requests for metadata and writes that may be outstanding at once.
-
-    That is zarr's ``async.concurrency`` if the user has changed it, and ``max_requests`` otherwise.
-    """
-    setting: int | None = zarr.config.get("async.concurrency")
-    default: int = zarr.config.defaults[0]["async"]["concurrency"]
-    return fetch_options().max_requests if setting in (None, default) else setting
-
-
-def _server_limit(loop: asyncio.AbstractEventLoop, server: Hashable) -> asyncio.Semaphore:
-    """Return the semaphore that lets ``max_requests`` requests to a server run at once. Called on the event loop."""
-    limit = fetch_options().max_requests
-    limits = _server_limits.setdefault(loop, WeakValueDictionary())
-    return limits.setdefault((server, limit), asyncio.Semaphore(limit))

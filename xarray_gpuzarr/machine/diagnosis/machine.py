@@ -90,17 +90,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["driver"]:
         yield "driver", facts["driver"]
     if gpu:
-        yield (
-            "libraries",
-            ", ".join(f"{name} {version}" for name, version in gpu["versions"].items()) or "versions unknown",
-        )
-        yield (
-            "files to GPU",
-            f"through host memory: {gpu['why_no_files']}" if gpu["why_no_files"] else "GDS can be used",
-        )
-        pinned = f"{format_nbytes(gpu['pinned_nbytes'])} pinned host memory"
-        yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each read"
-        yield "reads at once", str(gpu["n_reads"])
+        yield from _gpu_rows(gpu)
     if facts["missing_for_cuda"]:
         yield "missing", "for device='cuda': " + ", ".join(facts["missing_for_cuda"])
         yield "to install", facts["install"]
@@ -118,6 +108,16 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     free = f", {format_nbytes(available)} available" if available else ""
     yield "host memory", f"{format_nbytes(host['memory_nbytes'])}{free}; a read takes its result and a few MB a thread"
     yield "packages", f"Python {facts['python']}, {_listed(facts['packages'])}"
+
+
+def _gpu_rows(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows about libraries, files and memory of a GPU."""
+    yield "libraries", _listed(gpu["versions"]) or "versions unknown"
+    why = gpu["why_no_files"]
+    yield "files to GPU", f"through host memory: {why}" if why else "GDS can be used"
+    pinned = f"{format_nbytes(gpu['pinned_nbytes'])} pinned host memory"
+    yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each read"
+    yield "reads at once", str(gpu["n_reads"])
 
 
 def _listed(versions: dict[str, str]) -> str:

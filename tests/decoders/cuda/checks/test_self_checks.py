@@ -43,7 +43,7 @@ from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import StoredArray, read, read_points, stored_array
 from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.codecs import FixedScaleOffsetSpec
+from xarray_gpuzarr.stored.element_codecs import FixedScaleOffsetSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 

@@ -17,17 +17,19 @@ from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesSpec,
-    CastValueSpec,
     CompressorSpec,
+    GzipSpec,
+    PipelineSpec,
+    ShuffleSpec,
+    encoded_nbytes,
+)
+from xarray_gpuzarr.stored.element_codecs import (
+    CastValueSpec,
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
-    GzipSpec,
     PackBitsSpec,
-    PipelineSpec,
     ScaleOffsetSpec,
-    ShuffleSpec,
-    encoded_nbytes,
 )
 
 _BYTES = BytesSpec(endian=None)

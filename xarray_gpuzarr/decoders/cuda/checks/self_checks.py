@@ -28,17 +28,13 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.exit_threads import start_thread
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.codecs import (
+from xarray_gpuzarr.stored.codecs import BloscSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.stored.element_codecs import (
     AsTypeSpec,
-    BloscSpec,
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
-    GzipSpec,
-    Lz4Spec,
     PackBitsSpec,
-    ZlibSpec,
-    ZstdSpec,
 )
 
 

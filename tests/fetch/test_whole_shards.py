@@ -16,7 +16,8 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
-from xarray_gpuzarr.fetch import snapshot, whole_shard
+from xarray_gpuzarr.fetch import shard_indexes, whole_shard
+from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.fetch.source import FetchedBytes
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -67,7 +68,7 @@ def stored():
 @pytest.fixture
 def room(monkeypatch):
     """A function that sets how many shards may wait whole, if nothing could be compressed."""
-    return lambda n: monkeypatch.setattr(snapshot, "MAX_WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
+    return lambda n: monkeypatch.setattr(shard_indexes, "MAX_WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
 
 
 def read_by_device(array):
@@ -186,10 +187,10 @@ def test_ranges_of_a_whole_shard_may_be_equal(stored):
     """As chunks are that a writer stores once: the first of two takes the last bytes that are waited for."""
     array, store = stored("zstd")
     of = stored_array(array)
-    read = snapshot.Snapshot(of.source, of.spec)
-    index = read.start_index("c/0", 4)().index
+    read = Snapshot(of.source, of.spec)
+    index = read.indexes.start("c/0", 4)().index
     columns = np.zeros(2, np.int64), index.offset[[0, 0]], index.nbytes[[0, 0]]
-    read.expect_chunks(ReadPlan.from_columns(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
+    read.indexes.expect_chunks(ReadPlan.from_columns(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
     wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
     parts = read.start([("c/0", wanted), ("c/0", wanted)])(lambda nbytes: memoryview(bytearray(nbytes)))
 
