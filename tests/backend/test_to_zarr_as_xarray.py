@@ -100,6 +100,18 @@ def test_datasets_that_were_stored_differently(name, zarr_format):
     compare_writes([Write(ds, {"zarr_format": zarr_format}, {"x": 2}, {"x": 4})])
 
 
+def test_a_multiindex_is_the_error_of_xarray_and_erases_nothing():
+    store = MemoryStore()
+    one([1.0]).gpuzarr.to_zarr(store)
+    before = dict(store._store_dict)
+    ds = xr.Dataset({"v": (("x", "y"), np.ones((2, 2)))}, {"x": [1, 2], "y": [1, 2]}).stack(z=("x", "y"))
+
+    with pytest.raises(NotImplementedError, match="variable 'z' is a MultiIndex"):
+        ds.gpuzarr.to_zarr(store, mode="w")
+
+    assert store._store_dict == before
+
+
 @pytest.mark.parametrize(
     ("values", "change", "outcome"),
     [
@@ -534,6 +546,14 @@ def test_a_dataset_that_is_read_from_the_store_that_would_be_erased_is_an_error(
     xr.testing.assert_identical(xr.open_dataset(store, group="inner", **options).load().drop_attrs(), expected)
     ds.load().gpuzarr.to_zarr(store, {"x": 4}, {"x": 16}, mode="w", consolidated=False)
     xr.testing.assert_identical(xr.open_dataset(store, **options).load(), expected)
+
+
+def test_a_dask_array_that_is_read_from_the_store_that_would_be_erased_is_an_error(tmp_path):
+    stored_twice(tmp_path / "a.zarr")
+    ds = one(da.from_zarr(tmp_path / "a.zarr" / "v") + 1)
+
+    with pytest.raises(OptionError, match="is read from the store that mode='w' erases"):
+        ds.gpuzarr.to_zarr(tmp_path / "a.zarr", {"x": 16}, None, mode="w")
 
 
 def archive(n_times, first=0):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from xarray import Dataset, Variable
+import zarr
+from xarray import Dataset, IndexVariable, Variable
 from xarray.backends.zarr import ZarrArrayWrapper
 from zarr.abc.store import Store
 from zarr.storage import StorePath
@@ -28,8 +29,8 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
     store
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        The datasets that are written. Arrays in memory are not considered, nor are those that other engines than this
-        one and "zarr" read.
+        The datasets that are written. Arrays in memory are not considered, nor are those that neither this engine,
+        nor "zarr", nor `dask.array.from_zarr` reads.
     options : mapping
         The options of `xarray.Dataset.to_zarr`.
     """
@@ -56,6 +57,8 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
 
 def _unread_places(variable: Variable) -> Iterator[ArrayPlace]:
     """Yield the places of the stored arrays that a variable is still to be read from."""
+    if isinstance(variable, IndexVariable):  # in the memory of pandas
+        return
     data = data_of(variable)
     if variable.chunks is None:
         place = _place_below(data)
@@ -70,8 +73,8 @@ def _unread_places(variable: Variable) -> Iterator[ArrayPlace]:
 def _place_below(data: object) -> ArrayPlace | None:
     """Return the place of the stored array below the wrappers of xarray and dask.
 
-    None if there is none, or if its place is unknown. Both this engine's arrays and those of xarray's engine "zarr" are
-    found.
+    None if there is none, or if its place is unknown. This engine's arrays, those of xarray's engine "zarr", and arrays
+    of zarr-python are found.
     """
     while data is not None:
         if isinstance(data, LazyArray):
@@ -79,6 +82,8 @@ def _place_below(data: object) -> ArrayPlace | None:
         if isinstance(data, ZarrArrayWrapper):
             array = data.get_array()
             return place_of(array.store, array.path)
+        if isinstance(data, zarr.Array):  # of dask's `from_zarr`
+            return place_of(data.store, data.path)
         data = getattr(data, "array", None)
     return None
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from xarray import Variable, conventions
 from xarray.coders import CFDatetimeCoder, CFTimedeltaCoder
 
@@ -35,7 +34,7 @@ class TimeCheck(FitCheck):
         # Encoded dask blocks of times have 8 bytes, whatever dtype they are stored in.
         values, stored = values.reshape(-1), stored.reshape(-1).astype(self.dtype)
         if self.dtype.kind == "f":
-            is_lost = ~pd.isna(values) & ~np.isfinite(stored)
+            is_lost = Variable("time", values).notnull().to_numpy() & ~np.isfinite(stored)
         else:
             try:
                 is_lost = ~_are_equal(values, self._decode(stored, values.dtype))
@@ -92,7 +91,9 @@ def _texts(times: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     """Return times as texts, whatever the calendar."""
     if times.dtype.kind == "M":
         return np.datetime_as_string(times, "us")
-    return np.array(["NaT" if pd.isna(time) else time.isoformat(timespec="microseconds") for time in times])
+    return np.array(
+        [time.isoformat(timespec="microseconds") if hasattr(time, "isoformat") else "NaT" for time in times]
+    )
 
 
 def units_error(name: Any, dtype: np.dtype[Any], stored_units: Any, needed_units: Any) -> OptionError:

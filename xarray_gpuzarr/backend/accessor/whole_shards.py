@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xarray import Coordinates, Dataset, Variable
+from xarray import Coordinates, Dataset, Variable, conventions
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import extract_zarr_variable_encoding
 
@@ -126,6 +126,7 @@ class DatasetInShards:
         stored: dict[Any, Variable] = {}
         lengths: dict[Any, int] = {}  # along `append_dim`, before the append
         for name, dataset_variable in self.dataset.variables.items():
+            conventions.ensure_not_multiindex(dataset_variable, name)
             variable = dataset_variable.copy(deep=False)
             # The dtype of some indexes changes when they load. An empty variable needs no tasks.
             if variable.size == 0 or name in self.dataset.xindexes:
