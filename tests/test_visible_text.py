@@ -92,6 +92,7 @@ def assert_seen(text, seen):
 def assert_seen_in_html(text, seen):
     escaped = seen.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert_seen(text, escaped)
+    assert "<script>" not in text
     assert escaped == seen or seen not in text
 
 
