@@ -6,9 +6,10 @@ OLDEST := .venv-oldest
 ZARR := .venv-zarr
 TORCH := .venv-torch
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
-	backend/test_open_in_rounds backend/test_xarray_contract codec_pipeline/test_older_zarr fetch/test_missing_objects \
-	fetch/test_stores process/test_progress_bar project/test_documentation project/test_supported_versions \
-	reads/test_formats stored/test_cf stored/test_metadata tasks/test_dask_graphs tasks/test_one_output \
+	backend/test_open_in_rounds backend/test_slow_indexes backend/test_slow_loads backend/test_xarray_contract \
+	codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores process/test_progress_bar \
+	project/test_documentation project/test_supported_versions reads/test_formats stored/test_cf \
+	stored/test_metadata tasks/test_dask_graphs tasks/test_one_output tasks/test_reads_ahead \
 	tasks/test_task_names training/test_values))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)

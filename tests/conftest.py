@@ -19,7 +19,9 @@ pytest.register_assert_rewrite("helpers")
 from helpers import every_decoder, every_pair, not_run, profiles  # noqa: E402, F401  # profiles: loads one
 from helpers.data.datasets import write_weather  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu, why_required_gpu_is_missing  # noqa: E402
+from helpers.stores.range_server import RangeServer  # noqa: E402
 
+from xarray_gpuzarr.fetch import index_cache, version_conflicts  # noqa: E402
 from xarray_gpuzarr.native.library import loops  # noqa: E402
 
 if hasattr(codec_pipeline, "FusedCodecPipeline"):  # zarr-python 3.2 has none
@@ -170,6 +172,15 @@ def usual_pipeline() -> Iterator[None]:
     """The codec pipeline that zarr-python has without any setting: it asks a store only for `get`."""
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
         yield
+
+
+@pytest.fixture
+def honest_again(server: RangeServer) -> Iterator[None]:
+    """Take the faults from a module's server behind each test, and forget what is known of its objects."""
+    index_cache.cache.clear()
+    yield
+    version_conflicts.care_by_store.clear()
+    server.spoil()
 
 
 @pytest.fixture(scope="session")

@@ -31,28 +31,21 @@ def case(workload, ours, regime=None):
     return CaseRows(name=name, about=about, rows=[*rows, row("one stage", "bare", 1)])
 
 
-def test_the_page_is_what_the_newest_results_give():
-    assert (DOCS / "performance.md").read_text() == performance.page(committed()), "run `make performance`"
-
-
-def test_the_figures_on_the_page_are_made_from_the_newest_results():
-    runs = committed()
-    named = set(re.findall(r"!\[[^]]+\]\(figures/(.+?)\.svg\)", (DOCS / "performance.md").read_text()))
-    assert {path.name for path in (DOCS / "figures").iterdir()} == {f"{name}.svg" for name in named}
-    for figure in FIGURES:
-        if figure.name in named:
-            assert runs[figure.kind].origin in (DOCS / "figures" / f"{figure.name}.svg").read_text()
-
-
-def test_the_command_writes_the_page_figures_and_tables(tmp_path, monkeypatch):
+def test_the_page_and_its_figures_are_those_of_the_newest_results(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "DOCS", tmp_path)
     monkeypatch.setattr(command, "TABLES", tmp_path / "build" / "measurements.md")
 
     assert command.main() == 0
 
-    assert (tmp_path / "performance.md").read_text() == (DOCS / "performance.md").read_text()
-    assert (tmp_path / "build" / "measurements.md").read_text() == measurements.page(committed())
-    assert {p.name for p in (tmp_path / "figures").iterdir()} == {p.name for p in (DOCS / "figures").iterdir()}
+    page, runs = (DOCS / "performance.md").read_text(), committed()
+    assert page == (tmp_path / "performance.md").read_text(), "run `make performance`"
+    assert (tmp_path / "build" / "measurements.md").read_text() == measurements.page(runs)
+    figures = {path.stem for path in (DOCS / "figures").iterdir()}
+    assert figures == {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert figures == set(re.findall(r"!\[[^]]+\]\(figures/(.+?)\.svg\)", page))
+    for figure in FIGURES:
+        if figure.name in figures:
+            assert runs[figure.kind].origin in (DOCS / "figures" / f"{figure.name}.svg").read_text()
 
 
 def test_cases_are_compared_with_the_best_peer_and_summed_up_by_the_geometric_mean():

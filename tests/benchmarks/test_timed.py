@@ -1,14 +1,10 @@
 """The benchmark on a modelled device with a clock."""
 
-import heapq
-import itertools
 import json
 import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
@@ -22,17 +18,12 @@ class StillClock:
 
     def __init__(self):
         self.time = 0.0
-        self.slept = []
 
     def now(self):
         return self.time
 
     def sleep(self, seconds):
-        self.slept.append(seconds)
         self.time += seconds
-
-    def spin(self, until_s):
-        self.time = max(self.time, until_s)
 
 
 @pytest.fixture
@@ -90,63 +81,35 @@ def test_bounds_are_those_of_what_was_asked_for(command):
         assert all(r["median_s"] >= slowest for r in case["rows"] if r["side"] == "ours")
 
 
-HANDLES = itertools.count(1)
-
-
-programs = st.lists(
-    st.tuples(
-        st.integers(0, 2),  # stream
-        st.sampled_from(["upload", "decode"]),
-        st.integers(1, 6),  # parts
-        st.integers(1, 8),  # seconds
-        st.integers(0, 5),  # later than the one before
-        st.integers(-1, 10),  # awaited operation, by its number
+PROGRAMS = {
+    "a stream runs in order": ([(0, "decode", 2, 0), (0, "decode", 3, 0)], [2, 5]),
+    "streams share the slots": ([(n, "decode", 2, 0) for n in range(4)], [2, 2, 2, 4]),
+    "a copy waits for its turn": ([(0, "upload", 2, 0), (1, "upload", 3, 1)], [2, 5]),
+    "an event holds a stream": ([(0, "upload", 4, 0), (1, "decode", 1, 0, 0), (1, "decode", 1, 0)], [4, 5, 6]),
+    "of those reached together, the first given is": (
+        [(0, "decode", 2, 0), (1, "decode", 2, 0), (0, "upload", 3, 0), (1, "upload", 1, 0)],
+        [2, 2, 5, 6],
     ),
-    max_size=14,
-)
-N_SLOTS = {"upload": 1, "decode": 3}
+    "first reached is first served": (
+        [(0, "upload", 4, 0), (1, "decode", 9, 0), (0, "upload", 1, 0), (2, "upload", 2, 1)],
+        [4, 9, 7, 6],
+    ),
+}
+"""Stream, resource, seconds, seconds after the one before, and the number of an awaited operation; and their ends."""
 
 
-def ends_by_brute_force(program):
-    """Return when operations end: the one that is reached first is served next, found by looking at all of them."""
-    enqueued, at = [], 0.0
-    for number, (stream, resource, n, seconds, later, awaited) in enumerate(program):
-        at += later
-        before = [i for i in range(number) if program[i][0] == stream][-1:]
-        enqueued.append((at, [*before, *([awaited] if 0 <= awaited < number else [])], resource, n, seconds))
-    free = {resource: [0.0] * n for resource, n in N_SLOTS.items()}
-    ends = {}
-    while len(ends) < len(program):
-        ready = [
-            (max([at, *(ends[i] for i in before)]), number)
-            for number, (at, before, *_) in enumerate(enqueued)
-            if number not in ends and all(i in ends for i in before)
-        ]
-        reached, number = min(ready)
-        _, _, resource, n, seconds = enqueued[number]
-        last = reached
-        for _ in range(n):
-            start = max(heapq.heappop(free[resource]), reached)
-            heapq.heappush(free[resource], start + seconds)
-            last = max(last, start + seconds)
-        ends[number] = last
-    return [ends[number] for number in range(len(program))]
+@pytest.mark.parametrize(("program", "ends"), PROGRAMS.values(), ids=PROGRAMS)
+def test_operations_end_as_streams_events_and_slots_have_it(program, ends):
+    clock, operations = StillClock(), []
+    simulation = Simulation({"upload": 1, "decode": 3}, clock)
+    streams = [Stream(handle) for handle in range(4)]
 
-
-@given(programs)
-@settings(deadline=None)
-def test_streams_and_events_are_honoured_as_by_brute_force(program):
-    clock = StillClock()
-    simulation = Simulation(N_SLOTS, clock)
-    streams = [Stream(next(HANDLES)) for _ in range(3)]
-    operations = []
-
-    for stream, resource, n, seconds, later, awaited in program:
+    for stream, resource, seconds, later, *awaited in program:
         clock.time += later
-        if 0 <= awaited < len(operations):
-            simulation.hold(streams[stream], operations[awaited])
-        operations.append(simulation.enqueue(streams[stream], resource, n, float(seconds)))
+        for number in awaited:
+            simulation.hold(streams[stream], operations[number])
+        operations.append(simulation.enqueue(streams[stream], resource, 1, float(seconds)))
 
     for operation in operations:
         simulation.wait_for(operation)
-    assert [operation.end_s for operation in operations] == ends_by_brute_force(program)
+    assert [operation.end_s for operation in operations] == ends

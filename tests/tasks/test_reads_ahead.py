@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import dask.array as da
@@ -129,6 +130,16 @@ def test_the_budget_bounds_what_is_asked_for_ahead(server):
 
 def test_a_whole_array_is_read_ahead(server):
     array = compute(opened(server).maps)
+
+    np.testing.assert_array_equal(array, MAPS)
+    assert server.most_at_once() > 4
+
+
+def test_threads_of_a_pool_that_inherit_no_context_read_ahead(server):
+    ds = opened(server)
+
+    with ThreadPoolExecutor(2) as pool, dask.config.set(scheduler="threads", pool=pool):
+        array = ds.maps.compute()
 
     np.testing.assert_array_equal(array, MAPS)
     assert server.most_at_once() > 4

@@ -21,7 +21,11 @@ from xarray_gpuzarr import StoreWriteError, zarr_pipeline
 from xarray_gpuzarr.stored.metadata import parse_array
 from xarray_gpuzarr.write.refusals import naming_object
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("honest_again"),
+]
 
 LAYOUTS = {"shard": {"chunks": (10, 100), "shards": (100, 100)}, "chunk": {"chunks": (100, 100)}}
 PART = slice(150, 155)
@@ -38,12 +42,6 @@ def server(tmp_path_factory):
     with RangeServer(tmp_path_factory.mktemp("served")) as running:
         (running.directory / "bucket").mkdir()
         yield running
-
-
-@pytest.fixture(autouse=True)
-def honest_again(server):
-    yield
-    server.spoil()
 
 
 def new_array(store, layout, path="t"):

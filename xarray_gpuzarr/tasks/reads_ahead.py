@@ -127,7 +127,8 @@ Computation = Mapping[int, ArrayReads]
 """The reads of each array of a computation, by the id of its reader, which the computation keeps alive."""
 
 _current: ContextVar[Computation | None] = ContextVar("gpuzarr_computation", default=None)
-"""The computation that this thread runs. dask's worker threads inherit it with each task."""
+"""The computation that this thread runs. Worker threads inherit it with each task if they are dask's own, of a version
+since 2026 (dask#12224)."""
 
 
 class _Watcher(Callback):
@@ -151,6 +152,11 @@ class _Watcher(Callback):
             _current.reset(token)
             for reads in computation.values():
                 reads.end()
+
+    def find_computation(self, reader: AheadReader) -> Computation | None:
+        """Return the computation under way that reads an array; None if there is none, or more than one."""
+        computations = [entry[1] for entry in list(self._tokens) if id(reader) in entry[1]]
+        return computations[0] if len(computations) == 1 else None
 
 
 def _find_reads(state: Mapping[str, Any]) -> Computation:
@@ -190,7 +196,7 @@ def read_ahead[Result](reader: AheadReader, box: Box, read: Callable[[], Result]
     read : callable
         Reads the box.
     """
-    computation = _current.get()
+    computation = _current.get() or _watcher.find_computation(reader)
     if computation is None:
         return read_without_slot(reader, box, read)
     reads = computation.get(id(reader))

@@ -13,11 +13,15 @@ from helpers.stores.remote import CLIENTS
 from zarr.storage import FsspecStore, LocalStore
 
 from xarray_gpuzarr import StoreReadError, configure, read_array
-from xarray_gpuzarr.fetch import index_cache, object_source, version_conflicts
+from xarray_gpuzarr.fetch import object_source, version_conflicts
 from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.fetch.version_conflicts import Care, VersionConflicts
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("honest_again"),
+]
 
 DATA = np.arange(64.0).reshape(8, 8)
 DATASET = xr.Dataset({"t": (("y", "x"), DATA), "text": ("x", [f"{n}" for n in range(8)])}, coords={"x": np.arange(8.0)})
@@ -48,14 +52,6 @@ def server(tmp_path_factory):
     zarr.create_array(LocalStore(bucket / "raw"), data=DATA, chunks=(8, 8), compressors=None)
     with RangeServer(directory) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def honest_again(server):
-    index_cache.cache.clear()
-    yield
-    version_conflicts.care_by_store.clear()
-    server.spoil()
 
 
 def through(client, server, name):

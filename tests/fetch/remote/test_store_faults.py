@@ -14,9 +14,12 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import GpuZarrError, ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import index_cache
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("honest_again"),
+]
 
 DATA = counting((30, 40), "f4")
 SHARDED = {"chunks": (3, 4), "shards": (15, 20)}
@@ -39,13 +42,6 @@ def server(tmp_path_factory):
     write(store, DATA, name="unsharded", chunks=(15, 20), **V3_CODECS["zstd"])
     with RangeServer(directory) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def honest_again(server):
-    index_cache.cache.clear()
-    yield
-    server.spoil()
 
 
 @pytest.fixture(params=[*CLIENTS])

@@ -21,7 +21,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore
 
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
-from xarray_gpuzarr.fetch import index_cache, object_source
+from xarray_gpuzarr.fetch import object_source
 from xarray_gpuzarr.fetch.remote.failures import http_status, is_unanswered
 from xarray_gpuzarr.fetch.remote.store_clients import is_too_short
 from xarray_gpuzarr.plan.byte_range import ByteRange
@@ -67,13 +67,11 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(params=[*CLIENTS])
-def store(request, server):
+def store(request, server, honest_again):
     store = CLIENTS[request.param](server.url, "bucket/416/InvalidRange/s.zarr", timeout_s=1)
     if "s3" in request.param and isinstance(store, FsspecStore):
         store.fs.retries = 1
-    index_cache.cache.clear()
-    yield store
-    server.spoil()
+    return store
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
