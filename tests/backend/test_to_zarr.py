@@ -493,6 +493,12 @@ def test_codecs_have_short_names(name, zarr_format):
     assert ds.gpuzarr.encoding(CHUNKS, compressors=name, zarr_format=zarr_format)["t2m"].keys() >= {"compressors"}
 
 
+@pytest.mark.parametrize(("typo", "meant"), [("shard", "shards"), ("compressor", "compressors"), ("modes", "mode")])
+def test_names_of_arguments_that_were_meant_are_offered(typo, meant):
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{typo}' \(perhaps '{meant}'\)"):
+        weather().gpuzarr.to_zarr(MemoryStore(), **{typo: "w"})
+
+
 def test_an_unknown_name_of_a_codec_is_refused():
     with pytest.raises(OptionError, match=r"names: zstd, blosc, gzip, none[\s\S]*perhaps 'blosc'"):
         weather().gpuzarr.to_zarr(MemoryStore(), CHUNKS, SHARDS, compressors="blosk")

@@ -196,7 +196,7 @@ def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nb
                 (
                     name,
                     f"{typical * 1e3:.1f}",
-                    f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
+                    f"{min(seconds) * 1e3:.1f}-{max(seconds) * 1e3:.1f}",
                     f"{nbytes / typical / 1e9:.2f}",
                     f"{min(stock_medians) / typical:.2f}x" if stock_medians else "",
                 )

@@ -197,5 +197,6 @@ def _require_groups(paths: Iterable[str], groups: Sequence[str]) -> None:
                 f"unknown group {path!r}",
                 tried=f"encoding= of group {path!r}",
                 found=f"groups {', '.join(map(repr, groups))}"[:200],
-                do=f"name one of these{similar_name_hint(path, groups)}",
+                do=f"name one of these{similar_name_hint(path, groups)}, and the variable in it: "
+                f"{{{groups[-1]!r}: {{'variable': {{...}}}}}}",
             )

@@ -158,12 +158,15 @@ class ValueCheck(FitCheck):
 
     def misfit_error(self, misfit: Misfit, position: tuple[int, ...]) -> OptionError:
         """Return the error for a value at an index of what is written."""
+        is_nan = math.isnan(misfit.value)
+        change = "fill these values (ds.fillna)" if is_nan else "correct or mask these values"
         return OptionError(
             f"values of variable {self.name!r} do not fit the dtype in which they are stored",
             tried=f"to store them as {self.dtype}, scale_factor {self.scale}, add_offset {self.offset}",
             found=f"{misfit.found}, at {position} of what is written",
-            do="mask these values; or write a new store with another dtype, scale_factor or add_offset, or with a "
-            "_FillValue; check_values=False lets xarray store other numbers",
+            do=f"{change}; or write a new store with another dtype, scale_factor, add_offset or _FillValue; if the "
+            "encoding is that of a source, leave it out with ds.drop_encoding(); check_values=False lets xarray store "
+            "other numbers",
         )
 
 

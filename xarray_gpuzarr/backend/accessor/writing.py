@@ -31,7 +31,7 @@ from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_region
 from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -39,6 +39,8 @@ Prepared = tuple[Dataset, dict[str, Original]]
 """What `DatasetInShards.prepare` returns."""
 _OPTIONS = signature(get_writable_zarr_store).parameters
 """Parameters of the function with which xarray opens the store: the options that `write_groups` passes on."""
+_OWN_ARGUMENTS = ("chunks", "shards", "compressors", "encoding", "rechunk", "progress", "check_values", "compute")
+"""Names of the other arguments of `DatasetAccessor.to_zarr`."""
 
 
 def write_groups(  # noqa: PLR0913  # as xarray's
@@ -121,7 +123,8 @@ def _check_arguments(
     """Raise an error for arguments of `write_groups` that cannot be carried out, before anything is stored."""
     for name in options:
         if name not in _OPTIONS:
-            raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}")
+            hint = similar_name_hint(name, [*_OPTIONS, *_OWN_ARGUMENTS])
+            raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}{hint}")
     require_store_of_workers(store, datasets.values(), compute=compute)
     require_another_store(store, datasets.values(), options)
     if options.get("append_dim") is not None:
