@@ -142,7 +142,8 @@ class ShardIndexes:
     def refetch(self, key: str) -> FetchedIndex:
         """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        It is called where no request for chunks would show that the cached one is out of date.
+        It is called if no chunk is requested by the cached index, which would show that it is out of date: because it
+        says that none of the wanted chunks is stored, or that one is impossibly long.
         """
         self._seen_shards.pop(key, None)  # so if the shard is gone, its chunks are the fill value, and no error
         return self._start_edge(key)()
@@ -206,7 +207,7 @@ class ShardIndexes:
         if edge is None:
             self.whole.pop(key, None)
             index_cache.cache.drop((self._identity, key, index_spec))
-            if key in self._seen_shards and not self._may_be_gone(key):
+            if key in self._seen_shards and not self._was_removed_here(key):
                 raise vanished_shard(self._spec, key)
             return FetchedIndex(index=None)
         self._seen_shards[key] = True
@@ -229,8 +230,8 @@ class ShardIndexes:
         counters.add(read_nbytes=len(edge.data))
         return FetchedIndex(index=index)
 
-    def _may_be_gone(self, key: str) -> bool:
-        """Whether this process may itself have removed a shard whose index this read has had from the cache only."""
+    def _was_removed_here(self, key: str) -> bool:
+        """Whether this process may itself have removed a shard, of which this read has had a cached index only."""
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
     def _record_version(self, key: str, index: ShardIndex, edge: Edge) -> None:

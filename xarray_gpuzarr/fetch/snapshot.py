@@ -88,7 +88,7 @@ class Snapshot:
         self.lookahead = self._source.lookahead
         self.prefetch = self._source.prefetch
         self.is_remote = source.is_remote
-        # More care means that answers have several versions, so pieces would differ.
+        # More care is taken after answers had several versions, and then pieces would have several, too.
         self._cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
         # A decoder that reads files itself, or with GPUDirect Storage, reads a shard in several parts.
         self.is_local = source.is_local and not one_answer

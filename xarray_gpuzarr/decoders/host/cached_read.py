@@ -162,7 +162,7 @@ class CachedRead:
             if self._array.spec.index is not None or self._versions.settled_version(store_key) == chunk.version:
                 chunk_cache.cache.put(key, chunk)
 
-    def check(self) -> None:
+    def check_versions(self) -> None:
         """Wait for the checks of all remote shards. Raises `ObjectChangedError` if one of them was replaced."""
         for check in self._checks:
             check()
@@ -203,7 +203,9 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
     return None if partial.none_is_partial else CachedRead(array, partial, versions, is_remote=source.is_remote)
 
 
-def count_unfit(plans: Iterator[ReadPlan], array: HostArray, target: Target, source: ByteSource) -> Iterator[ReadPlan]:
+def counting_unfit(
+    plans: Iterator[ReadPlan], array: HostArray, target: Target, source: ByteSource
+) -> Iterator[ReadPlan]:
     """Return the same plans, and count chunks that the cache would keep if it were larger.
 
     This is for reads that do not use the cache. If the reason is that the cache is too small, those chunks of which the

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read, count_unfit
+from xarray_gpuzarr.decoders.host.cached_read import CachedRead, cached_read, counting_unfit
 from xarray_gpuzarr.decoders.host.cached_tasks import CachedTasks
 from xarray_gpuzarr.decoders.host.compressors import why_decoded_slowly
 from xarray_gpuzarr.decoders.host.host_array import HostArray, host_array
@@ -86,13 +86,13 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         array = host_array(spec, cast, loops())  # raises if a setting is unusable, whatever is read
         thread = get_ident()
-        lone_thread = object()  # see `carry_out`
+        lone_thread = object()  # stands for this thread while it works alone, see `carry_out`
         is_short = array.chunk_nbytes <= self.costs.short_chunk_nbytes
         # Callers take turns, see `process.turns`. A read inside another read of this thread has the turn of that one.
         takes_turn = is_short and not source.is_remote and thread not in turns.holders
         cached = cached_read(array, target, source) if self._keeps_chunks else None
         if self._keeps_chunks and cached is None:
-            plans = count_unfit(plans, array, target, source)
+            plans = counting_unfit(plans, array, target, source)  # the same plans
         try:
             if takes_turn:
                 turns.begin(threads.n_cores)
@@ -100,14 +100,14 @@ class HostDecoder:
                 out = self.empty(target.shape, array.dtype)
             carry_out(plans, host_read(array, target, out, source, self.costs), cached, lone_thread)
             if cached is not None:
-                cached.check()
+                cached.check_versions()
             return out
         finally:
             try:
                 crew.lone_threads.discard(lone_thread)
             finally:  # each step is a single call of C, which no signal can interrupt; see `process.waiting`
                 try:
-                    if cached is not None:
+                    if cached is not None:  # those that wait for chunks of this read look for them again
                         cached.end_claim()
                 finally:
                     if takes_turn:
@@ -150,8 +150,8 @@ def host_read(array: HostArray, target: Target, out: npt.NDArray[Any], source: B
 def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | None, lone_thread: object) -> None:
     """Carry out plans by calls of the loops, or by tasks.
 
-    `lone_thread` stands for the calling thread in `crew.lone_threads`, while no helper works with it. The caller
-    removes it in the end, whatever happens.
+    `lone_thread` is in `crew.lone_threads` while the calling thread works without helpers, so that other reads leave a
+    thread of the budget to it. The caller removes it in the end, whatever happens.
     """
     output, rows_a_call = read.output, read.schedule.rows_a_call
     if output is None or rows_a_call is None:
@@ -173,7 +173,7 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
-    # One task needs no queue. Only a chunk of a remote store may be read by several.
+    # A single task needs no queue. Of a single chunk, there are several tasks only if it comes in pieces from a server.
     has_one_task = read.target.n_chunks == 1 and not read.source.is_remote
     work = run_in_order if has_one_task else TaskQueue(tasks, read.source).drain
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
@@ -201,10 +201,11 @@ def call_loops(
     for plan in plans:
         chunks = None if cached is None else cached.look_up(plan)
         table = LoopTable(output, plan, read.source, chunks)
-        if not plan.n_stored or table.is_decoded:  # not kept for later: a sparse array has many such plans
+        if not plan.n_stored or table.is_decoded:
+            # It is not added to `remaining`, since a sparse array has many such plans.
             table.place(range(plan.n_chunks), read.schedule)
             continue
-        if table.files is None:
+        if table.files is None:  # a name cannot be that of a file, and tasks raise the error for it
             remaining.append((plan, table, None))
             continue
         for start in range(0, plan.n_chunks, rows_a_call):
@@ -277,7 +278,7 @@ class TaskQueue:
     def _weight(self, task: Task, pending: Any) -> int:
         """Return the number of requests that a task counts as.
 
-        A task whose bytes have arrived counts as all requests that may be under way. Later tasks are then not started:
-        their bytes would take memory, too, before a thread needs them.
+        A task whose bytes have arrived, because its shard came whole, counts as all requests that may be under way. So
+        no later task is started: it would hold the bytes of another shard in memory before a thread needs them.
         """
         return self._source.lookahead if isinstance(pending, FetchedBytes) else len(task.requests)

@@ -48,14 +48,14 @@ _RULE = CoalesceRule(
 )
 """Rule without `n_cheap_requests`, which depends on what else is under way; see `StoreSource.rule`."""
 _ROUNDS = 2
-"""If a read needs more requests than this many times the number that may be outstanding at once, it reads long gaps
-between chunks, to need fewer. At a latency of 5 ms, planes of a volume took 169 ms with 1 round and 124 ms without a
-limit; at 30 ms, 183 and 174 ms (November 2026, two busy cores)."""
+"""A read that would take more than this many rounds of requests, each as many as may be outstanding at once, reads long
+gaps between chunks, to need fewer. At a latency of 5 ms, planes of a volume took 169 ms with 1 round and 124 ms without
+a limit; at 30 ms, 183 and 174 ms (November 2026, two busy cores)."""
 _MAX_OTHER_VERSIONS = 64
 """Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
 _MAX_WRONG_ANSWERS = 2
-"""Number of answers with other bytes than their headers say after which a request is repeated for the last time."""
+"""After so many answers whose bytes are not those that their headers say, a request is repeated for the last time."""
 _N_WAITING = 8
 """Number of answers that may wait for a thread, so that the store stays busy when threads fall behind a little."""
 
@@ -134,7 +134,7 @@ class StoreSource(SourceWithoutFiles):
         """Rule with requests of 1 MiB, whose chunks are decoded while others arrive.
 
         Long gaps are read if a read would need more than `_ROUNDS` times as many requests as it may have outstanding.
-        What other reads of the process have under way counts, as if it went to the same server.
+        Requests of other reads of the process leave fewer for this one, whatever server they go to.
         """
         options = fetch_options()
         n_free = max(1, options.max_requests - RequestsUnderWay.n_in_process)
