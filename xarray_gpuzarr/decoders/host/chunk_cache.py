@@ -178,11 +178,17 @@ host_memory.release_functions.append(lambda: cache.clear())  # noqa: PLW0108  # 
 
 
 def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
-    """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source.
+    """Return the part of a `ChunkKey` that all chunks of an object share.
 
-    The store key comes last, as `CachedRead.put` expects.
+    `identity` is that of the source, and `key` the store key of the object.
     """
     return identity, array.spec.metadata, array.kept_form, key
+
+
+def store_key_of(key: ChunkKey) -> str:
+    """Return the store key of the object that a chunk lies in."""
+    key_of_object, _offset = key
+    return str(key_of_object[-1])  # see `object_key`
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:

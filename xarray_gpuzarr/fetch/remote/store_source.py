@@ -161,7 +161,10 @@ class StoreSource(SourceWithoutFiles):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether answers have the version of their object, as those of clients with an identity do."""
+        """Whether long chunks may be requested in pieces: only if answers tell the version, to compare the pieces.
+
+        The answers of clients with an identity do.
+        """
         return self.identity is not None
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
