@@ -25,7 +25,10 @@ def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
 
 
 def comes_whole(spec: ArraySpec, n_chunks: int, rule: CoalesceRule) -> bool:
-    """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks."""
+    """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks.
+
+    It is if these are at least half of the chunks, and the shard is short even without compression.
+    """
     index = spec.index
     assert index is not None
     max_nbytes = WHOLE_SHARD_REQUESTS * rule.max_raw_nbytes

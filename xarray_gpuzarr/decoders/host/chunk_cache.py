@@ -120,8 +120,10 @@ class ChunkCache:
             missing = [i for i, chunk in enumerate(chunks) if chunk is None]
             if not missing:
                 return chunks, [], None
-            claims = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
-            under_way = {i: other for i, other in claims.items() if other is not claim and not other.has_ended}
+            under_way: dict[int, Claim] = {}  # claims of other reads, by the positions of the chunks
+            if self._claims:
+                claims = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims}
+                under_way = {i: other for i, other in claims.items() if other is not claim and not other.has_ended}
             if under_way and may_wait:
                 return chunks, [], next(iter(under_way.values()))
             seen = self._seen
