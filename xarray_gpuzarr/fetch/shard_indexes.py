@@ -142,8 +142,8 @@ class ShardIndexes:
     def refetch(self, key: str) -> FetchedIndex:
         """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        This is called if no chunk is requested, whose request would show that the cached index is out of date: the
-        index says that none of the wanted chunks is stored, or that one is impossibly long.
+        A request for a chunk would show that the cached index is out of date. This is for reads that make no such
+        request, because the index says that none of the wanted chunks is stored, or that one is impossibly long.
         """
         self._seen_shards.pop(key, None)  # so if the shard is gone, its chunks are the fill value, and no error
         return self._start_edge(key)()

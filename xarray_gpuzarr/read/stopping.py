@@ -25,7 +25,7 @@ class Stop:
     def __init__(self) -> None:
         self._is_set = False
         self._give_up_functions: list[Callable[[], None]] = []
-        """Functions that cancel the read's outstanding requests: one for each of its `Attempts`."""
+        """Functions that cancel the read's outstanding requests: one for each attempt of the read."""
 
     def set(self) -> None:
         """Stop the read: at its next request, or now if it waits for answers."""

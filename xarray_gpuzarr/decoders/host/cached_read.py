@@ -159,7 +159,7 @@ class CachedRead:
         for row in rows:
             key, chunk = chunks.to_keep[row]
             # The read itself makes sure that all bytes of a shard are of the version of its index. An unsharded chunk
-            # is read whatever its version is, so the version now is compared with that before the read.
+            # is read whatever its version is, so its version now is compared with the one before the read.
             is_sharded = self._array.spec.index is not None
             if is_sharded or self._versions.settled_version(store_key_of(key)) == chunk.version:
                 chunk_cache.cache.put(key, chunk)

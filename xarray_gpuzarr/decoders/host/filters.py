@@ -119,7 +119,7 @@ def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None
     lowest = int(quotient.min()) + int(spec.offset)
     highest = int(quotient.max()) + int(spec.offset)
     info = np.iinfo(dtype)
-    # Sums of int64 are not checked: as in zarr-python, they wrap.
+    # Results of dtype int64 are not checked: as in zarr-python, they wrap.
     if dtype != np.int64 and not info.min <= lowest <= highest <= info.max:
         raise FrameError(f"an element is outside of {dtype}")
     np.add(quotient, quotient.dtype.type(spec.offset), out=decoded, casting="unsafe")

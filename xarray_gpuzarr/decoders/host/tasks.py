@@ -245,15 +245,16 @@ class PlanTasks:
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
         bounds = [0]
-        start_nbytes = 0  # value of `ends` before the current group
+        nbytes_before = 0  # encoded bytes before the current group
         for part in range(1, len(ends)):
             start = bounds[-1]
-            is_too_long = ends[part] - start_nbytes > rule.max_nbytes
-            is_too_much = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows
+            is_full = part - start == rule.max_together
+            has_too_many_rows = parts[part + 1] - parts[start] > most_rows
+            is_too_long = ends[part] - nbytes_before > rule.max_nbytes
             is_other_object = objects[part] != objects[part - 1]
-            if is_too_long or is_too_much or is_other_object:
+            if is_full or has_too_many_rows or is_too_long or is_other_object:  # this part begins a new group
                 bounds.append(part)
-                start_nbytes = ends[part - 1]
+                nbytes_before = ends[part - 1]
         return [*bounds, len(ends)]
 
     def place(self, chunks: EncodedChunks) -> None:
