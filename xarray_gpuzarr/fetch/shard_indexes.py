@@ -202,7 +202,7 @@ class ShardIndexes:
         index_spec = self._index_spec
         with counters.stage("index" if whole is None else "fetch"):
             edge = pending()
-        self.versions.pop(key, None)
+        self.versions.pop(key, None)  # that of a cached index, which is replaced
         self.settled.discard(key)
         if edge is None:
             self.whole.pop(key, None)

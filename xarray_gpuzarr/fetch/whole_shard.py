@@ -20,7 +20,7 @@ def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
 
 
 def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
-    """Return the length in bytes that shards usually do not exceed. A longer one may be answered by its length only."""
+    """Return the length in bytes that shards usually do not exceed. Of a longer one, only its length may be sent."""
     return index.n_chunks * spec.expected_nbytes + index.nbytes
 
 
