@@ -72,7 +72,7 @@ SCRIPTS = {
 
         def read(number, stop):
             if number:
-                stop.check_from_now_on(stopped.set)
+                stop.register(stopped.set)
                 driver.call(stopped.wait)
 
         ahead = Ahead(read, 0, 9, 3, nullcontext)

@@ -119,6 +119,7 @@ class RequestsAhead:
 
     def __init__(self, source: ObjectSource, spec: ArraySpec) -> None:
         self._array_source = source
+        """The array's own source. `_source` is a copy of it for these requests."""
         if spec.index is None:
             self.most_nbytes = spec.max_encoded_nbytes
             """Length in bytes above which an object may be sent without its bytes."""
@@ -145,8 +146,8 @@ class RequestsAhead:
     def start(self, requests: Sequence[ObjectRequest]) -> bool:
         """Start requests, except for those that wait to be taken already.
 
-        An object counts with the length of the longest that has arrived; before the first one, with about its length
-        without compression.
+        In the budget, an object counts with the length of the longest that has arrived; before the first one, with
+        about its length without compression.
 
         Returns
         -------
@@ -211,8 +212,8 @@ class RequestsAhead:
     def end(self) -> None:
         """Start no more requests, and drop those that no read has taken.
 
-        Unanswered requests are cancelled, unless a read has taken one of them and may be waiting for it. Then all go on
-        until they are answered, or until another call of `end` cancels them.
+        Unanswered requests are cancelled, all together. If a read has taken one of them and may be waiting for it, none
+        is cancelled: all go on until they are answered, or until another call of `end` cancels them.
         """
         with self._lock:
             self._has_ended = True

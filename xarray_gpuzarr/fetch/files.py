@@ -41,7 +41,7 @@ def file_version(status: os.stat_result) -> tuple[int, ...]:
 
 
 def read_cached(fd: int, into: memoryview, offset: int = 0) -> int:
-    """Read what the page cache holds from `offset` on, in whole blocks except at the end of the file.
+    """Read from `offset` on, up to the first page that the page cache does not hold.
 
     Return the number of bytes read. It is 0 also if the system cannot tell what the page cache holds.
     """
@@ -103,8 +103,8 @@ def check_version(fd: int, path: str, version: Version) -> None:
 def read_part(fd: int, path: str, offset: int, into: memoryview, version: Version) -> int:
     """Fill `into` as far as the file reaches; return the number of bytes read.
 
-    Raises `StoreReadError` if the file cannot be read: `ObjectChangedError` if the reason is that it was replaced, such
-    as by a directory.
+    Raises `StoreReadError` if the file cannot be read: `ObjectChangedError` if the open file has another version, such
+    as because its path had become that of a directory before it was opened.
     """
     n_read = 0
     try:

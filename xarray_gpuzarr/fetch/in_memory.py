@@ -100,12 +100,14 @@ class MemorySource(SourceWithoutFiles):
         data = self.object_bytes(key)
         if data is None:
             return None
-        end = len(data) if byte_range.nbytes == WHOLE_OBJECT else byte_range.offset + byte_range.nbytes
-        if byte_range.nbytes == WHOLE_OBJECT and len(data) > self.most_nbytes:
-            raise ObjectTooLongError(key, len(data))
-        if end > len(data):
-            raise short_object_error(f"{self.store}/{key}", *byte_range, max(0, len(data) - byte_range.offset))
-        return data[byte_range.offset : end]
+        offset, nbytes = byte_range
+        if nbytes == WHOLE_OBJECT:
+            if len(data) > self.most_nbytes:
+                raise ObjectTooLongError(key, len(data))
+            return data[offset:]
+        if offset + nbytes > len(data):
+            raise short_object_error(f"{self.store}/{key}", offset, nbytes, max(0, len(data) - offset))
+        return data[offset : offset + nbytes]
 
     def object_bytes(self, key: str) -> memoryview | None:
         """Return all bytes of an object, as they were when this read first looked it up; None if it is missing."""

@@ -15,8 +15,8 @@ from xarray_gpuzarr.process.limited_cache import LimitedCache
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 Key = tuple[Hashable, str, ShardIndexSpec | None]
-"""Identity of the source, store key of the shard, and format of its index. For unsharded arrays, whose format is None,
-nothing is in the cache."""
+"""Identity of the source, store key of the shard, and format of its index. The format is None for an object of an
+unsharded array, whose key is never in the cache."""
 
 _ENTRY_OVERHEAD_NBYTES = 512
 """Memory that an entry takes besides the columns of its index."""

@@ -104,7 +104,7 @@ class LocalSource:
         return f"{self.root}/{key}"
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of a file; None if a later change might not show in its times, or for no regular file."""
+        """Return the version of a file; None if it is no regular file, or if a change might not show in its times."""
         now = time.time()  # before the times are read, so that no file counts as older than it is
         try:
             status = os.stat(self.local_path(key))  # noqa: PTH116  # a Path takes 30 us to make
@@ -147,7 +147,7 @@ class LocalSource:
     def _read_ranges(
         self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
-        """Read ranges of one file one after another, or one range that goes to the end of the file.
+        """Read ranges of one file in their order, or a single range that goes to the end of the file.
 
         Ranges of known length get one piece of allocated memory, in which they follow each other. Return None for each
         range if there is no file.

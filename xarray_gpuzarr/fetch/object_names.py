@@ -40,7 +40,9 @@ class ArrayPlace:
         """Whether this node lies in a group, or is the group."""
         if self.server != group.server:
             return False
-        return not group.address or f"{self.address}/".startswith(f"{group.address}/")
+        if not group.address:  # the group is the root of the server
+            return True
+        return f"{self.address}/".startswith(f"{group.address}/")
 
     def names(self, keys: Sequence[str]) -> list[Hashable]:
         """Return the names of objects of this node, given their keys in the store, which begin with `path`."""

@@ -142,8 +142,8 @@ class ShardIndexes:
     def refetch(self, key: str) -> FetchedIndex:
         """Return the index of a shard as the store has it now, in the place of a cached one that may be out of date.
 
-        It is called if no chunk is requested by the cached index, which would show that it is out of date: because it
-        says that none of the wanted chunks is stored, or that one is impossibly long.
+        A request for a chunk would show that the cached index is out of date. This is for reads that make no such
+        request, because the index says that none of the wanted chunks is stored, or that one is impossibly long.
         """
         self._seen_shards.pop(key, None)  # so if the shard is gone, its chunks are the fill value, and no error
         return self._start_edge(key)()
@@ -202,7 +202,7 @@ class ShardIndexes:
         index_spec = self._index_spec
         with counters.stage("index" if whole is None else "fetch"):
             edge = pending()
-        self.versions.pop(key, None)
+        self.versions.pop(key, None)  # that of a cached index, which is replaced
         self.settled.discard(key)
         if edge is None:
             self.whole.pop(key, None)

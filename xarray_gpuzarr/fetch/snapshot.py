@@ -90,7 +90,8 @@ class Snapshot:
         self.is_remote = source.is_remote
         # More care is taken after answers had several versions, and then pieces would have several, too.
         self._cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
-        # A decoder that reads files itself, or with GPUDirect Storage, reads a shard in several parts.
+        # A decoder that reads files itself, or with GPUDirect Storage, would read a shard in several parts, whose
+        # versions may differ.
         self.is_local = source.is_local and not one_answer
         self.storage: Storage = "posix" if one_answer else source.storage
         self.cached_nbytes = 0

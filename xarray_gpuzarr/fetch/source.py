@@ -160,7 +160,7 @@ class ByteSource(Protocol):
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read bytes ahead that will soon be needed.
 
-        Return False if it was not asked to, such as because the page cache has them.
+        Return False if the system was not asked to, such as because the page cache has the first of them.
         """
 
     def start(self, requests: Sequence[Request]) -> Pending:

@@ -15,7 +15,8 @@ class ObjectChangedError(StoreReadError):
     """An object is no longer of the version from which its index was read."""
 
     key = ""
-    """Store key of the object; empty for local files, which no two servers can hold."""
+    """Store key of the object; empty for local files. By the key, `version_conflicts` finds out whether several servers
+    answer with different versions."""
     index_version: Version = None
     """Version from which the index was read."""
     later_version: Version = None

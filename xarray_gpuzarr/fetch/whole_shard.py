@@ -20,12 +20,15 @@ def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
 
 
 def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
-    """Return the length in bytes that shards usually do not exceed. A longer one may be answered by its length only."""
+    """Return the length in bytes that shards usually do not exceed. Of a longer one, only its length may be sent."""
     return index.n_chunks * spec.expected_nbytes + index.nbytes
 
 
 def comes_whole(spec: ArraySpec, n_chunks: int, rule: CoalesceRule) -> bool:
-    """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks."""
+    """Whether a shard of a remote store is requested as a whole, if a read takes `n_chunks` of its chunks.
+
+    It is if these are at least half of the chunks, and the shard is short even without compression.
+    """
     index = spec.index
     assert index is not None
     max_nbytes = WHOLE_SHARD_REQUESTS * rule.max_raw_nbytes

@@ -112,9 +112,11 @@ def _skipped_gaps(
     shortest_first = np.flatnonzero(~must_cut & (gaps > 0))
     shortest_first = shortest_first[np.argsort(gaps[shortest_first], kind="stable")]
     lengths = gaps[shortest_first]
+    # Number of gaps that are read however few requests there are.
     n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
     # Number of requests that cost something if all gaps are skipped. Each gap that is read saves one request.
     n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
+    # Number of gaps that may be read at most, so that their bytes are no more than those of the chunks.
     max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
     n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))
     n_read = min(max(n_short, n_too_many), n_affordable)

@@ -101,9 +101,10 @@ def reaches_most(target: Target) -> bool:
 
 
 def _reach(target: Target) -> float:
-    """Return the share of chunks, along the first axis, up to the last requested element.
+    """Return the share of each chunk, along the first axis, that lies before the end of the last requested element.
 
-    It is 0 if several chunks are touched along the first axis, or the elements are not evenly spaced.
+    It is 0 if it is not the same for all chunks, because several are touched along the first axis, or if the elements
+    are not evenly spaced.
     """
     spans = target.spans if isinstance(target, BoxTarget) else None
     if not spans or spans[0].n_pieces != 1:

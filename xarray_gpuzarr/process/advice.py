@@ -42,7 +42,7 @@ def advise_each_time(headline: str, *, found: str, do: str) -> None:
 
 
 def _warn(headline: str, found: str, do: str, *, repeats: bool = False) -> None:
-    """Emit a `GpuZarrWarning`, also if the same line of the user's code has caused it before, if `repeats`."""
+    """Emit a `GpuZarrWarning`. If `repeats` is set, a line of the user's code may cause it any number of times."""
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
     if frame is None:  # then the warning names the first line outside of the libraries, whatever it belongs to

@@ -149,8 +149,8 @@ class Counters:
             ended = [a for a in self._accounts if not a.thread.is_alive()]
             open_accounts = [a for a in self._accounts if a not in ended]
             closed = sum(map(_counts, ended), self._closed)
-            # Between these two stores there is no call and no jump, and only at those does CPython run signal handlers.
-            # So an exception from a handler leaves both attributes old, or both new.
+            # CPython runs signal handlers only at calls and jumps, and there are none between these two assignments. So
+            # an exception from a handler leaves both attributes old, or both new.
             self._closed, self._accounts = closed, [*open_accounts, account]
         return account
 

@@ -71,7 +71,8 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 def _end() -> None:
     """Let all threads end, and wait for them, at most `PATIENCE_S` seconds.
 
-    `Thread.join` also waits until the thread-local data of a thread are released.
+    `Thread.join` also waits until the thread-local data of a thread are released, such as the current streams that CuPy
+    keeps for it.
     """
     deadline = time.monotonic() + PATIENCE_S
     for stop in list(_threads.values()):

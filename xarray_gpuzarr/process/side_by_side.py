@@ -79,7 +79,8 @@ def side_by_side[Result](
         finally:
             ended.release()
 
-    # One for each thread, since a context can be entered only once at a time. They include NumPy's errstate.
+    # Each thread gets a copy of its own, since a context can be entered only once at a time. It includes NumPy's
+    # errstate.
     contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]
 
     def start() -> None:

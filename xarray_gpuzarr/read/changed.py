@@ -18,8 +18,8 @@ _HARMLESS_FIELDS = {"shape", "fill_value", "dimension_names"}
 def describe_changes(opened: str, document: bytes) -> str:
     """Return a description of changes in an array's metadata.
 
-    An empty string if there are none, or stored chunks do not depend on them. Raises exceptions of any kind if
-    `document` is not the metadata of an array, or zarr-python cannot parse it.
+    Returns an empty string if there are none, or if stored chunks do not depend on them. Raises exceptions of any kind
+    if `document` is not the metadata of an array, or zarr-python cannot parse it.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ class Stop:
     def __init__(self) -> None:
         self._is_set = False
         self._give_up_functions: list[Callable[[], None]] = []
-        """Functions that end the waits of the read's attempts for answers."""
+        """Functions that cancel the read's outstanding requests: one for each attempt of the read."""
 
     def set(self) -> None:
         """Stop the read: at its next request, or now if it waits for answers."""
@@ -38,9 +38,9 @@ class Stop:
         if self._is_set:
             raise asyncio.CancelledError  # no `except Exception` catches it
 
-    def check_from_now_on(self, give_up: Callable[[], None]) -> None:
-        """Register `give_up`, which ends a wait for answers, for `set` to call; then `check`."""
-        # In this order: a `set` between the two steps is noticed by the check.
+    def register(self, give_up: Callable[[], None]) -> None:
+        """Let `set` call `give_up`, which cancels requests. Raises `CancelledError` if the read is to stop already."""
+        # In this order, because the check notices a `set` between the two steps.
         self._give_up_functions.append(give_up)
         self.check()
 
@@ -57,7 +57,7 @@ class StoppableDecoder:
 
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        self._stop.check_from_now_on(source.give_up)
+        self._stop.register(source.give_up)
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
 
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:

@@ -45,8 +45,8 @@ class KeyEncoding:
         names = key.removeprefix(self.prefix).split(self.separator)
         if self.style == "default":
             names = names[1:]  # without the leading "c"
-        # Without axes, style "v2" has the key "0", whose name is no coordinate. Of other keys with surplus names, the
-        # comparison below finds that they are not keys of this array.
+        # Only the first `ndim` names are coordinates: without axes, the key of style "v2" is "0". A key of another
+        # array that has more names is refused by the comparison below.
         coord = tuple(map(int, names[:ndim]))
         if self.key(coord) != key:
             raise ValueError(key)
@@ -120,7 +120,8 @@ class ArraySpec:
     def max_encoded_nbytes(self) -> int:
         """Largest encoded length in bytes that an inner chunk can have; a longer chunk is damaged.
 
-        See `PipelineSpec.max_encoded_nbytes`. The longest chunk that a read takes has `ReadPlan.longest_nbytes` bytes.
+        See `PipelineSpec.max_encoded_nbytes`. Reads compare the longest chunk of a plan, `ReadPlan.longest_nbytes`,
+        with it.
         """
         return self.codecs.max_encoded_nbytes(self.chunk_nbytes)
 

@@ -116,11 +116,12 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     offset = _scalar(attrs.get("add_offset"))
     is_boolean = attrs.get("dtype") == "bool"  # xarray stores booleans as int8 with this attribute
     has_arithmetic = bool(mask) or scale is not None or offset is not None
-    # xarray masks and scales in floats or complex numbers. Results of another dtype, such as booleans, need more steps.
-    if has_arithmetic and decoded.kind not in "fc":
+    # xarray masks and scales in floats or complex numbers, and goes on from there to a result of another dtype. It also
+    # makes booleans of what the other attributes have decoded. A cast has no such second step.
+    has_second_step = is_boolean or decoded.kind not in "fc"
+    if has_arithmetic and has_second_step:
         return None
-    # xarray makes booleans of what the other attributes have decoded, which a cast cannot do.
-    if is_boolean and (view or has_arithmetic):
+    if is_boolean and view:
         return None
     # A scale or an offset may be text, for example.
     if not all(number is None or isinstance(number, int | float | complex) for number in (*mask, scale, offset)):

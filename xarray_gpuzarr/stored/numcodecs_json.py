@@ -142,7 +142,7 @@ def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpe
     is_quantize = codec_id == "quantize"
     if is_quantize:
         dtypes = _dtypes(conf.get("dtype"), conf.get("astype"), dtype)
-    elif conf["encode_dtype"] is None:
+    elif conf["encode_dtype"] is None:  # it means float64 to numcodecs, and to `_dtypes` the decoded dtype
         return None
     else:
         dtypes = _dtypes(conf.get("decode_dtype"), conf["encode_dtype"], dtype)

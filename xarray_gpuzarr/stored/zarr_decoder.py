@@ -114,5 +114,8 @@ def _zarr_pipeline(
         shape=v3.chunks, dtype=v3.data_type, fill_value=v3.fill_value, config=config, prototype=prototype
     )
     pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
-    # Before 3.3, a pipeline loses its codecs when it is evolved. Those of the metadata have been evolved already.
-    return (pipeline.evolve_from_array_spec(spec) if ZARR_VERSION >= (3, 3) else pipeline), spec
+    # The codecs of the metadata have been evolved already. Evolving the pipeline, too, lets zarr-python's
+    # `FusedCodecPipeline` decode without an event loop. Before 3.3, a pipeline would lose its codecs.
+    if ZARR_VERSION >= (3, 3):
+        pipeline = pipeline.evolve_from_array_spec(spec)
+    return pipeline, spec

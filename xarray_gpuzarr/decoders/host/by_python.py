@@ -108,7 +108,7 @@ class ChunkPlacer:
         except FrameError:
             raise
         except Exception as err:  # a registered codec may raise anything
-            # Without a number, an OSError tells of a damaged frame, such as `gzip.BadGzipFile`.
+            # An OSError without an error number, such as `gzip.BadGzipFile`, means that the frame is damaged.
             is_system_error = isinstance(err, OSError) and err.errno is not None
             cannot_run = is_system_error or isinstance(err, ImportError | NotImplementedError | MemoryError)
             error_class = CodecFailure if cannot_run else FrameError
@@ -145,7 +145,7 @@ class BoxKeys:
 
     def out_keys(self, numbers: list[int]) -> Iterator[Key]:
         """Return an iterator over the boxes of a chunk: the index of each in the output."""
-        # The ellipsis keeps an array without axes an array.
+        # With an ellipsis, the index selects an array even if there are no axes, and not a scalar.
         return ((*map(getitem, self._out_keys, box), ...) for box in self._piece_numbers(numbers))
 
     def boxes(self, chunk: Array, numbers: list[int]) -> Iterator[tuple[Key, Array]]:

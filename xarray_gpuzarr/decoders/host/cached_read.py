@@ -19,6 +19,7 @@ from xarray_gpuzarr.decoders.host.chunk_cache import (
     are_unfit,
     may_be_kept,
     object_key,
+    store_key_of,
 )
 from xarray_gpuzarr.decoders.host.host_array import HostArray
 from xarray_gpuzarr.fetch.source import ByteSource, ChunkVersions, PendingCheck, Version
@@ -115,7 +116,8 @@ class CachedRead:
         # The versions of unsharded chunks are those that their files have now. The version of a shard is the one that
         # its index was read from, and the index may be from a cache, so the shard may have changed since.
         if chunks.cached and self._array.spec.index is not None:
-            row_by_object = {objects[row]: row for row in chunks.cached}  # one cached chunk is enough for each shard
+            # To see the version of a shard, one byte of it is requested: the first of any cached chunk will do.
+            row_by_object = {objects[row]: row for row in chunks.cached}
             check = self._versions.start_check([(plan.keys[n], offsets[row]) for n, row in row_by_object.items()])
             if self._is_remote:  # the requests for all plans are then under way together
                 self._checks.append(check)
@@ -123,7 +125,7 @@ class CachedRead:
                 check()
         n_hits = len(chunks.cached)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
-        self._versions.cached_nbytes += hit_nbytes
+        self._versions.cached_nbytes += hit_nbytes  # `read` does not count these bytes as decoded
         counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
         return chunks if chunks.cached or chunks.to_keep else None
 
@@ -156,10 +158,10 @@ class CachedRead:
         """Put decoded chunks of a plan into the cache, unless their objects have changed meanwhile."""
         for row in rows:
             key, chunk = chunks.to_keep[row]
-            store_key = str(key[0][-1])  # see `object_key`
-            # The read itself makes sure that all bytes of a shard are of the version of its index. Unsharded chunks are
-            # read of whatever version.
-            if self._array.spec.index is not None or self._versions.settled_version(store_key) == chunk.version:
+            # The read itself makes sure that all bytes of a shard are of the version of its index. An unsharded chunk
+            # is read whatever its version is, so its version now is compared with the one before the read.
+            is_sharded = self._array.spec.index is not None
+            if is_sharded or self._versions.settled_version(store_key_of(key)) == chunk.version:
                 chunk_cache.cache.put(key, chunk)
 
     def check_versions(self) -> None:

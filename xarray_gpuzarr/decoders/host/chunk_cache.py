@@ -120,8 +120,10 @@ class ChunkCache:
             missing = [i for i, chunk in enumerate(chunks) if chunk is None]
             if not missing:
                 return chunks, [], None
-            claims = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims} if self._claims else {}
-            under_way = {i: other for i, other in claims.items() if other is not claim and not other.has_ended}
+            under_way: dict[int, Claim] = {}  # claims of other reads, by the positions of the chunks
+            if self._claims:
+                claims = {i: self._claims[keys[i]] for i in missing if keys[i] in self._claims}
+                under_way = {i: other for i, other in claims.items() if other is not claim and not other.has_ended}
             if under_way and may_wait:
                 return chunks, [], next(iter(under_way.values()))
             seen = self._seen
@@ -178,11 +180,17 @@ host_memory.release_functions.append(lambda: cache.clear())  # noqa: PLW0108  # 
 
 
 def object_key(array: HostArray, identity: Hashable, key: str) -> tuple[Hashable, ...]:
-    """Return the part of a `ChunkKey` that all chunks of an object share. `identity` is that of the source.
+    """Return the part of a `ChunkKey` that all chunks of an object share.
 
-    The store key comes last, as `CachedRead.put` expects.
+    `identity` is that of the source, and `key` the store key of the object.
     """
     return identity, array.spec.metadata, array.kept_form, key
+
+
+def store_key_of(key: ChunkKey) -> str:
+    """Return the store key of the object that a chunk lies in."""
+    key_of_object, _offset = key
+    return str(key_of_object[-1])  # see `object_key`
 
 
 def are_kept_at_once(array: HostArray, target: Target) -> bool:

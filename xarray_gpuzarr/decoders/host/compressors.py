@@ -90,7 +90,9 @@ def _lz4_at_most(src: memoryview, _most_nbytes: int) -> memoryview:
 def _blosc_at_most(src: memoryview, _most_nbytes: int) -> memoryview:
     nbytes, encoded_nbytes = blosc_nbytes(src)
     frame = src[:encoded_nbytes]
-    if frame[2] >> _BLOSC_CNAME_BIT == _SNAPPY and not frame[2] & _BLOSC_STORED:
+    flags = frame[2]
+    is_compressed = not flags & _BLOSC_STORED
+    if is_compressed and flags >> _BLOSC_CNAME_BIT == _SNAPPY:
         try:
             import imagecodecs  # noqa: PLC0415  # an extra
         except ImportError as err:

@@ -169,7 +169,7 @@ def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
 def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
     """Run tasks on as many threads as the schedule allows, including the calling thread."""
 
-    def run_in_order(_: Callable[[], bool]) -> None:
+    def run_in_order(_go_on: Callable[[], bool]) -> None:
         for task in tasks:
             task.run(task.start(read.source))
 
@@ -202,7 +202,8 @@ def call_loops(
         chunks = None if cached is None else cached.look_up(plan)
         table = LoopTable(output, plan, read.source, chunks)
         if not plan.n_stored or table.is_decoded:
-            # It is not added to `remaining`, since a sparse array has many such plans.
+            # No chunk has to be read. Such a plan is placed at once, and not by a task later, since a sparse array has
+            # many of them.
             table.place(range(plan.n_chunks), read.schedule)
             continue
         if table.files is None:  # a name cannot be that of a file, and tasks raise the error for it

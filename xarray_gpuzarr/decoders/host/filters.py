@@ -50,8 +50,8 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
 def decoded_nbytes(spec: StageSpec, nbytes: int) -> int:
     """Return the length that `nbytes` encoded bytes are decoded to.
 
-    This is for stages whose input was decompressed to a length that varies from chunk to chunk. Raises `FrameError` if
-    the bytes are not a whole number of elements.
+    This is for a stage between two compressors, where lengths differ from chunk to chunk. Raises `FrameError` if the
+    bytes are not a whole number of elements.
     """
     if not isinstance(spec, ElementSpec):
         return nbytes
@@ -114,12 +114,12 @@ def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None
         return
     if (encoded % scale).any():
         raise FrameError(f"an element is no multiple of {spec.scale}")
-    # The negative of a dtype's lowest number needs a wider dtype. There is none for int64, where zarr-python lets it
-    # wrap.
+    # The lowest number of an integer dtype, divided by -1, exceeds the highest one, so this is computed in int64.
     quotient = encoded.astype(np.int64) // -1 if spec.scale == -1 else encoded // scale
     lowest = int(quotient.min()) + int(spec.offset)
     highest = int(quotient.max()) + int(spec.offset)
     info = np.iinfo(dtype)
+    # Results of dtype int64 are not checked: as in zarr-python, they wrap.
     if dtype != np.int64 and not info.min <= lowest <= highest <= info.max:
         raise FrameError(f"an element is outside of {dtype}")
     np.add(quotient, quotient.dtype.type(spec.offset), out=decoded, casting="unsafe")

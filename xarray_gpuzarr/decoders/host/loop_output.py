@@ -35,7 +35,8 @@ class _PieceTables:
     steps: tuple[int, ...]
     """Distance between requested elements along each axis."""
     index_addresses: tuple[int, ...]
-    """Address of the index array of each axis, 0 for an axis of evenly spaced elements. Empty if all axes are such."""
+    """Address of the index array of each axis, 0 for an axis along which elements are evenly spaced. Empty if they are
+    evenly spaced along all axes."""
     table_address: int
     """Address of three columns, each with the pieces of all axes one after another: the first requested element of each
     piece (of an index array, the first position in it), the first position in the output, and the count."""

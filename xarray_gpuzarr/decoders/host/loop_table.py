@@ -144,7 +144,7 @@ class LoopTable:
             nbytes[row] = _IS_DECODED
         if not chunks.to_keep:
             return chunks
-        whole = np.zeros(self._n_chunks, np.int64)
+        whole = np.zeros(self._n_chunks, np.int64)  # address that a chunk is decoded to; 0 for one that is not kept
         for row, (_, chunk) in chunks.to_keep.items():
             whole[row] = chunk.address
         struct.whole = address(whole)
@@ -280,7 +280,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object
         max_gap_nbytes = 0
         buffer_nbytes = whole_blocks(plan.spec.expected_nbytes)
         offset_address = 0
-        versions = []  # an unsharded chunk is read whole, of whatever version
+        versions = []  # an unsharded chunk is read as a whole, whatever its version is
     numbers, addresses = int64_columns(path_starts=path_starts, versions=versions)
     struct = FilesStruct(
         paths=bytes(paths),

@@ -111,6 +111,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored_dtype: np.dtype[
     """Return the program for `stages`, in the order of decoding; the list is consumed. Raises `NotKnownError`."""
     out_dtype = np.dtype(cast.dtype)
     placed_dtype, placed_nbytes, steps = _take_steps(stages, stored_dtype, chunk_nbytes, cast)
+    # Without steps, the bytes of an element stay the same, except perhaps for their order.
     keeps_elements = not steps and swapped_nbytes(placed_dtype) == swapped_nbytes(out_dtype)
     n_checksums = _take_checksums(stages)
     compressor = stages.pop(0) if stages and type(stages[0]) in HOST_COMPRESSORS else None
@@ -262,6 +263,7 @@ def _stage_struct(spec: StageSpec, nbytes: int) -> tuple[StageStruct, object]:
         native = decoded.newbyteorder("=")
         if not sums_like_numpy(encoded, native):
             raise NotKnownError
+        # The loops convert elements, add them up in native byte order, and then swap their bytes.
         steps = Steps(encoded, conversion(dtype_name(encoded), dtype_name(decoded)), native)
         swap = swapped_nbytes(decoded)
         return StageStruct(kind=_ACCUMULATE, nbytes=nbytes, dtype=dtype, swap=swap, steps=steps.address), steps

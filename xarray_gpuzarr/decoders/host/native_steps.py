@@ -57,8 +57,8 @@ def swapped_nbytes(dtype: np.dtype[Any]) -> int:
 def conversion(before: str, after: str) -> list[Step]:
     """Return the steps that convert one dtype to another as NumPy does, which may take a third dtype in between.
 
-    Raises `NotKnownError` for floats to integers, and for complex numbers to anything else: where a value does not
-    fit, C leaves the result undefined, and NumPy's differs from machine to machine.
+    Raises `NotKnownError` for floats to integers: where a value does not fit, C leaves the result undefined, and
+    NumPy's differs from machine to machine. It also does for complex numbers to anything else.
     """
     are_both_integers = before[0] in "iu" and after[0] in "iu"
     if before == after or (are_both_integers and before[1:] == after[1:]):  # integers of one size keep their bits

@@ -124,8 +124,8 @@ def read_short(
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _cached_chunks(keys, source, stored)
     if uses_cache and chunks is None:
-        # An ordinary read fills missing chunks (there are no keys then), and puts others into the cache: at once, or if
-        # one of them was read before.
+        # The chunks are not all in the cache. An ordinary read takes over if one of them is not stored (there are no
+        # keys then), or if it would put them into the cache: at once, or because one of them was looked up before.
         if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
             return None
         counters.add(n_cache_misses=len(keys))

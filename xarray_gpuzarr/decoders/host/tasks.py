@@ -103,12 +103,12 @@ class PlanTasks:
         return self.table.placed_rows(self.chunks.to_keep)
 
     def place_cached(self, _: None) -> None:
-        """Place the chunks of a plan that are all either cached or missing."""
+        """Place all chunks of a plan from which nothing has to be fetched: each is either cached or missing."""
         if self.table is not None:
             self.table.place(range(self.plan.n_chunks), self.read.schedule)
             return
         assert self.chunks is not None
-        # Without the loops, `PlanChunks.split` has left missing chunks to another plan.
+        # Without the loops, the plan comes from `PlanChunks.split`, and has no missing chunks.
         for row, chunk in self.chunks.cached.items():
             self.read.placer.place_chunk(self.read.array.elements(chunk.memory), self.piece_numbers[row])
 
@@ -240,18 +240,21 @@ class PlanTasks:
         rule, parts = self.read.rule, self.parts
         if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
             return list(range(len(parts)))  # each part is a group
-        # Total number of encoded bytes, without gaps, of all parts up to and with each one.
+        # Encoded bytes, without gaps, from the start of the plan to the end of each part.
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
         objects = self.plan.object.take(parts[:-1]).tolist()
         most_rows = self.read.schedule.rows_a_part
         bounds = [0]
-        limit = rule.max_nbytes  # largest value of `ends` in the current group
-        for part, end in enumerate(ends):
+        nbytes_before = 0  # encoded bytes before the current group
+        for part in range(1, len(ends)):
             start = bounds[-1]
-            is_full = part - start == rule.max_together or parts[part + 1] - parts[start] > most_rows
-            if part > start and (end > limit or is_full or objects[part] != objects[part - 1]):
+            is_full = part - start == rule.max_together
+            has_too_many_rows = parts[part + 1] - parts[start] > most_rows
+            is_too_long = ends[part] - nbytes_before > rule.max_nbytes
+            is_other_object = objects[part] != objects[part - 1]
+            if is_full or has_too_many_rows or is_too_long or is_other_object:  # this part begins a new group
                 bounds.append(part)
-                limit = ends[part - 1] + rule.max_nbytes
+                nbytes_before = ends[part - 1]
         return [*bounds, len(ends)]
 
     def place(self, chunks: EncodedChunks) -> None:

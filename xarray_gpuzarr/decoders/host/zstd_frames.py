@@ -19,6 +19,8 @@ from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _MAX_ERROR = 120
 """``ZSTD_error_maxCode``, an upper bound of libzstd's error codes. Its functions return 2**64 minus the code."""
+_COMPLETE = 0
+"""What ``ZSTD_decompressStream`` returns at the end of a frame. Within a frame, it returns a positive number."""
 
 
 class _BufferStruct(ctypes.Structure):
@@ -73,20 +75,20 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
     if not context:
         raise MemoryError("no memory for a decoder of zstd")
     try:
-        unfinished = _decode_in_parts(zstd, context, in_buffer, out_buffer)
-        if _is_error(unfinished) and not out_buffer.pos:
+        status = _decode_in_parts(zstd, context, in_buffer, out_buffer)
+        if _is_error(status) and not out_buffer.pos:
             # Streaming refuses a frame with a window of more than 128 MiB, before it writes anything. A single call
             # needs no window.
             nbytes = int(zstd.decode(context, out_buffer.memory, out_buffer.size, in_buffer.memory, in_buffer.size))
             if not _is_error(nbytes):
-                unfinished = 0
+                status = _COMPLETE
                 out_buffer.pos = nbytes
     finally:
         zstd.free(context)
-    if _is_error(unfinished):
-        raise FrameError(f"zstd decompress error: {zstd.error_name(unfinished).decode()}")
+    if _is_error(status):
+        raise FrameError(f"zstd decompress error: {zstd.error_name(status).decode()}")
     is_full = out_buffer.pos == out_buffer.size
-    if unfinished and not is_full:
+    if status != _COMPLETE and not is_full:
         raise FrameError("a frame cut short")
     return memoryview(decoded)[: out_buffer.pos]
 
@@ -94,17 +96,17 @@ def zstd_at_most(src: memoryview, most_nbytes: int) -> memoryview:
 def _decode_in_parts(zstd: _Functions, context: Any, in_buffer: _BufferStruct, out_buffer: _BufferStruct) -> int:
     """Decode until all input is consumed or the output is full.
 
-    Returns 0 if the last frame is complete, an error of libzstd, or another number if the frame goes on.
+    Returns `_COMPLETE` if the last frame is complete, an error of libzstd, or any other number if the frame goes on.
     """
-    unfinished = 1
-    while in_buffer.pos < in_buffer.size or unfinished:
+    status = 1  # no frame is complete yet
+    while in_buffer.pos < in_buffer.size or status != _COMPLETE:
         before = in_buffer.pos + out_buffer.pos
-        unfinished = int(zstd.decode_part(context, ctypes.addressof(out_buffer), ctypes.addressof(in_buffer)))
+        status = int(zstd.decode_part(context, ctypes.addressof(out_buffer), ctypes.addressof(in_buffer)))
         is_full = out_buffer.pos == out_buffer.size
         makes_progress = in_buffer.pos + out_buffer.pos > before
-        if _is_error(unfinished) or is_full or not makes_progress:
+        if _is_error(status) or is_full or not makes_progress:
             break
-    return unfinished
+    return status
 
 
 def _is_error(returned: int) -> bool:

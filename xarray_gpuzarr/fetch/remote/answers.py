@@ -31,7 +31,9 @@ class Answer:
         """Whether the bytes are of a version. True for None, which stands for any version."""
         if version is None:
             return True
-        return (UNTAGGED if self.version is None else self.version) == version
+        if version == UNTAGGED:  # the index came without a version
+            return self.version is None
+        return self.version == version
 
 
 class Marks(NamedTuple):
@@ -57,7 +59,7 @@ def strong_tag(version: Version) -> str | None:
 
 
 class WrongBytesError(OSError):
-    """A body has other bytes than its headers say. That is an error of the server, and may not happen again."""
+    """A body has other bytes than its headers say. That is a fault of the server, whose next answer may be right."""
 
 
 OTHER_VERSION_ANSWER = Answer(data=memoryview(b""), version=OTHER_VERSION)
@@ -153,9 +155,9 @@ def http_answer(
     content = memoryview(body.data)
     if is_whole_object:
         first, end = _requested_range(request, body.nbytes)
-        # A body that is as long as the requested range may be that range, or a whole object of the same length. If the
-        # range is at the start or the end of the object, its bytes are the same in both cases. If it starts behind the
-        # first byte, the body may have other bytes than requested.
+        # A body that is as long as the requested range may be a whole object of that length, or the range, sent
+        # without saying so. For a range from byte 0 and for the last bytes, the bytes are the same either way. For
+        # other ranges they are not.
         may_be_range = body.nbytes == _max_nbytes(request)
         is_ambiguous = may_be_range and isinstance(request, RangeByteRequest) and request.start > 0
         if is_ambiguous:
@@ -212,8 +214,8 @@ def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteR
         is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
         first, end, total = content_range
-        # If the server does not tell the length of the object, the range is assumed to end where the object ends. So it
-        # may be shorter than requested.
+        # If the server does not tell the length of the object, a body that ends before the requested range does is
+        # taken for one that reaches the end of the object.
         is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
     if not is_right:
         requested = range_header(request).get("Range", "a request for the whole object")

@@ -68,7 +68,9 @@ class ObstoreClient:
         except obstore.exceptions.NotSupportedError:
             if not isinstance(request, SuffixByteRequest):
                 raise
-        # Azure does not support suffix ranges. The range is requested of the version that has the known length.
+        # Azure does not support suffix ranges. The length is requested first, and then a range of the version that has
+        # this length. If the object is replaced in between, both are requested again, unless the caller requires a
+        # version.
         for n_left in reversed(range(SUFFIX_ATTEMPTS)):
             meta = await obstore.head_async(self._store, key)
             options = _obstore_options(suffix_range(request, meta["size"]), if_match or meta["e_tag"])

@@ -67,8 +67,8 @@ class Client(Protocol):
             An ETag. If the object has another one, the answer may be `OTHER_VERSION_ANSWER`.
         most_nbytes : int
             Length in bytes above which an object is too long to be read to its end. The answer to a request for all
-            bytes from some byte on may then have no bytes, and as `object_nbytes` the object's length or a smaller
-            number above the limit.
+            bytes from some byte on may then have no bytes. Its `object_nbytes` is the length of the object, or a lower
+            bound of it that exceeds the limit.
 
         Returns
         -------
@@ -176,7 +176,8 @@ class ZipClient(StoreClient):
     def __init__(self, store: ZipStore) -> None:
         super().__init__(store)
         self.lost_by_fork = store
-        # The file is open already if zarr-python has read metadata from it, even if no read of chunks follows here.
+        # zarr-python may have opened the file, so the store is remembered now, and not only at its first request, as
+        # for other clients.
         forks.remember(store)
 
     async def get(
