@@ -182,7 +182,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     # A unit is an element or a bank of shared memory (4 bytes), whichever is longer.
     elements_per_unit = max(1, 4 // itemsize)
-    # Strides are in elements, of up to MAX_UNIT_NBYTES bytes.
+    # MAX_STEP is in bytes. Strides are in elements, each of MAX_UNIT_NBYTES bytes at most.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
         max_lines = MAX_LINES
