@@ -183,8 +183,9 @@ class Delta:
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = n_tiles * _DELTA_TILE
         n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
-        steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
-        if n_segments <= 1 or blocks_per_chunk == 1:
+        if n_segments > 1 and blocks_per_chunk > 1:
+            steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
+        else:  # a chunk is one segment
             steps = [(_WHOLE, chunks.n)]
             n_segments = 1
             segment_length = chunks.n_elements

@@ -105,7 +105,7 @@ def rows_by_length(nbytes: Column) -> list[slice]:
     of two. Runs of length 0 are in no slice.
     """
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
-    exponents = np.frexp(n_tiles)[1]
+    exponents = np.frexp(n_tiles)[1]  # grow by 1 at each power of two
     bounds = [0, *(np.flatnonzero(np.diff(exponents)) + 1).tolist(), len(nbytes)]
     return [slice(lo, hi) for lo, hi in pairwise(bounds) if lo < hi and n_tiles[lo]]
 
