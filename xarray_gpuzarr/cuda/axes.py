@@ -100,7 +100,7 @@ class Walk:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the chunk is contiguous along another axis than the output, the one that is last but one here."""
+        """Whether the chunk is contiguous along another axis than the output: the one before the last, in that case."""
         return len(self.axes) > 1 and abs(self.axes[-2].in_stride) < abs(self.axes[-1].in_stride)
 
 

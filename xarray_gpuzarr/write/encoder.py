@@ -161,16 +161,16 @@ def _encoder(
 
 
 def _n_compared_numbers(fill_value: np.ndarray[Any, Any] | np.generic) -> int:
-    """Return of how many numbers an element consists, if the loops compare it with the fill value by value.
+    """Return the number of numbers in an element if the loops compare their values with those of the fill value.
 
-    Returns 0 if they compare bits. The loops have to find the same chunks empty as zarr-python does, which compares by
-    value, except that it compares the bits of real zeros, so that -0.0 is not 0.0.
+    Returns 0 if they compare bits. The loops have to find the same chunks empty as zarr-python, which compares values,
+    but of a real zero the bits, so that -0.0 is not 0.0.
     """
     if fill_value.dtype.kind == "c":
         return 2  # the real and the imaginary part
     if fill_value.dtype.kind == "f" and np.isnan(fill_value):
         return 1  # any NaN equals any other
-    return 0  # zero, or a number whose bits are equal just where its value is
+    return 0  # a zero; or a number of which bits and values are equal in the same elements
 
 
 def _order_chunks(chunk_order: str, shape: tuple[int, ...]) -> Column:

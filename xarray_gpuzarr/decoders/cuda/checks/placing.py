@@ -83,7 +83,7 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     dtype : str
         Stored dtype.
     cast : Cast
-        Cast of the read. The kernel takes its mask, scale and offset as arguments, so the check uses others.
+        Cast of the read. The check uses another mask, scale and offset, which the kernel takes as arguments.
     points : bool
         Whether single elements are placed, rather than boxes.
     """
@@ -99,9 +99,9 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
         name = f"placing of {shape_name}, {stored.name} as {result.name}"
         if cast.wide_dtype:
             name += f" by {element.work.name}"
-        # Elements that are scaled but keep their dtype would be copied without a scale, and copies have other checks.
+        # If elements keep their dtype, a cast without arithmetic is a copy, which has a check of its own.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        # Only arithmetic uses a wide dtype, so the check without one is that of the conversion alone, too.
+        # A cast without arithmetic uses no wide dtype, so only the check without one includes it.
         if converts and element.wide is None:
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":

@@ -147,7 +147,7 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
     """
     assert api.identity is not None
     outcome_cache.forget(api.identity)
-    # Several of the usual checks may be the same one, which has the same name. It runs once.
+    # Some lengths and codecs share a check, which runs once.
     checks_by_name = {check.name: check for check in usual_checks()}
     for result in run_checks(api, tuple(checks_by_name.values())):
         if result.scope == "device":

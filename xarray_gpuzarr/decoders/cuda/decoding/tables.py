@@ -115,18 +115,18 @@ def fill_table(
     table = BatchTable()
     n_staged = len(staged.address)
     block_chunks = staged.shuffled_blocks.chunk
-    # Where each chunk begins: where it was staged, or moved to for alignment.
+    # Where each chunk is at first: where it was staged, or moved to for alignment.
     start = replace_rows(staged.address, plan.realigned_chunks, scratch.realigned_chunks)
-    # Where each chunk ends: in the result, in scratch memory, or if nothing has to be decoded, where it begins.
+    # Where each chunk is once decoded: in the result, in scratch memory, or if no step is needed, where it is at first.
     decoded = np.where(plan.is_direct, plan.result_address, start)
     decoded = replace_rows(decoded, plan.scratch_chunks, scratch.scratch_chunks)
-    # The steps between, the last one first. Without codecs of elements, chunks are unshuffled to where they end.
+    # The places between, the last one first. Chunks without codecs of elements are decoded once they are unshuffled.
     unshuffled = decoded
     if len(plan.element_chunks):
         before_elements = start[plan.element_chunks] if chain.reads_staged else scratch.elements[0]
         unshuffled = replace_rows(decoded, plan.element_chunks, before_elements)
     # Chunks that are not shuffled are decompressed to where unshuffling would write. Shuffled chunks are unshuffled
-    # from where they begin, or if they are compressed, from the scratch memory that they are decompressed to.
+    # from where they are at first, or if they are compressed, from the scratch memory that they are decompressed to.
     decompressed = replace_rows(unshuffled, block_chunks, start[block_chunks])
     decompressed = replace_rows(decompressed, plan.shuffled_chunks, scratch.shuffled_chunks)
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)
