@@ -98,7 +98,8 @@ class BlockReader(AheadReader):
 
         block = read_ahead(self, box, read_block)
         # `read` returns a new array if zarr-python reads, or if an axis was dropped before the array was chunked. It
-        # returns a view of `out` if an axis was reversed.
+        # returns a view of `out` if an axis was reversed: assigning the view reverses `out` itself, since NumPy allows
+        # that the two overlap.
         if block is not out:
             out[...] = block
 
@@ -106,7 +107,8 @@ class BlockReader(AheadReader):
         """Return a new `RequestsAhead` for this array. None if nothing can be requested ahead."""
         stored = self.lazy.stored
         selects_points = not isinstance(self.array, indexing.LazilyIndexedArray)
-        # Reads from a fast store wait for nothing. With "workers", neither client nor workers request anything ahead.
+        # `first_requests` knows boxes only, not points. With "workers", the client reads nothing, and workers do not
+        # request anything ahead. Reads from a fast store wait for nothing.
         if selects_points or self.lazy.device == "workers" or not self.lazy.takes_long:
             return None
         if not may_ask_ahead(stored, by_host=self.lazy.device == "host"):

@@ -152,6 +152,7 @@ async def _walk_member(
     if not isinstance(node, AsyncGroup) or is_wanted is None or not is_wanted(path):
         return name, node, []
     if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
+        # `open_as_xarray` then opens them from the place that xarray chooses.
         raise ValueError("xarray reads the groups below this one from two places")
     return name, node, await _walk(node, is_wanted, path)
 

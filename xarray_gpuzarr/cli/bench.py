@@ -168,7 +168,7 @@ def _measure(
                 times[name].append(time.perf_counter() - start)
                 if number == 0:
                     host_values = values.get() if hasattr(values, "get") else values
-                    first = reference or (name, host_values)
+                    first = reference or (name, host_values)  # the first reader is compared with itself
                     _require_same(host_values, *first)
                     reference = first
             except Exception as error:  # noqa: BLE001  # codecs and stores raise anything, and it is printed

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         def step(description: str) -> None:
             progress.update(bar, advance=1, description=description, refresh=True)
 
-        _write(store, source, options.size, says_so=bar_console.quiet)
+        _write(store, source, options.size, prints_source=bar_console.quiet)
         step("comparing")
         readers = _readers(str(store), device)
         _, stock, ours = readers
@@ -106,15 +106,15 @@ def _make_folder(folder: Path) -> None:
             file.write(b".")
 
 
-def _write(store: Path, source: str | None, size: str, *, says_so: bool) -> None:
+def _write(store: Path, source: str | None, size: str, *, prints_source: bool) -> None:
     """Write a source file, or the sample of a size, to a store.
 
-    `says_so` is whether a line says that a source file is written, because there is no progress bar.
+    `prints_source` is whether to print which source file is being written, where no progress bar shows it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)  # concerns the source file, not the demo
         with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
-            if source is not None and says_so:
+            if source is not None and prints_source:
                 say(f"writing {source} to {store}")
             try:
                 write_sharded(dataset, str(store))
@@ -238,7 +238,7 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # installed with the extra "demo" only
 
     field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
-    # Axes without coordinates of numbers or times count elements.
+    # Other coordinates than numbers and times, such as text, cannot be drawn. Without one, an axis shows positions.
     field = field.drop_vars([dim for dim in field.dims if dim in field.coords and field[dim].dtype.kind not in "iufM"])
     for labelled in [field, *field.coords.values()]:  # their attributes become labels
         labelled.attrs = {key: visible(value) for key, value in labelled.attrs.items() if isinstance(value, str)}

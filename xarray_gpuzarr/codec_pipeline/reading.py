@@ -228,7 +228,7 @@ class PipelineRead:
             return False
         n_chunks = 0 if self._plan is None else self._plan[1].n_chunks
         nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
-        # The first comparison only saves the call of `thread_budget` if it is true.
+        # The second comparison would suffice. The first one saves the call of `thread_budget` where it is true.
         return nbytes <= short_nbytes or nbytes <= short_nbytes * min(2, thread_budget())
 
     def run(self, decoder: Decoder) -> bool:

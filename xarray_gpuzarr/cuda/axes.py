@@ -30,7 +30,7 @@ STAGE_NBYTES = 17408
 ``stage_nbytes`` of ``scatter.cu``."""
 MAX_TRANSPOSED_LINES = 64
 """Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together. The kernel
-takes any number up to `MAX_LINES` whose lines fit into `STAGE_NBYTES`."""
+would take up to `MAX_LINES`, as long as the tile fits into `STAGE_NBYTES`."""
 MAX_STEP = 2**31
 """Limit of the distance in bytes between neighbours on the last axis, because the kernel keeps it in a signed 32-bit
 number. Farther neighbours are in different tiles, one element wide."""
@@ -100,7 +100,7 @@ class Walk:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the chunk is contiguous along another axis than the output."""
+        """Whether the chunk is contiguous along another axis than the output: the one before the last, in that case."""
         return len(self.axes) > 1 and abs(self.axes[-2].in_stride) < abs(self.axes[-1].in_stride)
 
 
@@ -148,7 +148,7 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
     # Put the axis along which the chunk is contiguous before the last one, along which the output is.
     n = len(walk.axes)
     fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
-    if fastest >= n - 2:
+    if fastest >= n - 2:  # it is there already, or is the last one itself
         return walk
     order = [*(i for i in range(n - 1) if i != fastest), fastest, n - 1]
     return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))
@@ -182,7 +182,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     # A unit is an element or a bank of shared memory (4 bytes), whichever is longer.
     elements_per_unit = max(1, 4 // itemsize)
-    # Strides are in elements, of up to MAX_UNIT_NBYTES bytes.
+    # MAX_STEP is in bytes. Strides are in elements, each of MAX_UNIT_NBYTES bytes at most.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
         max_lines = MAX_LINES

@@ -129,7 +129,7 @@ def all_cast_defines() -> list[Defines]:
     casts = [
         _cast_defines(stored, result, None)
         for stored, result in pairs
-        # Without arithmetic, which only floating results have, an element with the same bytes is copied.
+        # A cast that keeps the bytes is one of `copies`, unless it masks or scales, which only floating results allow.
         if result.kind == "f" or not _same_bytes(stored, result)
     ]
     wide = [_cast_defines(stored, np.dtype("f4"), np.dtype("f8")) for stored in dtypes]

@@ -35,8 +35,8 @@ _DELTA_KERNELS = {
     for decoded in (1, 2, 4, 8)
 }
 _DELTA_TILE = 4096
-"""Number of elements in one tile of ``delta.cu``, or in two if elements have 8 bytes. Lengths of segments, the parts of
-a chunk that one block of threads decodes each, are multiples of it."""
+"""A segment is the part of a chunk that one block of threads of ``delta.cu`` decodes. All segments except the last one
+of a chunk have a multiple of this many elements: one tile of the kernel, or two if elements have 8 bytes."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``. Chunks of one segment take `_WHOLE`, others the other three."""
 _LEAST_TILES = 4
@@ -122,7 +122,7 @@ class ElementCodec:
     offset: float = 0
     """Offset of the same rules; representable in `arithmetic_dtype` without rounding."""
     mapped: tuple[tuple[int, float], ...] = ()
-    """Encoded integers, each with the value that it decodes to in place of the one by the rule ``cast_value``."""
+    """Exceptions to the rule ``cast_value``: pairs of an encoded integer and the value that it decodes to."""
 
     @property
     def arithmetic_dtype(self) -> np.dtype[Any]:
@@ -183,8 +183,9 @@ class Delta:
         n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = n_tiles * _DELTA_TILE
         n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
-        steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
-        if n_segments <= 1 or blocks_per_chunk == 1:
+        if n_segments > 1 and blocks_per_chunk > 1:
+            steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
+        else:  # a chunk is one segment
             steps = [(_WHOLE, chunks.n)]
             n_segments = 1
             segment_length = chunks.n_elements

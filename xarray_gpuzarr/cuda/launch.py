@@ -94,6 +94,7 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
     n_tiles = -(-max_nbytes // MOVE_TILE_NBYTES)
     n_blocks = max(0, end - first) * n_tiles
     if n_blocks:
+        # `n` is the distance between the columns. So with the address of row `first`, all three begin at that row.
         api.launch(_MOVE, n_blocks, N_THREADS, (table + 8 * first, n, n_tiles), stream)
 
 
@@ -104,7 +105,7 @@ def rows_by_length(nbytes: Column) -> list[slice]:
     of two. Runs of length 0 are in no slice.
     """
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
-    exponents = np.frexp(n_tiles)[1]
+    exponents = np.frexp(n_tiles)[1]  # grow by 1 at each power of two
     bounds = [0, *(np.flatnonzero(np.diff(exponents)) + 1).tolist(), len(nbytes)]
     return [slice(lo, hi) for lo, hi in pairwise(bounds) if lo < hi and n_tiles[lo]]
 

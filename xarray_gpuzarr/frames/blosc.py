@@ -134,6 +134,7 @@ def walk_blosc(
         streams = streams[:, is_of_ready_frame]
     chunk, source, source_nbytes, target, target_nbytes, codec = streams
     block_shuffle = _shuffles(frames, blocks)
+    # A frame with a shuffled block has a row for each of its blocks.
     is_shuffled = np.bincount(blocks.frame, block_shuffle, len(frames.chunk)) > 0
     kept = np.flatnonzero((is_shuffled & ready[frames.chunk])[blocks.frame])
     return BloscStreams(
@@ -196,7 +197,8 @@ def _sound_streams(data: Bytes, streams: Column) -> Flags:
     for codec, spec in _SPECS.items():
         streams_of_codec = np.flatnonzero(sound & (kind == codec))
         sound[streams_of_codec] = False
-        # Each call of `device_ready` takes streams of one decoded length. The most frequent lengths come first.
+        # Each call of `device_ready` takes streams of one decoded length. The most frequent lengths come first. Those
+        # beyond `_MAX_LENGTHS` are left to the host.
         by_length = streams_of_codec[np.argsort(target_nbytes[streams_of_codec], kind="stable")]
         groups = np.split(by_length, np.flatnonzero(np.diff(target_nbytes[by_length])) + 1)
         for rows in sorted((group for group in groups if group.size), key=len, reverse=True)[:_MAX_LENGTHS]:

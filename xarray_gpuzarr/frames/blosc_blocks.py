@@ -116,7 +116,7 @@ def cut_blocks(data: Bytes, frames: BloscHeaders, decoded_nbytes: int) -> BloscB
     """Return the blocks of all frames, in the order of the frames."""
     n_blocks = frames.n_blocks(decoded_nbytes)
     frame = np.repeat(np.arange(len(n_blocks)), n_blocks)
-    number = np.arange(frame.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
+    number = np.arange(frame.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)  # of the block in its frame
     blocksize = frames.blocksize[frame]
     frame_start = frames.start[frame]
     start = number * blocksize

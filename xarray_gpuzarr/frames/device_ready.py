@@ -109,19 +109,21 @@ def _lz4(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:
 def _descriptor_fields() -> Column:
     """Return how to read Frame_Content_Size for each value of Frame_Header_Descriptor, int64 of shape (4, 256).
 
-    The rows are: the offset in the frame of eight bytes that contain it; the number of bits below it in these; its
-    mask; and the number to add. An unusual descriptor has the mask 0, so that it declares the length 0.
+    The field lies within eight bytes of the frame. The rows are: the offset of these bytes in the frame; by how many
+    bits they are shifted right; the mask of the field; and the number that is added to it. A descriptor that is
+    unusual, or without the field, has the mask 0, as if the length were 0.
     """
     fields = np.zeros((4, 256), np.int64)
     for flag, single_segment in np.ndindex(4, 2):
-        if flag or single_segment:
+        if flag or single_segment:  # otherwise there is no field
             width = 2**flag
-            header = 6 - single_segment + width
-            # The eight bytes end with the header, or are the first eight of the frame if the header is shorter.
-            offset = max(header - 8, 0)
-            shift = 8 * (header - width - offset)
+            window_nbytes = 0 if single_segment else 1
+            field_offset = 5 + window_nbytes  # after the magic number, the descriptor and the window
+            # The eight bytes end with the field, or are the first eight of the frame if the field ends before.
+            offset = max(field_offset + width - 8, 0)
+            shift = 8 * (field_offset - offset)
             mask = -1 if width == 8 else 2 ** (8 * width) - 1
-            addend = 256 if width == 2 else 0
+            addend = 256 if width == 2 else 0  # a field of two bytes holds the length less 256
             fields[:, flag << 6 | single_segment << 5] = offset, shift, mask, addend
     return fields
 

@@ -69,7 +69,7 @@ def task_name(stored: StoredArray, name: str | None, *content: Any) -> str:
     else:
         prefix = parts[1]
     text = repr((name, array_path(stored), file_marks(stored), normalize_token(content)))
-    # This serves as a token of dask's `tokenize` would, and takes a third of the time.
+    # This token serves as well as one of dask's `tokenize`, and takes a third of the time.
     return f"{prefix}-{md5(text.encode(), usedforsecurity=False).hexdigest()}"
 
 

@@ -41,7 +41,7 @@ class BlockSource(Protocol):
 
 
 class Output:
-    """The result of one computation, into which blocks are read. After unpickling, in another process, it has none."""
+    """The result of one computation, into which blocks are read. Unpickled in another process, its `array` is None."""
 
     __slots__ = ("array",)
 
@@ -119,7 +119,7 @@ def _whole_arrays(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, Whole
     """Yield the arrays that are computed as a whole, with the keys of their last tasks.
 
     ``out=`` and assignment give a dask array another graph, but keep the attributes that `compute_into_one_output` has
-    set on it. So each last task must still depend on the blocks.
+    set on it. An array is yielded only if its last task still depends on its blocks.
     """
     for key in flatten([keys]):
         layer = graph.layers.get(key) if isinstance(key, str) else None

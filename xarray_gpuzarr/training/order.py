@@ -58,7 +58,7 @@ class Order:
     def n_batches(self, n_samples: int) -> int:
         """Return the number of batches of an epoch that this process has, given the `n_samples` of all ranks."""
         n_own = self.n_samples_of_rank(n_samples)
-        # A read of this process begins with each of these samples.
+        # The first sample of each read of this process.
         first_samples = range(self.part * self.samples_per_read, n_own, self.n_parts * self.samples_per_read)
         return sum(-(-min(self.samples_per_read, n_own - first) // self.batch) for first in first_samples)
 

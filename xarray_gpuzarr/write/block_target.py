@@ -166,7 +166,7 @@ class BlockTarget:
 
 
 def _contiguous_slices(selection: OuterSelection) -> tuple[slice, ...] | None:
-    """Return a selection as slices with a step of 1; None if it is anything else."""
+    """Return a selection as slices with a step of 1; None if it is anything else, such as integers, which drop axes."""
     slices = [key for key in selection.selectors if isinstance(key, slice) and key.step == 1]
     if len(slices) < len(selection.selectors) or selection.undo:
         return None

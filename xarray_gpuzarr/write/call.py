@@ -218,7 +218,8 @@ class WriteCall:
         self._struct.step = unit_length
         units_per_object = -(-self._n_per_object // unit_length)
         n_units = len(objects) * units_per_object
-        if self._run(structs, min(n_units, self.max_threads)):
+        n_left = self._run(structs, min(n_units, self.max_threads))
+        if n_left:
             self._raise_failure(objects, structs, source)
 
     def _unit_length(self, n_objects: int) -> int:
@@ -276,7 +277,7 @@ class WriteCall:
 
         It is `ObjectChangedError`, after which the write is repeated, only if there is no other error.
         """
-        written, struct = objects[0], structs[0]
+        written, struct = objects[0], structs[0]  # if no struct has the state of a failure
         failures = [(w, s) for w, s in zip(objects, structs, strict=True) if s.state > _WRITTEN]
         if failures:  # False is less than True, so a replaced object is chosen only if all failures are such
             written, struct = min(failures, key=lambda failure: failure[1].state == _REPLACED)

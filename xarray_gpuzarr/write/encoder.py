@@ -92,7 +92,8 @@ def make_encoder(spec: ArraySpec, chunk_order: str) -> Encoder | str:
 
     max_nbytes = array.chunk_nbytes + n_checksums * _CRC_NBYTES
     if compressor is not None:
-        # LZ4 adds most to data that it cannot compress: 1 byte to 255, and a header. Twice as much is allowed.
+        # LZ4 adds more than the others to data that it cannot compress: a byte for every 255 bytes, and a header. Twice
+        # as much is allowed.
         max_nbytes += array.chunk_nbytes // 128 + 512
     return _encoder(array, settings, functions, chunk_order, max_nbytes)
 
@@ -112,6 +113,7 @@ def _split_codecs(codecs: Sequence[BytesBytesSpec]) -> tuple[CompressorSpec | No
 def _encoding_functions(array: HostArray, compressor: CompressorSpec | None) -> NativeEncoder | None:
     """Return the C functions that encode chunks; None if the loops have none, or the chunks are too large for them."""
     name = "raw" if compressor is None else native_name(compressor)
+    # The program describes the elements of a chunk, and decodes chunks of which a part is written.
     if name is None or array.program is None:
         return None
     functions = native_encoder(name)
@@ -159,17 +161,16 @@ def _encoder(
 
 
 def _n_compared_numbers(fill_value: np.ndarray[Any, Any] | np.generic) -> int:
-    """Return how many numbers of an element the loops compare with the fill value; 0 if they compare its bits.
+    """Return the number of numbers in an element if the loops compare their values with those of the fill value.
 
-    The loops find the same chunks empty as zarr-python. It compares real zeros by their bits, so that -0.0 is not 0.0,
-    and everything else by value, where any NaN equals any other. For real numbers other than zero and NaN, comparing
-    bits and comparing values gives the same.
+    Returns 0 if they compare bits. The loops have to find the same chunks empty as zarr-python, which compares values,
+    but of a real zero the bits, so that -0.0 is not 0.0.
     """
     if fill_value.dtype.kind == "c":
-        return 2
+        return 2  # the real and the imaginary part
     if fill_value.dtype.kind == "f" and np.isnan(fill_value):
-        return 1
-    return 0
+        return 1  # any NaN equals any other
+    return 0  # a zero; or a number of which bits and values are equal in the same elements
 
 
 def _order_chunks(chunk_order: str, shape: tuple[int, ...]) -> Column:

@@ -118,8 +118,11 @@ class WritesBehind:
             with self._lock:
                 running: list[_BackgroundWrite] = []
                 ended: list[_BackgroundWrite] = []
-                for write in self._writes:  # asked once each, since one may end at any time
-                    (ended if write.reply.is_answered else running).append(write)
+                for write in self._writes:
+                    if write.reply.is_answered:  # asked only once, since the write may end at any time
+                        ended.append(write)
+                    else:
+                        running.append(write)
                 self._writes = running
                 nbytes = sum(write.nbytes for write in self._writes)
                 has_room = nbytes < MAX_NBYTES and len(self._writes) < max_concurrent_requests()

@@ -53,7 +53,7 @@ def written_axes(target: BoxTarget, grid: ChunkGrid) -> list[WrittenAxis]:
 def _cached_axis(span: Span, chunks_per_object: int) -> WrittenAxis:
     """Return an axis, given its span. It is cached, since consecutive blocks have most of their axes in common."""
     stop = span.first + (span.n_elements - 1) * span.step + 1
-    # A span does not have the length of the axis. No piece depends on what follows the last element.
+    # `stop` stands for the length of the axis, which a span does not have. No piece depends on what follows `stop`.
     pieces = intersect_axis(slice(span.first, stop, span.step), stop, span.chunk_length)
     return _written_axis(pieces, span.chunk_length, chunks_per_object)
 
@@ -69,8 +69,9 @@ def _written_axis(pieces: AxisPieces, chunk_length: int, chunks_per_object: int)
     first_row = coords.searchsorted(object_of_piece) * chunks_per_object
     piece[first_row + pieces.chunk % chunks_per_object] = np.arange(len(object_of_piece))
 
-    # `reduceat` refuses an empty `first_piece`, which is then also the empty result.
-    n_written = np.add.reduceat(pieces.count, first_piece) if len(first_piece) else first_piece
+    n_written = first_piece  # of length 0 if nothing is written, which `reduceat` refuses
+    if len(first_piece):
+        n_written = np.add.reduceat(pieces.count, first_piece)
     # An index array may have an element twice, so its number of elements does not tell whether it has all.
     are_complete = (n_written == chunk_length * chunks_per_object) & (pieces.index is None)
     return WrittenAxis(

@@ -54,7 +54,8 @@ class FitCheck(ABC):
         if misfit is None:
             return
         block = values if block is None else block
-        is_value = block == misfit.value if misfit.value == misfit.value else np.isnan(block)  # NaN is not equal to NaN
+        is_nan = misfit.value != misfit.value  # only NaN and NaT differ from themselves
+        is_value = np.isnan(block) if is_nan else block == misfit.value
         inside = np.unravel_index(int(is_value.argmax()), block.shape)
         position = tuple([start + int(i) for start, i in zip(first or (0,) * block.ndim, inside, strict=True)])
         raise self.misfit_error(misfit, position)

@@ -192,7 +192,7 @@ def _ignored_lengths(name: Any, stored: Variable, sharding: ShardingArguments) -
     ignored = []
     chunks = stored.encoding["chunks"]
     by_noun = {"chunks": (chunks, sharding.chunks), "shards": (stored.encoding["shards"] or chunks, sharding.shards)}
-    if stored.dims == (name,):  # the user's lengths of chunks may not be meant for its index; see `Layout.shapes`
+    if stored.dims == (name,):  # an index need not have the lengths of chunks that the user gives; see `Layout.shapes`
         del by_noun["chunks"]
     for noun, (stored_shape, size) in by_noun.items():
         lengths = size if isinstance(size, Mapping) else {}  # a size in bytes may be the default: no warning

@@ -15,8 +15,8 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
 TIMES = "mM"
-"""Kinds of dtypes of which xarray packs each element by itself only in dask arrays. In a NumPy array, the units with
-which it packs an element depend on all of them."""
+"""Kinds of dtypes of durations and times. xarray may choose the units of a NumPy array by all of its elements. It packs
+those of a dask array one by one."""
 
 
 @record

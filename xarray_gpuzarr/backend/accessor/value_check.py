@@ -1,4 +1,4 @@
-"""`check_of`: the check that the values of a variable fit the dtype in which they are stored, and that of numbers."""
+"""`check_of`: the check that values fit the dtype in which they are stored. `ValueCheck` is the one for numbers."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _SMALL_NBYTES = 2**24
 
 @record
 class ShardGrid:
-    """The shards of a stored array, as seen from the part of the array that a variable is written to."""
+    """Shape of the shards of a stored array, and where in the array a variable is written."""
 
     shards: tuple[int, ...]
     """Shape of a shard, or of a chunk if there are no shards."""
@@ -190,8 +190,8 @@ class DatasetInShards:
         """Return a variable, cut at the borders of shards, as an `Original`.
 
         `encoding` is the one with which xarray would encode the uncut variable, and by which its values are packed and
-        checked. A NumPy array is not cut if xarray cannot encode blocks of it like the whole array, such as with an
-        offset for each column.
+        checked. If the encoding fits the whole array only, for example with an `add_offset` that has a value for each
+        column, xarray cannot encode one element with it, and a NumPy array is not cut.
         """
         is_checked = self._checks_values and check_numpy_values(target, name, variable, encoding)
         cut = self._cut(name, variable, grid)

@@ -40,7 +40,7 @@ __device__ inline bool sound(const u1* frame, u8 nbytes, u8 expected)
     // Refused: a dictionary, a checksum of the content, a reserved bit that is set, or no content size.
     if (descriptor & 31 || !(flag | single)) return false;
     const u4 width = 1u << flag;
-    u8 at = 6 - single + width;
+    u8 at = 6 - single + width;  // behind magic number, descriptor, window (unless `single`) and content size
     if (at > nbytes || number(frame + at - width, width) + (width == 2 ? 256 : 0) != expected) return false;
     u8 limit = expected < most_nbytes ? expected : most_nbytes;
     if (!single) limit = window_limit(frame[5]);

@@ -133,7 +133,7 @@ class Read:
         row_ranges: list[RowRange] = []
         staged: list[Staged] = []
         for segment in self._segments.cut(plans):
-            # Begin a batch only once another one may hold memory.
+            # Begin a batch only when fewer than `n_batches` hold memory.
             while not row_ranges and len(self._submitted) >= self._limits.n_batches:
                 self._retire()
             row_ranges += segment.row_ranges
@@ -216,7 +216,7 @@ class Read:
         """Queue a batch for which memory was short, and all after it, to be cut into batches of half its length.
 
         Returns False, and queues nothing, if the batch has a single chunk or has just been shortened: the read is then
-        repeated by `CudaDecoder.alone`, with the memory of others. In any case, later reads have shorter batches.
+        repeated by `CudaDecoder.alone`, while no other thread reads. In any case, later reads have shorter batches.
         """
         n_half = -(-count_chunks(row_ranges) // 2)
         self._workspace.shortage.set_limit(n_half * self._chunk_device_nbytes)

@@ -69,8 +69,8 @@ def seconds_of(run: Callable[[], object], *, budget_s: float = 0.25, max_calls: 
     run : callable
         Called once for warming up, and then at least once. Its result is dropped after the clock has stopped.
     budget_s : float
-        Seconds that the timed calls may take together. There is no further call if it would exceed this by taking as
-        long as the last one.
+        Seconds that the timed calls may take together. No more calls are made once another one, as long as the last,
+        would exceed them.
     max_calls : int
         Largest number of calls that are timed.
     """

@@ -152,7 +152,7 @@ def test_wrong_bytes_of_one_chunk_of_a_batch_are_noticed(chunk, seed, verify):
     np.testing.assert_array_equal(found, VALUES)
     assert n_different >= 1
     text = "\n".join(str(w.message) for w in caught if issubclass(w.category, GpuZarrWarning))
-    assert "array '/' is decoded on the host from now on; what was read of it is right" in text
+    assert "array '/' is decoded on the host from now on; this read is repeated there" in text
     assert "object 'c/" in text
     assert "gpuzarr doctor --report" in text
     n_met = device.n_met

@@ -94,9 +94,9 @@ BLOSC_ENVELOPES = {
 def longest_stream(compressor: CompressorSpec) -> int:
     """Return the largest length in bytes that a stream may have on the device, both compressed and decompressed."""
     envelope = ENVELOPES.get(type(compressor))
-    if envelope is None or envelope.format.nvcomp is None:
+    if envelope is None or envelope.format.nvcomp is None:  # Blosc: the streams of its frames have many formats
         return blosc.MAX_NBYTES
     longest = min(MAX_CHUNK_NBYTES[envelope.format.nvcomp])
     if envelope.format.checksum is None:
         return longest
-    return min(longest, checksum.MAX_NBYTES)
+    return min(longest, checksum.MAX_NBYTES)  # a kernel computes the checksum

@@ -229,7 +229,8 @@ class BatchLimits:
         # A full batch has the largest multiple of `n_at_once` chunks that `batch_nbytes` bytes hold, at least one.
         n_held = options.batch_nbytes // max(1, chunk_nbytes)
         n_full = n_at_once * max(1, n_held // n_at_once)
-        n_chunks = max(1, min(n_full, n_fitting // 2))  # two full batches are better than several shorter ones
+        # If the budget is short, two long batches share it, rather than `options.n_batches` short ones.
+        n_chunks = max(1, min(n_full, n_fitting // 2))
         n_batches = options.n_batches + 1  # those that are decoded, and one that is being staged
         return cls(n_chunks=n_chunks, n_batches=min(n_batches, n_fitting // n_chunks))
 

@@ -119,7 +119,7 @@ def find_streams(
     ready = (nbytes <= longest_stream(compressor)) & device_ready(compressor, data, start, nbytes, decoded_nbytes)
     streams = _whole_chunks(ready, nbytes, decoded_nbytes)
     envelope = ENVELOPES[type(compressor)]
-    assert envelope is not None  # it is for Blosc alone
+    assert envelope is not None  # only Blosc has none
     _strip_envelope(envelope, streams, data, start)
     return ready, streams, ShuffledBlocks.empty()
 

@@ -59,7 +59,7 @@ def _check_sums(workspace: Workspace) -> int:
     source = upload(workspace, data)
     columns = np.array((starts + source.address, nbytes, 0 * nbytes), np.uint64)
     table = upload(workspace, columns.tobytes())
-    result = Address(table.address + columns[:2].nbytes)
+    result = Address(table.address + columns[:2].nbytes)  # the third column
     checksum(api, workspace.copy, "crc32", table=table.address, n=n, max_nbytes=longest, result=result)
     sums = final_checksums("crc32", download(workspace, result, starts.shape, np.dtype("u8")))
     expected = [zlib.crc32(data[start : start + length]) for start, length in zip(starts, nbytes, strict=True)]
@@ -83,7 +83,7 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
     dtype : str
         Stored dtype.
     cast : Cast
-        Cast of the read. Its mask, scale and offset are replaced by others: the kernel takes them as arguments.
+        Cast of the read. The check uses another mask, scale and offset, which the kernel takes as arguments.
     points : bool
         Whether single elements are placed, rather than boxes.
     """
@@ -99,9 +99,9 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
         name = f"placing of {shape_name}, {stored.name} as {result.name}"
         if cast.wide_dtype:
             name += f" by {element.work.name}"
-        # Without a conversion, the kernel of copies would be checked instead.
+        # If elements keep their dtype, a cast without arithmetic is a copy, which has a check of its own.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        # A conversion alone uses no wide dtype, so it is part of the check that has none.
+        # A cast without arithmetic uses no wide dtype, so only the check without one includes it.
         if converts and element.wide is None:
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":
@@ -134,7 +134,7 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
     """
     stored = np.dtype(dtype)
     widths = [1]
-    if cast.scale is None and not points:
+    if cast.scale is None and not points:  # otherwise, elements are placed one by one
         widths = [nbytes // stored.itemsize for nbytes in UNIT_LENGTHS if nbytes >= stored.itemsize]
     n_compared = 0
     for width in widths:

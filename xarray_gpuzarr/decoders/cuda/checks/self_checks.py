@@ -147,6 +147,7 @@ def check_all(api: DeviceApi) -> Iterator[CheckResult]:
     """
     assert api.identity is not None
     outcome_cache.forget(api.identity)
+    # Some lengths and codecs share a check, which runs once.
     checks_by_name = {check.name: check for check in usual_checks()}
     for result in run_checks(api, tuple(checks_by_name.values())):
         if result.scope == "device":
@@ -187,13 +188,13 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
                 # If not even a copy ends, the context may be broken rather than the device.
                 scope: FailureScope = "process" if check.name == COPIES_NAME else "device"
                 yield CheckResult(name=check.name, found=fault, seconds=patience_s, nbytes=0, scope=scope)
+                if until_failure:
+                    return
                 patience_s = min(patience_s, _SHORTER_PATIENCE_S)
                 break
             yield result
             if until_failure and not result.passed:
                 return
-        if until_failure:  # all checks have passed, or one has not ended
-            return
 
 
 def _next_result(results: SimpleQueue[CheckResult], seconds: float) -> CheckResult | None:

@@ -1,8 +1,8 @@
 """Whether a device can be trusted with a read: the self-checks that the read depends on, and comparisons with the host.
 
 The CUDA decoder asks before each read. Checks run before the read that first depends on them, and their outcomes are
-kept, so that later reads cost a few look-ups. An array of which the device has decoded a chunk to other bytes than the
-host is decoded by the host from then on.
+kept, so that later reads cost a few look-ups. If the device and the host decode a chunk to different bytes, the host
+decodes the chunk's array from then on.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class CheckedDevice:
         # Only outcomes that hold for the device are stored. This process also remembers failures of its own context.
         device_outcomes = {result.name: result.dated_finding for result in results if result.scope == "device"}
         outcomes.update((result.name, "") for result in results if result.passed)
-        last = results[-1]
+        last = results[-1]  # the only one that can have failed: no check runs after a failure
         if not last.passed and last.scope != "moment":
             outcomes[last.name] = last.dated_finding
             if last.name != COPIES_NAME and not self._recheck_copies():
-                # The failure may come from the context, and says nothing about the device.
+                # Copies, which had passed, no longer do: the context may be broken, rather than the device.
                 device_outcomes.pop(last.name, None)
         outcome_cache.save(identity, device_outcomes)
         return last if not last.passed and last.scope == "moment" else None
@@ -219,7 +219,7 @@ class Trust:
         self._distrusted[error.spec] = f"{name} has decoded a chunk to other bytes than the host"
         advise(
             f"other bytes of {error.spec}",
-            f"array '{error.spec.path}' is decoded on the host from now on; what was read of it is right",
+            f"array '{error.spec.path}' is decoded on the host from now on; this read is repeated there",
             found=f"{error.headline} ({name})",
             do=error.do,
         )

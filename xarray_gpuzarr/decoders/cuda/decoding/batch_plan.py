@@ -176,7 +176,7 @@ def plan_batch(
     is_direct = fits_direct & is_decoded
     unit_nbytes = np.full(n_chunks, placing.unit_nbytes, np.uint64)
     unit_nbytes = replace_rows(unit_nbytes, element_chunks, np.uint64(_MAX_ELEMENT_NBYTES))
-    # Chunks that the host has decoded were put at multiples of 16 bytes, and the address of missing ones is 0.
+    # Chunks that the host has decoded are aligned, to multiples of 16 bytes. So are missing ones, whose address is 0.
     is_misaligned = staged.address % unit_nbytes != 0
     # Decompressing and unshuffling write chunks to aligned addresses, so only other chunks may have to be moved.
     is_realigned = is_misaligned & ~is_decompressed_or_unshuffled

@@ -228,7 +228,9 @@ def _prepare_kernel(spec: ArraySpec, target: Target, cast: Cast, out: Address) -
     kernel = Scatter(axes, element, out=out, fill=fill)
     boxes = OutputBoxes(target.pieces, chunk_shape, _c_strides(target.shape))
     is_stored_as_result = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
-    return kernel, boxes if is_stored_as_result and boxes.may_be_contiguous else None
+    if is_stored_as_result and boxes.may_be_contiguous:
+        return kernel, boxes
+    return kernel, None
 
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:

@@ -27,16 +27,23 @@ from xarray_gpuzarr.process.records import Column, record
 
 @record
 class Scratch:
-    """One allocation, cut into the scratch memory of a batch. Columns are addresses, in the order of `BatchPlan`'s."""
+    """One allocation, cut into the scratch memory of a batch.
+
+    Columns are addresses, one for each stream or chunk that the column of `BatchPlan` with the same name lists.
+    """
 
     memory: DeviceMemory
     realigned_streams: Addresses
+    """Where these streams are copied to, to be aligned."""
     realigned_chunks: Addresses
+    """Where these chunks are copied to, to be aligned."""
     scratch_chunks: Addresses
+    """Where these chunks are decoded, if it is not in the result."""
     shuffled_chunks: Addresses
+    """Where these chunks are decompressed, before they are unshuffled."""
     elements: list[Addresses]
-    """For each codec of elements, the chunks before it is undone. If the first codec reads what was staged, its column
-    has no memory and is not used."""
+    """For each codec of elements, where its encoded chunks are, those of `BatchPlan.element_chunks`. If the first codec
+    reads chunks where they were staged, its column takes no memory, and is not used."""
     temp: Address
     """Scratch memory of nvCOMP, which the formats use one after another."""
 
@@ -108,15 +115,18 @@ def fill_table(
     table = BatchTable()
     n_staged = len(staged.address)
     block_chunks = staged.shuffled_blocks.chunk
-    # Follow the chunks backwards, from where they are decoded to `start`, where they were staged or moved to.
+    # Where each chunk is at first: where it was staged, or moved to for alignment.
     start = replace_rows(staged.address, plan.realigned_chunks, scratch.realigned_chunks)
+    # Where each chunk is once decoded: in the result, in scratch memory, or if no step is needed, where it is at first.
     decoded = np.where(plan.is_direct, plan.result_address, start)
     decoded = replace_rows(decoded, plan.scratch_chunks, scratch.scratch_chunks)
+    # The places between, the last one first. Chunks without codecs of elements are decoded once they are unshuffled.
     unshuffled = decoded
     if len(plan.element_chunks):
         before_elements = start[plan.element_chunks] if chain.reads_staged else scratch.elements[0]
         unshuffled = replace_rows(decoded, plan.element_chunks, before_elements)
-    # Shuffled chunks are unshuffled from where they were staged, or if they are compressed, from scratch memory.
+    # Chunks that are not shuffled are decompressed to where unshuffling would write. Shuffled chunks are unshuffled
+    # from where they are at first, or if they are compressed, from the scratch memory that they are decompressed to.
     decompressed = replace_rows(unshuffled, block_chunks, start[block_chunks])
     decompressed = replace_rows(decompressed, plan.shuffled_chunks, scratch.shuffled_chunks)
     stream_targets = plan.streams.per_row(decompressed) + plan.streams.target.view(np.uint64)

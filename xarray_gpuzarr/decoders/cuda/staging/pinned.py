@@ -72,13 +72,16 @@ class Stager:
         # one request there. A local file is compared with the version of its shard's index at each request.
         cuts_chunks = source.cuts_objects or not source.is_remote
         max_request_nbytes = min(source.rule.max_raw_nbytes, max(source.rule.max_nbytes, share_nbytes))
-        self.max_request_nbytes = max_request_nbytes if cuts_chunks else ENDLESS
-        """Largest number of bytes of one request. A row range may be cut anywhere into requests."""
+        max_range_nbytes = ENDLESS
+        if not cuts_chunks:  # then each row range is one request, and is itself limited
+            max_range_nbytes = max_request_nbytes
+            max_request_nbytes = ENDLESS
+        self.max_request_nbytes = max_request_nbytes
+        """Largest number of bytes of one request. Longer row ranges are cut, anywhere, into several requests."""
         self.requests: Requests | None = Requests(source)
         """Requests for row ranges that will be staged; None if each is read only when it is staged."""
-        self.rule = replace(source.rule, max_nbytes=ENDLESS if cuts_chunks else max_request_nbytes)
-        """Rule that decides which neighbouring chunks make a row range. A row range may have any length if segments and
-        requests may cut it."""
+        self.rule = replace(source.rule, max_nbytes=max_range_nbytes)
+        """Rule that decides which neighbouring chunks make a row range."""
         self.segment_nbytes = workspace.options.slot_nbytes
         """Bytes that a segment should have at most: those that fit a slot."""
         self.n_by_host = 0
@@ -105,14 +108,13 @@ class Stager:
         if self._chain.checksums:
             ready, start, nbytes = check_checksums(self._chain, upload, present, stored_start, stored_nbytes)
         ready, streams, shuffled_blocks = check_headers(self._chain, upload, ready, start, nbytes)
-        # If `is_one_per_chunk`, all chunks are ready: none is missing, and none is left to the host.
+        # Only chunks that are ready have streams. So if there is one stream for each chunk, all chunks are ready.
         host_chunks = NO_ROWS if streams.is_one_per_chunk else (present & ~ready).nonzero()[0]
         if len(host_chunks):
             encoded = [upload.view(int(stored_start[row]), int(stored_nbytes[row])) for row in host_chunks]
             decoded = decode_chunks(self._spec, row_ranges, host_chunks, encoded)
             self.n_by_host += len(decoded)
-            # Without checksums, `start` is the same array as `stored_start`. Only rows of `stored_start` that are ready
-            # are used below, and these stay as they are.
+            start = start.copy()  # without checksums, it is the same array as `stored_start`
             start[host_chunks] = [upload.append(chunk) for chunk in decoded]
         shadows = self._shadows(
             row_ranges, ready, lambda row: upload.view(int(stored_start[row]), int(stored_nbytes[row]))

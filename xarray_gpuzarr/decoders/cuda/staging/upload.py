@@ -25,8 +25,8 @@ _HEAP_START = 1 << 48
 class Upload:
     """Bytes that go to the device together: a pinned slot, and runs of heap memory.
 
-    On the heap are bytes that do not fit into the slot, and chunks that the host has decoded. The slot has at least
-    `nbytes` bytes, or at least the option `slot_nbytes` if that is less.
+    On the heap are bytes that do not fit into the slot, and chunks that the host has decoded. The slot has room for
+    `nbytes` bytes, or for those of the option `slot_nbytes` if they are fewer.
     """
 
     def __init__(self, workspace: Workspace, nbytes: int) -> None:

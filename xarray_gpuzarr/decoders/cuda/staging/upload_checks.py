@@ -77,7 +77,7 @@ def check_headers(
         ready = ready & (nbytes == inner_nbytes)
         streams = Streams.empty()
         shuffled_blocks = ShuffledBlocks.empty()
-    elif len(arrays) == 1 and ready.all():
+    elif len(arrays) == 1 and ready.all():  # the usual case: all chunks are in the slot
         ready, streams, shuffled_blocks = find_streams(chain.compressor, arrays[0][0], start, nbytes, inner_nbytes)
     else:
         # Chunks are in several arrays, or some are missing or damaged.
