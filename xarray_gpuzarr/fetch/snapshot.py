@@ -2,10 +2,10 @@
 
 All chunks of a shard come from the version from which its index was read. `Snapshot.indexes` returns the index of each
 shard, from the cache or the store (`shard_indexes`), and the `Snapshot` is then the decoder's source of encoded chunks.
-A request for chunks fails if the shard was replaced since, and `read` begins again with a new `Snapshot`. If the
-versions of a store's answers differ, or a shard is replaced again and again, requests are repeated until the version is
-that of the index, or each shard is requested as a whole (`version_conflicts`). A `Snapshot` decodes nothing but
-indexes, and plans nothing.
+A request for chunks fails if the shard was replaced since, and `read` begins again with a new `Snapshot`. If that
+happens again and again, or a store's answers are of several versions, later attempts take more `Care`
+(`version_conflicts`): each request is repeated until the version is that of the index, or each shard is requested as a
+whole. A `Snapshot` decodes nothing but indexes, and plans nothing.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Snapshot:
     def _end_check(self, requests: Sequence[tuple[str, Version, Pending]]) -> None:
         """Wait for the requests of `start_check`. The first answer of another version raises `ObjectChangedError`."""
         for key, version, pending in requests:
-            (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))
-            if data is None:
+            (data,) = pending(lambda nbytes: memoryview(bytearray(nbytes)))  # raises the error for another version
+            if data is None:  # there is no object any more
                 raise changed_error(f"{self._source.name}/{key}", version, None, key)
 
     def check_all_there(self) -> None:
@@ -212,6 +212,6 @@ def _source_for_one_read(source: ObjectSource, spec: ArraySpec, care: Care, *, s
     if spec.index is None:
         request_lengths = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
     elif short_requests and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
-        # If shards were so short that this read may request some as a whole, these requests would be longer.
+        # Shards are too long to be requested as a whole, even for all of their chunks. So requests have this limit.
         request_lengths = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
     return source.for_one_read(ask_again=care is not Care.USUAL, **request_lengths)

@@ -75,8 +75,8 @@ def checked_table(selected: Column, n_samples: int, axis: int, length: int) -> C
 def _checked_index(index: npt.NDArray[Any], axis: int, length: int, end: int, suffix: str = "") -> Column:
     """Return indices as int64.
 
-    Raises `SelectionError` unless all lie in ``[0, end)``; its message names the first other index, followed by
-    `suffix`.
+    Raises `SelectionError` unless all lie in ``[0, end)``; its message names the first index that does not,
+    followed by `suffix`.
     """
     if index.size and index.dtype.kind not in "iu":
         raise bad_crops(f"an index of dtype {index.dtype} on axis {axis}")

@@ -29,11 +29,12 @@ class OuterSelection:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the requested result."""
-        # The bounds of a normalised slice are not negative, so its stop serves as the length of the axis.
-        lengths = [
-            len(range(*selector.indices(selector.stop)) if isinstance(selector, slice) else selector)
-            for selector in self.selectors
-        ]
+        lengths = []
+        for selector in self.selectors:
+            if isinstance(selector, slice):  # its bounds are not negative, so its stop serves as the axis' length
+                lengths.append(len(range(*selector.indices(selector.stop))))
+            else:
+                lengths.append(len(selector))
         for axis, index in self.undo:
             if isinstance(index, int):
                 del lengths[axis]

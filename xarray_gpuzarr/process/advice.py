@@ -45,7 +45,7 @@ def _warn(headline: str, found: str, do: str, *, repeats: bool = False) -> None:
     """Emit a `GpuZarrWarning`. If `repeats` is set, a line of the user's code may cause it any number of times."""
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
-    if frame is None:  # then the warning names the first line outside of the libraries, whatever it belongs to
+    if frame is None:  # only the standard library called, such as a pool's thread: the warning names a line of it
         warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
         return
     path, name = frame.f_code.co_filename, frame.f_globals.get("__name__")

@@ -92,7 +92,7 @@ class ResourceOptions:
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            if value is None and name == "scratch_nbytes":  # None is a value of this option, as of `verify` below
+            if value is None and name == "scratch_nbytes":  # None is allowed here, and for `verify` below
                 continue
             check_number(name, value, minimum)
         for name, choices in _CHOICES.items():

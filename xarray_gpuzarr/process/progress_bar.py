@@ -1,8 +1,8 @@
 """Progress bars of long reads in a terminal or a notebook: ``with xarray_gpuzarr.progress(): ...``.
 
-Reads report their progress through `read_progress.ReadProgress` after each chunk table: that is once for each shard, or
-for up to 1024 chunks of several shards with cached indexes or of objects of their own. The bars show the reads of this
-process only. For the workers of a cluster, dask has bars of its own.
+Reads report their progress through `read_progress.ReadProgress` after each chunk table. A table has the chunks of one
+shard or, if indexes are cached or the array is unsharded, up to 1024 chunks of several objects. The bars show the reads
+of this process only. For the workers of a cluster, dask has bars of its own.
 
 A separate thread draws, so no signal interrupts the drawing, and no read waits for the terminal: reads and dask tasks
 only add to numbers. A fork waits until nothing is being drawn, for at most a second. Without bars, a process imports

@@ -47,7 +47,7 @@ def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
 
 _PREFIX = "XARRAY_GPUZARR_"
 ENVIRONMENT_ONLY = frozenset({"cache_dir", "native", "num_threads", "pool_kept_nbytes", "pool_waits"})
-"""Settings that only the environment has, before Python starts. They are no options of `configure`."""
+"""Settings that are made by environment variables only, before Python starts. They are no options of `configure`."""
 
 
 def numbers_from_environment(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
@@ -97,7 +97,10 @@ def environment_variable(name: str) -> str:
 
 
 def ignored_variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a remark about each ``XARRAY_GPUZARR_`` variable that is no setting; `names` are the options in Python."""
+    """Return a remark about each ``XARRAY_GPUZARR_`` variable that is no setting.
+
+    `names` are the options of `configure`. The settings of `ENVIRONMENT_ONLY` are known besides.
+    """
     known = sorted(name.upper() for name in ENVIRONMENT_ONLY.union(names))
     remarks = []
     for variable in sorted(environ):

@@ -66,7 +66,7 @@ def read_by_zarr(
     except Exception as err:  # stores and codecs may raise anything
         opened = to_json(stored.zarr_array.metadata.to_dict())
         source = object_source(array.store)
-        # `changed_metadata` makes a request, which would fail again if the server does not answer.
+        # `changed_metadata` makes a request. It would fail again if the client has given up on the server ("final").
         changed = None if is_final(err) else changed_metadata(source, array.path, opened)
         error = changed or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
@@ -104,7 +104,8 @@ def checked_array(array: zarr.Array[Any]) -> zarr.Array[Any]:
     """Return an array whose reads raise `FrameError` for frames with a false header, which zarr-python would trust.
 
     It is `array` itself if no codec needs the check, or if zarr-python's settings name a third-party pipeline, which
-    may decode in its own way. It is for one read only: the codecs of its shards cannot be pickled.
+    may decode in its own way. It must not take the place of `array` in a
+    dataset, since the codecs of its shards cannot be pickled.
     """
     metadata = checked_metadata(array.metadata)
     is_known = get_pipeline_class().__module__.split(".")[0] in ("zarr", "xarray_gpuzarr")

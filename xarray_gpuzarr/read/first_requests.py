@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
 from xarray_gpuzarr.fetch.ahead import ObjectRequest
@@ -28,7 +28,8 @@ def may_ask_ahead(stored: StoredArray, *, by_host: bool) -> bool:
     # The host requests only raw chunks in pieces, a GPU's decoder also encoded ones.
     is_raw = not spec.codecs.stages and spec.codecs.other is None
     may_be_cut = spec.index is None and source.cuts_objects and (is_raw or not by_host)
-    return not may_be_cut or spec.chunk_nbytes <= source.rule.max_raw_nbytes
+    is_cut = may_be_cut and spec.chunk_nbytes > source.rule.max_raw_nbytes
+    return not is_cut
 
 
 def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
@@ -47,5 +48,9 @@ def first_requests(stored: StoredArray, selection: Any) -> list[ObjectRequest]:
         return [
             ObjectRequest(str(block.key), is_whole=comes_whole(spec, block.n_rows, source.rule)) for block in blocks
         ]
-    chunks = chain.from_iterable(product(*map(chunks_of_span, target.spans, block.ranges)) for block in blocks)
-    return [ObjectRequest(spec.keys.key(coordinate), is_whole=True) for coordinate in chunks]
+    requests = []
+    for block in blocks:
+        chunks_by_axis = map(chunks_of_span, target.spans, block.ranges)  # chunk numbers along each axis
+        coordinates = product(*chunks_by_axis)
+        requests += [ObjectRequest(spec.keys.key(coordinate), is_whole=True) for coordinate in coordinates]
+    return requests

@@ -157,8 +157,8 @@ class OtherSpec:
 DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
 """Compressors that a GPU and the host decompress."""
 CompressorSpec = DeviceCompressorSpec
-"""Compressors that the host decompresses; at present, a GPU does, too. ``str`` of one without fields is its name in
-metadata, which is its key in `numcodecs_json.COMPRESSORS`."""
+"""Compressors that the host decompresses; at present, a GPU does, too. If one has no settings, its class has no fields,
+and ``str`` returns its name in metadata. `numcodecs_json.COMPRESSORS` lists it under that name."""
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 """Codecs that change the bytes of a chunk, and that decoders undo one after another."""
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec

@@ -85,7 +85,7 @@ class CachedRead:
         """Keys of the chunks that this read has claimed."""
         self._is_remote = is_remote
         self._checks: list[PendingCheck] = []
-        """Checks that remote shards still have the versions of their cached chunks. `check` waits for them."""
+        """Checks that remote shards still have the versions of their cached chunks; `check_versions` waits for them."""
         self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read. Those of a server are, since they are fetched whole; others
         are if decoding only a part of them saves little."""
@@ -96,7 +96,7 @@ class CachedRead:
         Returns the chunks that are cached and those that are to be kept; None if there are neither.
 
         Raises `ObjectChangedError` if the local file of a cached chunk has another version by now. For other stores,
-        `check` raises it.
+        `check_versions` raises it.
         """
         rows = self._partial.rows(plan)
         if not rows:

@@ -23,8 +23,8 @@ class CachedTasks:
             chunks = self._cached.look_up(plan)
             if chunks is None:
                 yield from PlanTasks(self._read, plan).tasks()
-            elif self._read.source.is_local and self._read.output is not None:
-                # The loops treat rows that are decoded already and rows of files in the same call.
+            elif self._read.source.is_local and self._read.loop_output is not None:
+                # The compiled loops take rows that are decoded already and rows of files in the same call.
                 yield from self._plan_tasks(plan, chunks)
             else:  # a task either starts requests or not, so cached chunks, which need none, get a plan of their own
                 cached, others = chunks.split(plan)

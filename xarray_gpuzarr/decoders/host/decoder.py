@@ -153,7 +153,7 @@ def carry_out(plans: Iterator[ReadPlan], read: HostRead, cached: CachedRead | No
     `lone_thread` is in `crew.lone_threads` while the calling thread works without helpers, so that other reads leave a
     thread of the budget to it. The caller removes it in the end, whatever happens.
     """
-    output, rows_a_call = read.output, read.schedule.rows_a_call
+    output, rows_a_call = read.loop_output, read.schedule.rows_a_call
     if output is None or rows_a_call is None:
         run_plans(plans, read, cached)
         return

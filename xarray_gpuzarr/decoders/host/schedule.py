@@ -21,8 +21,8 @@ class Costs:
     """Seconds of decoding below which another thread is not worth waking. Crops of 8 raw chunks of 64 KiB took one
     thread 312 us and two threads 415 us; crops of 63 zstd chunks took 4.3 ms and 3.0 ms."""
     loops_s: float = 0.1
-    """Seconds of decoding below which the calling thread reads alone, with threads that the compiled loops start. These
-    threads take one chunk after another, and nothing is handed over. Longer reads use the threads of `process.crew`."""
+    """Seconds of decoding below which the calling thread calls the compiled loops, which start threads of their own.
+    These take one chunk after another, and nothing is handed over. Longer reads use the threads of `process.crew`."""
     loop_thread_s: float = 150e-6
     """Seconds of decoding that are worth another thread of the compiled loops: starting one takes 20 us."""
     loop_copy_nbytes: int = 8 * 1024 * 1024
@@ -36,7 +36,7 @@ class Costs:
     """Length of the shortest part in bytes. Handing it over costs a few percent of reading and decoding it."""
     short_chunk_nbytes: int = 256 * 1024
     """Length in bytes of the longest chunk that counts as short. Threads that read short chunks take turns
-    (`process.crew`): they ask for the GIL so often that more threads than cores get less done."""
+    (`process.turns`): they ask for the GIL so often that more threads than cores get less done."""
 
 
 @record
@@ -97,16 +97,15 @@ def schedule(  # noqa: PLR0913  # the cache needs every value as an argument
         least_rows = -(-costs.least_part_nbytes // array.chunk_nbytes)  # rounded up
         share = n_chunks // n_threads // costs.parts_a_thread
         rows_a_part = max(least_rows, min(share, rows_a_thread))
-    # Several chunks that are only copied get no threads of the loops, since two threads copy a short read no faster
-    # than one. The crew's threads then help sooner.
+    # Several chunks that are only copied get no threads of the loops (see below), so threads of the crew help sooner.
     longest_alone_s = costs.serial_s if array.is_copied else costs.loops_s
     caller_suffices = seconds < longest_alone_s
     by_loops = is_local and array.program is not None and (is_single or caller_suffices)
-    one_thread_calls = by_loops or n_threads == 1  # otherwise, each thread of the crew calls the loops for itself
+    only_caller_calls_loops = by_loops or n_threads == 1  # otherwise, so does each thread of the crew
     n_loop_threads = 1
     if array.is_copied and is_single:
         n_loop_threads = max(1, min(nbytes // costs.loop_copy_nbytes, budget))
-    elif one_thread_calls and not array.is_copied:
+    elif only_caller_calls_loops and not array.is_copied:  # two threads copy a short read no faster than one
         n_loop_threads = max(1, min(int(seconds / costs.loop_thread_s), budget))
     return Schedule(
         budget=budget,

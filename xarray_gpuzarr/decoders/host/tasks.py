@@ -57,7 +57,7 @@ class HostRead:
     out: Array
     source: ByteSource
     schedule: Schedule
-    output: LoopOutput | None
+    loop_output: LoopOutput | None
     """The output for the compiled loops; None without loops, or if they do not know a codec of the array."""
 
     @cached_property
@@ -90,8 +90,8 @@ class PlanTasks:
     def __init__(
         self, read: HostRead, plan: ReadPlan, table: LoopTable | None = None, chunks: PlanChunks | None = None
     ) -> None:
-        if table is None and read.output is not None and plan.n_chunks:
-            table = LoopTable(read.output, plan, read.source, chunks)
+        if table is None and read.loop_output is not None and plan.n_chunks:
+            table = LoopTable(read.loop_output, plan, read.source, chunks)
         self.read, self.plan, self.table, self.chunks = read, plan, table, chunks
         self._decoded_rows: list[int] = []
         """Rows that Python has decoded into the memory of chunks that are to be kept."""
