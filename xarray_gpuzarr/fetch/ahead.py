@@ -122,7 +122,7 @@ class RequestsAhead:
         """The array's own source. `_source` is a copy of it for these requests."""
         if spec.index is None:
             self.most_nbytes = spec.max_encoded_nbytes
-            """Length in bytes above which an object may be sent without its bytes."""
+            """Length in bytes of the longest object that is wanted. Of a longer one, only the length may come."""
             self._initial_nbytes = spec.expected_nbytes
             """Length in bytes with which objects count until one has arrived."""
         else:

@@ -16,7 +16,7 @@ from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 Key = tuple[Hashable, str, ShardIndexSpec | None]
 """Identity of the source, store key of the shard, and format of its index. The format is None for an object of an
-unsharded array, whose key is never in the cache."""
+unsharded array: such a key may be looked up, but nothing is stored under it."""
 
 _ENTRY_OVERHEAD_NBYTES = 512
 """Memory that an entry takes besides the columns of its index."""

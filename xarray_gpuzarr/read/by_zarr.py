@@ -53,6 +53,7 @@ def read_by_zarr(
     """
     assert stored.zarr_array is not None
     array = checked_array(stored.zarr_array)
+    # As `counters.stage`, but the previous stage is restored even if a signal interrupts the `finally` block.
     account = counters.local.account
     previous_stage = account.stage
     try:

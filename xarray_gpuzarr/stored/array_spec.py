@@ -127,9 +127,10 @@ class ArraySpec:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Axes of the array in the order in which a chunk's decompressed bytes hold them: those of C order, transposed.
+        """Axes of the array, from the slowest to the fastest in a chunk's decompressed bytes.
 
-        Decoding undoes the transposes later, when it places the elements.
+        They are (0, 1, ...), that is C order, unless there are transposes. Decoding undoes these later, when it places
+        the elements.
         """
         order = tuple(range(self.grid.ndim))
         for codec in self.codecs.array_to_array:

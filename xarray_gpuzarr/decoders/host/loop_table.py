@@ -33,9 +33,8 @@ from xarray_gpuzarr.process.turns import turns
 READ_BUFFER_NBYTES = 256 * 1024
 """Neighbouring chunks of a file are read together up to this many bytes, which stay in a core's cache."""
 _BLOCK_NBYTES = 512
-"""The page cache holds a file in multiples of this (a sector: pages are multiples of it), up to the end of the file. So
-if a read stops at any other length, and not because its buffer is full, it has reached the end of the file. This is
-`BLOCK_NBYTES` in `files.h`."""
+"""What the page cache holds of a file ends at a multiple of this number (a sector), or with the file. So a read that is
+shorter than its buffer, and no multiple of it, has reached the end of the file. This is `BLOCK_NBYTES` in `files.h`."""
 _PLACED, _LEFT = 0, 1
 """Status of a row: its chunk was placed, or is left to Python; `DONE` and `LEFT` in `job.h`."""
 _IS_DECODED = -3
@@ -85,6 +84,8 @@ class EncodedChunks:
         rows = slice(self.rows.start, self.rows.stop)
         nbytes = self._plan.nbytes[rows]
         if len(part_nbytes) == len(nbytes):  # each row is a part, as all unsharded chunks are
+            # A row of a shard has no more bytes than have arrived, and 0 without an object. A whole object has what has
+            # arrived, and -1 if there is none.
             available = np.minimum(nbytes, np.maximum(part_nbytes, 0))
             return part_address, np.where(nbytes == WHOLE_OBJECT, part_nbytes, available)
         bounds = np.array(self._bounds, np.int64)
@@ -242,7 +243,7 @@ def encoded_path(path: str) -> bytes | None:
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, object] | None:
-    """Return the files that hold the chunks of a plan; None if a path among them is impossible as that of a file.
+    """Return the files that hold the chunks of a plan; None if one of their paths cannot be that of a file.
 
     Parameters
     ----------

@@ -133,12 +133,15 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
     range: `http_answer` needs the length of the body to tell a whole object from a range.
     """
     start, end, suffix_nbytes = _kept_range(response, request)
-    max_nbytes = NO_LIMIT if open_range_start(request) is None else most_nbytes
-    if not is_whole(response.headers, response.status):
-        if isinstance(request, RangeByteRequest):
-            max_nbytes = request.end - request.start
-        elif isinstance(request, SuffixByteRequest):
-            max_nbytes = request.suffix
+    if open_range_start(request) is not None:  # the request goes to the end of the object
+        max_nbytes = most_nbytes
+    elif is_whole(response.headers, response.status):
+        max_nbytes = NO_LIMIT
+    elif isinstance(request, RangeByteRequest):
+        max_nbytes = request.end - request.start
+    else:
+        assert isinstance(request, SuffixByteRequest)
+        max_nbytes = request.suffix
 
     parts: deque[bytes] = deque()
     nbytes = n_kept = 0
