@@ -92,7 +92,8 @@ class Random:
 
 
 Samples = Lattice | Table | Random
-"""The samples of all epochs. `describe` returns a short text, which states of batches keep and compare."""
+"""The samples of all epochs. The text that `describe` returns is kept in the `state_dict` of batches, which by it tell
+whether a state is of the same samples."""
 Starts = Lattice | Table
 """Positions of the samples of one epoch. `first_elements` looks them up by number."""
 
