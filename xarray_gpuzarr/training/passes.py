@@ -162,7 +162,7 @@ class _History:
             move = _move_before(current, moves)
             requested = None if epoch == _NEXT_EPOCH else (epoch, 0)
             position = requested or known or moves[move]
-            if position == known:  # another process has begun this pass, and its entry says all that this one does
+            if position == known:  # another process has begun this pass, and at the same place
                 return
             others = [entry for entry in self._begun.get(current[:4], ()) if not entry[0].is_same(current)]
             self._begun[current[:4]] = [*others, (current, position)]

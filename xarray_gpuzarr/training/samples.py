@@ -92,8 +92,8 @@ class Random:
 
 
 Samples = Lattice | Table | Random
-"""The samples of all epochs. The text that `describe` returns is kept in the `state_dict` of batches, which by it tell
-whether a state is of the same samples."""
+"""The samples of all epochs. The `state_dict` of batches has the text that `describe` returns, and a state with another
+text is refused."""
 Starts = Lattice | Table
 """Positions of the samples of one epoch. `first_elements` looks them up by number."""
 

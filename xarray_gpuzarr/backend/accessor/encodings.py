@@ -208,7 +208,10 @@ def _divisor_or_maximum(n: int, max_divisor: int) -> int:
 
 
 def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths along all dimensions: that in `by_dim`, even beyond the axis, or for -1 or none the axis."""
+    """Return the length along each dimension: that in `by_dim`, even if the dimension is shorter.
+
+    If there is none, or if it is -1, it is the length of the whole dimension, as in `shape`.
+    """
     lengths = [by_dim.get(dim, -1) for dim in dims]
     return tuple([n if length == -1 else length for n, length in zip(shape, lengths, strict=True)])
 

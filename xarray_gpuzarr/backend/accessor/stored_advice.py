@@ -238,7 +238,7 @@ def _methods(codecs: Any) -> list[dict[str, Any]]:
             metadata = codec
         else:
             metadata = codec.get_config() if isinstance(codec, numcodecs.abc.Codec) else codec.to_dict()
-        configuration = metadata.get("configuration", metadata)  # in Zarr format 2, parameters stand beside the name
+        configuration = metadata.get("configuration", metadata)  # in Zarr format 2, parameters stand beside the id
         levels = {key: configuration[key] for key in ("cname", "level", "clevel") if key in configuration}
         methods.append({"codec": metadata.get("name", metadata.get("id"))} | levels)
     return methods

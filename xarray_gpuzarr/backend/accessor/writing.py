@@ -143,7 +143,7 @@ def _in_shards(
 ) -> dict[str, DatasetInShards]:
     """Return the datasets as they will be chunked, by the paths of their groups."""
     dims = [*dict.fromkeys([dim for dataset in datasets.values() for dim in dataset.dims])]
-    # With `safe_chunks`, xarray would check the chunks of NumPy arrays too, which the user did not make.
+    # With `safe_chunks`, xarray would also check the chunks that NumPy arrays are cut into, which no user has chosen.
     cuts_numpy = not options.get("safe_chunks")
     return {
         path: DatasetInShards(

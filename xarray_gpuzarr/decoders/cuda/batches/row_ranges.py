@@ -138,7 +138,7 @@ class Cutter:
     sizes : iterator of int, endless
         Largest number of chunks of each batch, one batch after another.
     max_range_nbytes : int
-        Most bytes that a batch fetches from shards: chunks, and the gaps between them. It is there for the gaps, since
+        Most bytes that a batch fetches from shards: chunks, and the gaps between them. The limit is for the gaps, since
         the number of chunks bounds their own bytes. Unsharded chunks have no gaps, and are not counted. A batch of a
         single chunk may have more.
     segment_nbytes : int

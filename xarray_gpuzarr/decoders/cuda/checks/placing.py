@@ -101,8 +101,8 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
             name += f" by {element.work.name}"
         # If elements keep their dtype, a cast without arithmetic is a copy, which has a check of its own.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        # A pair of dtypes has a check without a wide dtype, and may have one with it. A cast without arithmetic is the
-        # same with or without it, so only the check without it includes that cast.
+        # There is a check of a pair of dtypes without a wide dtype, and another with one. A cast without arithmetic is
+        # the same in both, so only the former includes it.
         if converts and element.wide is None:
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":
