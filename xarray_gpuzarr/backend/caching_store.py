@@ -185,8 +185,9 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         documents = {
             name: answer.to_bytes() for name, answer in zip(names, answers, strict=True) if isinstance(answer, Buffer)
         }
-        # The word is in the key "consolidated_metadata" of format 3, and in "zarr_consolidated_format" of format 2. If
-        # it occurs elsewhere, the group is not requested in advance, which only takes longer.
+        # Consolidated metadata have the key "consolidated_metadata" in format 3, and in format 2
+        # "zarr_consolidated_format". If the word occurs elsewhere, the group is not requested in advance, which only
+        # takes longer.
         is_consolidated = any(b"consolidated" in document for document in documents.values())
         # Nothing more is requested if the group is the root, or if the consolidated metadata of the root describe it.
         # xarray opens the root first, so it needs nothing more either if there is no group at the root.

@@ -89,8 +89,9 @@ def build_datasets(
                 with explaining_misfits(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
                 if ahead is not None:
-                    # The requests for one group of a tree are answered while the next groups are prepared. Those for
-                    # the indexes of a single group can wait, because xarray may not read them.
+                    # The requests for one group of a tree are answered while the next groups are prepared. In a single
+                    # group, requests for indexes can wait until xarray reads one: with `create_default_indexes=False`,
+                    # it reads none.
                     ahead.request_added(indexes_can_wait=len(stores) == 1)
             except Exception as err:  # noqa: BLE001
                 # As in xarray, an error in decoding an earlier group is raised before this one.

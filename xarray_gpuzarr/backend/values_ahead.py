@@ -74,6 +74,7 @@ class ValuesAhead:
         """
         keys = _chunk_keys(stored, is_short_index=is_short_index)
         self._keys += keys
+        # If an array is one short object, xarray's reads of the first and the last value need all of it.
         is_one_object = len(keys) == 1 and is_short(stored)
         opening = OpeningArray(array, stored, self, is_read_whole=is_short_index or is_one_object)
         if not is_short_index:
@@ -84,7 +85,7 @@ class ValuesAhead:
         """Request the chunks of all arrays added so far.
 
         With `indexes_can_wait`, nothing is requested if all of these arrays are indexes: with
-        ``create_default_indexes=False``, xarray reads none of them. Otherwise its first read of one calls this again.
+        ``create_default_indexes=False``, xarray reads none of them. If it does read one, that read calls this again.
         """
         if self._keys and (self._times or not indexes_can_wait):
             keys = self._keys

@@ -41,7 +41,7 @@ class GpuZarrPlugin(WorkerPlugin):
     """Tells distributed to ignore a second plugin of this name. `register` unregisters the first one before."""
 
     def __init__(self, *, device: str = "auto", **options: Any) -> None:
-        if device == "workers" or not is_device(device):  # "workers" stands for the workers' devices on a client
+        if device == "workers" or not is_device(device):  # "workers" is for clients only: the device of each worker
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",

@@ -93,11 +93,10 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     if why or isinstance(stored, Unplanned):
         return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, why_not_written=why)
     assert device is not None
+    assert not isinstance(stored.spec, Unplanned)  # `planned_array` would have returned the `Unplanned` itself
     route = stored.route(decoder_for(device))
     why_not_written = ""
-    if isinstance(stored.spec, Unplanned):
-        why_not_written = "it is read by zarr-python"
-    elif device != "host":
+    if device != "host":
         why_not_written = "arrays on a GPU are written by zarr-python"
     else:
         encoder = encoder_for(array.metadata, stored.spec)

@@ -258,7 +258,7 @@ class _Settings:
     def __init__(self) -> None:
         self._lock = Lock()
         self._n_users = 0
-        """Number of calls since the settings were changed, minus the number of blocks that have ended."""
+        """Calls of `zarr_pipeline` since the settings were changed, minus the blocks that have ended since."""
         self._before: dict[str, Any] = {}
         """The settings before they were changed."""
 

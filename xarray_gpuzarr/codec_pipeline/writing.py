@@ -69,8 +69,9 @@ class ArrayWriter:
         """
         other_items = await self.write_by_loops(batch, value, drop_axes)
         if other_items:
-            # Turns are held for the names of objects, which are equal for an empty `_path` and a known one. Items that
-            # are no paths in a store share a meaningless name. They need no turn, since nothing else writes them.
+            # Turns are held for the names of objects. An object has the same name if `_path` is still empty, since the
+            # name then consists of the store's address and the whole key. Items that are no paths in a store share a
+            # meaningless name. They need no turn, since nothing else writes them.
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
                 await fallback.write(other_items, value, drop_axes)

@@ -91,9 +91,9 @@ class ElementCast:
         return pad_words(np.array(self.mask, self.work))
 
     def words(self, mask_offset: int) -> list[int]:
-        """Return the fields of ``struct Cast`` except the last.
+        """Return the fields of ``struct Cast`` except the last one, `missing`.
 
-        `mask_offset` is the offset in bytes of `mask_words` in the table.
+        `mask_offset` is where `mask_words` begin in the kernel's table of parameters, in bytes.
         """
         has_scale, has_offset = self.scale is not None, self.offset is not None
         scale, offset = self._constant_word(self.scale), self._constant_word(self.offset)

@@ -54,8 +54,8 @@ def configure(**options: object) -> dict[str, Any]:
     **options
         Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
         default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``. ``engine="plain"`` stands for the most cautious
-        values of five options: one read and one batch at a time, short reads on the device, too, a failed self-check is
-        an error, and the host decodes every chunk again, to compare.
+        values of five options: there is one read and one batch at a time, the device also decodes short reads, a failed
+        self-check is an error, and the host decodes every chunk again, to compare.
 
     Returns
     -------

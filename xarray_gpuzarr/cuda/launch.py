@@ -94,7 +94,8 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
     n_tiles = -(-max_nbytes // MOVE_TILE_NBYTES)
     n_blocks = max(0, end - first) * n_tiles
     if n_blocks:
-        # `n` is the distance between the columns. So with the address of row `first`, all three begin at that row.
+        # The kernel looks for each list of the table `n` words after the one before. So if the address of the table is
+        # moved by `first` words, all three lists begin at run `first`.
         api.launch(_MOVE, n_blocks, N_THREADS, (table + 8 * first, n, n_tiles), stream)
 
 

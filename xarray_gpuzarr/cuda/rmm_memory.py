@@ -1,7 +1,7 @@
 """Device memory from an RMM resource, and the choice of that resource.
 
-RMM's current resource is the application's choice, and is never changed. CuPy's allocator is changed by `share_memory`
-alone, which only processes that request it call, and which can be undone.
+RMM's current resource is the application's choice, and is never changed. Only `share_memory` changes CuPy's allocator.
+It is called on request, and can be undone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADAPTORS = tuple(
 class NativeMemory:
     """Device memory of an RMM resource; see `DeviceMemory`.
 
-    Whatever frees it works in the CUDA context that it was allocated in.
+    It is freed in the CUDA context in which it was allocated, whichever thread frees it.
     """
 
     def __init__(self, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
@@ -161,8 +161,8 @@ def _advise_on(resource: object) -> None:
             "memory without a pool",
             "RMM's current resource has no pool; the GPU stands still at each allocation of a read",
             found=f"{type(resource).__name__} over CudaMemoryResource",
-            do="LocalCUDACluster(rmm_async=True, ...) beside enable_cudf_spill or rmm_track_allocations, or put it "
-            "around a rmm.mr.CudaAsyncMemoryResource; configure(memory='async') gives reads a pool of their own",
+            do="with dask-cuda, add rmm_async=True to the arguments of LocalCUDACluster; elsewhere, build the adaptor "
+            "on a rmm.mr.CudaAsyncMemoryResource; configure(memory='async') gives reads a pool of their own",
         )
 
 

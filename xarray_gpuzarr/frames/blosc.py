@@ -61,7 +61,7 @@ class BloscStreams:
     ready: Flags
     """Whether a device may decode each frame; bool, shape (n_frames,). The other columns cover only such frames."""
     chunk: Column
-    """Number of the frame that each stream is in, shape (n_streams,)."""
+    """Number of the chunk whose frame each stream is in, shape (n_streams,)."""
     source: Column
     """First byte of each stream in the data, shape (n_streams,)."""
     source_nbytes: Column
@@ -74,7 +74,7 @@ class BloscStreams:
     codec: npt.NDArray[np.uint8]
     """Number of the codec of each stream, or `RAW`; uint8, shape (n_streams,)."""
     block_chunk: Column
-    """Number of the frame that each block is in, shape (n_blocks,). Frames of which no block is shuffled have no
+    """Number of the chunk whose frame each block is in, shape (n_blocks,). Frames of which no block is shuffled have no
     rows."""
     block_start: Column
     """First byte of each block in the chunk, shape (n_blocks,)."""

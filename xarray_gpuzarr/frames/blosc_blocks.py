@@ -36,7 +36,7 @@ class BloscHeaders(NamedTuple):
     """The headers of frames, one row for each. All columns have the shape (n,)."""
 
     chunk: Column
-    """Number of the frame."""
+    """Number of the chunk that begins with the frame, among those that `read_headers` was given."""
     start: Column
     """First byte of the frame in the data."""
     nbytes: Column
@@ -90,8 +90,9 @@ def read_headers(data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int
     chunk = np.flatnonzero(nbytes > HEADER_NBYTES)
     start, nbytes = start[chunk], nbytes[chunk]
     # The four integers of each header are gathered at once, because memory is the bottleneck.
-    headers = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))[start].view("<u4")
-    head, declared, blocksize, encoded_nbytes = headers.reshape(-1, 4).T.astype(np.int64, order="C")
+    headers_from_each_byte = np.ndarray((max(data.size - 15, 0),), "V16", data, strides=(1,))
+    headers = headers_from_each_byte[start].view("<u4").reshape(-1, 4)
+    head, declared, blocksize, encoded_nbytes = headers.T.astype(np.int64, order="C")
     flags, typesize = head >> 16 & 0xFF, head >> 24
     # 0x0102: version 2 of the format of frames, and version 1 of the format of streams.
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= _LAST_CODEC) & (typesize > 0)

@@ -122,6 +122,8 @@ def _whole_arrays(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, Whole
     set on it. An array is yielded only if its last task still depends on its blocks.
     """
     for key in flatten([keys]):
+        # The last task of a whole array calls what `__dask_postcompute__` returned. dask puts it into a layer of its
+        # own, whose name is the key of the task.
         layer = graph.layers.get(key) if isinstance(key, str) else None
         task = layer.get(key) if isinstance(layer, MaterializedLayer) else None
         if isinstance(task, Task) and isinstance(task.func, WholeArray):

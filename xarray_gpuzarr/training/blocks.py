@@ -2,8 +2,8 @@
 
 A block of dask that only slices, indexes and joins arrays of this engine is a selection of stored arrays. So several
 stores that were opened as one variable along time become one `Part` each, whatever was selected of the variable since.
-`_GraphTracer` follows the tasks of a block, and `_SELECTING` has, for each function of dask that only selects, one that
-does the same to a `BlockRow`.
+`_GraphTracer` follows the tasks of a block to a `BlockRow`: the parts of the block, one after another along an axis.
+`_SELECTING` has, for each function of dask that only selects, one that does the same to a `BlockRow`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _GraphTracer:
     """Follows the tasks of a graph to the arrays that this engine opened, and runs none of them.
 
     The value of a task is a `BlockRow`. A task that returns anything but a selection of stored arrays raises
-    `UnresolvedError`. The arguments of tasks, such as indexes, are values as they are.
+    `UnresolvedError`. The value of an argument that is no task, such as an index, is the argument itself.
     """
 
     def __init__(self, graph: Mapping[Any, Any]) -> None:
@@ -182,12 +182,12 @@ def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) ->
 
 
 def _getitem_of_pair(array: Any, pair: Sequence[Any]) -> BlockRow:
-    """Do what dask's ``_getitem`` of its shuffle does: its second argument ends with the index."""
+    """Do what ``_getitem`` of `dask.array._shuffle` does, which uses only the second item of `pair`, the index."""
     return _getitem(array, pair[1])
 
 
 def _concatenate_sorted(arrays: Sequence[Any], sorter: Sequence[Any], axis: int) -> BlockRow:
-    """Do what dask's ``concatenate_arrays`` of its shuffle does: join, then put elements into another order.
+    """Do what ``concatenate_arrays`` of `dask.array._shuffle` does: join, then put elements into another order.
 
     The second item of `sorter` has the position of each joined element in the result.
     """

@@ -161,7 +161,7 @@ class Batches:
 
     @property
     def next_batch(self) -> int:
-        """Number of batches of that epoch that the next ``iter()`` leaves out, because a state was loaded."""
+        """Number of batches of `next_epoch` that the next ``iter()`` leaves out, because a state was loaded."""
         return 0 if self._progress.begun else self._progress.n_done
 
     def set_epoch(self, epoch: int) -> None:

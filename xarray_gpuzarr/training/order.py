@@ -134,7 +134,7 @@ def _generator(order: Order, epoch: int, stream: int) -> np.random.Generator:
 def _shuffle_in_windows(
     starts: Starts, n_samples: int, order: Order, epoch: int, shard_numbers: ShardNumbers
 ) -> Column:
-    """Return the numbers of the samples of a rank, shape (n,), shuffled so that a window meets few shards."""
+    """Return the numbers of the samples of a rank, shape (n,), shuffled so that a window has samples of few shards."""
     runs = [np.arange(i, min(i + LOOK_UP_SIZE, n_samples)) for i in range(0, n_samples, LOOK_UP_SIZE)]
     shards = np.concatenate([shard_numbers(starts.first_elements(run)) for run in runs])
     # Put the shards into random order, and the samples of each side by side.

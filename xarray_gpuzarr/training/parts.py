@@ -121,7 +121,10 @@ class Parts:
         return cls(bounds=tuple(np.array([0, n]) for n in part.shape), grid=grid)
 
     def merged(self) -> Self:
-        """Return a grid with fewer parts: neighbouring planes become one if all their parts can be joined."""
+        """Return a grid with fewer parts. Neighbouring planes become one if all their parts can be joined.
+
+        A plane consists of the parts at one index along an axis of the grid.
+        """
         grid = self.grid
         bounds = list(self.bounds)
         for axis in range(grid.ndim):

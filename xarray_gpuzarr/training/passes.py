@@ -162,13 +162,13 @@ class _History:
             move = _move_before(current, moves)
             requested = None if epoch == _NEXT_EPOCH else (epoch, 0)
             position = requested or known or moves[move]
-            if position == known:  # another process has begun this pass
+            if position == known:  # another process has begun this pass, and at the same place
                 return
             others = [entry for entry in self._begun.get(current[:4], ()) if not entry[0].is_same(current)]
             self._begun[current[:4]] = [*others, (current, position)]
             is_refused = current.n_workers and position[1]  # workers cannot begin in the middle of an epoch
             if not is_refused:
-                moves[move] = position[0] + 1, 0
+                moves[move] = position[0] + 1, 0  # the next pass reads the next epoch
         self.n_workers[current.consumer] = current.n_workers
 
     def find(self, current: Pass) -> Position | None:

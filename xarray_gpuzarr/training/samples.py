@@ -92,7 +92,8 @@ class Random:
 
 
 Samples = Lattice | Table | Random
-"""The samples of all epochs. `describe` returns a short text, which states of batches keep and compare."""
+"""The samples of all epochs. The `state_dict` of batches has the text that `describe` returns, and a state with another
+text is refused."""
 Starts = Lattice | Table
 """Positions of the samples of one epoch. `first_elements` looks them up by number."""
 

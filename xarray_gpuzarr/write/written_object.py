@@ -61,7 +61,11 @@ class WrittenObject:
 def written_objects(
     spec: ArraySpec, axes: Sequence[WrittenAxis], is_covered: Mapping[tuple[int, ...], bool] | None
 ) -> list[WrittenObject]:
-    """Return the objects that a write touches, in C order; `is_covered` is as for `WriteCall`."""
+    """Return the objects that a write touches, in C order.
+
+    What is stored of an object is not needed if all its elements along every axis are written, or if `is_covered` is
+    true for it; see `WriteCall`.
+    """
     objects = []
     for positions in product(*[range(len(axis.coords)) for axis in axes]):
         coord = tuple([axis.coords[i] for axis, i in zip(axes, positions, strict=True)])

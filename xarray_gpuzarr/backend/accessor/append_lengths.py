@@ -31,7 +31,7 @@ def require_equal_lengths(lengths: Mapping[Any, int], dim: Any) -> None:
         tried=f"to append to variables {', '.join(map(repr, lengths))}",
         found=f"lengths in the store: {'; '.join(descriptions)}",
         do="if a write was killed, cut the longer arrays back with zarr.open_array(path, mode='r+').resize(shape), "
-        "call zarr.consolidate_metadata, and append again; append what an earlier append has left out alone, without "
-        f"the index: ds[[...]].drop_vars({dim!r}); leave out a variable that the store lacks, or store it first, with "
-        "all of its earlier values",
+        "call zarr.consolidate_metadata, and append again; if an earlier append has left out variables, append these "
+        f"alone, without the index: ds[[...]].drop_vars({dim!r}); leave out a variable that the store lacks, or store "
+        "it first, with all of its earlier values",
     )

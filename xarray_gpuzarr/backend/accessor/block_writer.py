@@ -21,7 +21,7 @@ from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 
 @record
-class Original:
+class UnencodedVariable:
     """A variable before xarray encodes it."""
 
     name: Any
@@ -51,7 +51,7 @@ class BlockWriter(ArrayWriter):
         Store that keeps the metadata. Chunks are written to the store below it.
     """
 
-    __slots__ = ("_behind", "_checks_values", "_originals", "_staged", "block_nbytes", "from_memory")
+    __slots__ = ("_behind", "_checks_values", "_staged", "_unencoded", "block_nbytes", "from_memory")
 
     def __init__(
         self, *, checks_values: bool = True, behind: WritesBehind | None = None, staged: StagedStore | None = None
@@ -60,17 +60,17 @@ class BlockWriter(ArrayWriter):
         self._checks_values = checks_values
         self._behind = behind
         self._staged = staged
-        self._originals: dict[str, Original] = {}
+        self._unencoded: dict[str, UnencodedVariable] = {}
         """Variables by the paths of their arrays in the store."""
         self.block_nbytes = 0
         """Bytes of the largest block: its decoded elements and their packed copy."""
         self.from_memory = ArrayWriter()
         """Collects the blocks of variables that were not dask arrays."""
 
-    def expect(self, originals: Mapping[str, Original], group_path: str) -> None:
+    def expect(self, unencoded_variables: Mapping[str, UnencodedVariable], group_path: str) -> None:
         """Record the variables of a group that xarray will pass, by the paths of their arrays in the group."""
-        for path, original in originals.items():
-            self._originals[f"{group_path}/{path}".strip("/")] = original
+        for path, unencoded in unencoded_variables.items():
+            self._unencoded[f"{group_path}/{path}".strip("/")] = unencoded
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write an encoded array to a region of a zarr array, now or in dask tasks.
@@ -78,17 +78,17 @@ class BlockWriter(ArrayWriter):
         xarray calls this for each variable; see `xarray.backends.common.ArrayWriter.add`. Raises `OptionError` if a
         value of a NumPy array does not fit the stored dtype.
         """
-        original = self._originals[target.path.strip("/")]
-        variable = original.variable
+        unencoded = self._unencoded[target.path.strip("/")]
+        variable = unencoded.variable
         # Other values have the stored dtype and no scale or offset: they are stored as they are.
         is_packed = (
             variable.dtype != target.dtype
-            or {"scale_factor", "add_offset"} & original.encoding.keys()
+            or {"scale_factor", "add_offset"} & unencoded.encoding.keys()
             or variable.dtype.kind in TIMES
         )
         check = None
-        if is_packed and self._checks_values and not original.is_checked:
-            check = check_of(original.name, variable.dtype, target.dtype, original.encoding, dict(target.attrs))
+        if is_packed and self._checks_values and not unencoded.is_checked:
+            check = check_of(unencoded.name, variable.dtype, target.dtype, unencoded.encoding, dict(target.attrs))
         if self._staged is not None:
             self._staged.detach(target)
         block_target = BlockTarget(target, self._behind)
@@ -101,8 +101,8 @@ class BlockWriter(ArrayWriter):
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
         if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
-            source = pack_blocks(source, variable.data, original.pack, check)
-        if original.pack is not None:
+            source = pack_blocks(source, variable.data, unencoded.pack, check)
+        if unencoded.pack is not None:
             self.from_memory.add(source, block_target, region)
         else:
             super().add(source, block_target, region)  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ def named_codecs(compressors: Any, zarr_format: int) -> Any:
     Raises
     ------
     OptionError
-        If the name is unknown, or something is no codec of this format.
+        If the name is unknown, or what was given is no codec of this format.
     """
     if compressors is None:
         return None
@@ -59,7 +59,7 @@ def named_codecs(compressors: Any, zarr_format: int) -> Any:
 
 
 def _require_codecs(compressors: Any, zarr_format: int) -> None:
-    """Raise `OptionError` unless `compressors` is a codec that compresses arrays of a Zarr format, or some of them."""
+    """Raise `OptionError` unless `compressors` is a codec that compresses arrays of a Zarr format, or several such."""
     base_class = numcodecs.abc.Codec if zarr_format == 2 else BytesBytesCodec
     for codec in compressors if isinstance(compressors, tuple | list) else [compressors]:
         if not isinstance(codec, Mapping | base_class):

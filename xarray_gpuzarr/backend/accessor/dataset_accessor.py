@@ -83,10 +83,10 @@ class DatasetAccessor(Accessor):
         Parameters
         ----------
         chunks : int, str or mapping of dimension to int
-            Largest size of a chunk in bytes, in the stored dtype and before compression: ``2**20`` or ``"1 MiB"``.
-            Chunks are then filled along the last dimensions first, and the next dimension is cut into nearly equal
-            parts. Or the lengths of a chunk along dimensions, which may exceed those of the dimensions; -1, or a
-            missing dimension, stands for the whole dimension.
+            Either the largest size of a chunk in bytes, in the stored dtype and before compression: ``2**20`` or
+            ``"1 MiB"``. A chunk then has the whole length of the last dimensions, as far as they fit, and the dimension
+            before these is cut into nearly equal parts. Or the lengths of a chunk along dimensions, which may exceed
+            those of the dimensions; -1, or a missing dimension, stands for the whole dimension.
         shards : int, str, mapping of dimension to int, or None
             As `chunks`, rounded down to whole chunks. Lengths must be multiples of the chunk's lengths; chunks of a
             size in bytes are chosen to divide them. A variable whose shard would have one chunk gets no shards, and

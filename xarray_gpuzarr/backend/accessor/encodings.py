@@ -78,7 +78,8 @@ def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_forma
     dims = [*dims]
     chunks = _parse_size(chunks, "chunks", dims)
     shards = None if shards is None or zarr_format == 2 else _parse_size(shards, "shards", dims)
-    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # an error whatever variables there are
+    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):
+        # These lengths do not depend on a variable, so they are an error even if no variable has the dimensions.
         common = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
         _check_multiples("shards=", common, [chunks[dim] for dim in common], [shards[dim] for dim in common])
     if isinstance(chunks, int) and isinstance(shards, int) and chunks > shards:
@@ -200,14 +201,17 @@ def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
 def _divisor_or_maximum(n: int, max_divisor: int) -> int:
     """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` if it is over 4 times that divisor.
 
-    Rather than write chunks that are so much smaller than requested, `_check_multiples` then raises an error.
+    `max_divisor` makes `_check_multiples` raise an error, which is better than chunks much smaller than requested.
     """
     divisor = next(i for i in range(max_divisor, 0, -1) if n % i == 0)
     return divisor if 4 * divisor >= max_divisor else max_divisor
 
 
 def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths along all dimensions: those in `by_dim`, also where the axis is shorter, or whole axes."""
+    """Return the length along each dimension: that in `by_dim`, even if the dimension is shorter.
+
+    If there is none, or if it is -1, it is the length of the whole dimension, as in `shape`.
+    """
     lengths = [by_dim.get(dim, -1) for dim in dims]
     return tuple([n if length == -1 else length for n, length in zip(shape, lengths, strict=True)])
 

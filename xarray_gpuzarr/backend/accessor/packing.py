@@ -38,19 +38,19 @@ class GraphPacker:
     ----------
     encoded : dask.array.Array
         The encoded array.
-    original : dask.array.Array
-        The array that xarray has encoded.
+    unencoded : dask.array.Array
+        The array from which xarray has computed `encoded`.
     """
 
-    def __init__(self, encoded: da.Array, original: da.Array) -> None:
+    def __init__(self, encoded: da.Array, unencoded: da.Array) -> None:
         first_block = (0,) * encoded.ndim  # the operations on all blocks are the same
-        self._source = (original.name, *first_block)
+        self._source = (unencoded.name, *first_block)
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
         dependencies = _tasks_between(graph, self._source, self._result)
         # The source is one of the tasks only if nothing is computed. A task without dependencies is another input.
         self.has_one_input = self._source not in dependencies and all(dependencies.values())
-        """Whether a block of `original` is the only input. Another input may be an array with an offset for each
+        """Whether a block of `unencoded` is the only input. Another input may be an array with an offset for each
         column."""
         order = TopologicalSorter({key: keys & dependencies.keys() for key, keys in dependencies.items()})
         self._steps = [(key, graph[key]) for key in order.static_order()]
@@ -163,7 +163,8 @@ def _first_index(starts: Sequence[Sequence[int]], block_id: Sequence[int]) -> li
 def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Return an encoded zero; None if xarray cannot encode it.
 
-    As a time, zero is midnight of 1970-01-01, which is no whole number of days since a noon, for example.
+    As a time, for example, zero is midnight of 1970-01-01, which cannot be encoded as a whole number of
+    "days since 1970-01-01 12:00".
     """
     try:
         return pack(np.zeros(1, dtype))
@@ -171,7 +172,7 @@ def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         return None
 
 
-def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check: FitCheck | None) -> da.Array:
+def pack_blocks(encoded: da.Array, unencoded: da.Array, pack: Pack | None, check: FitCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
     If xarray has not changed the array, or has cut it into other blocks, it is returned as it is, and not checked.
@@ -180,7 +181,7 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
     ----------
     encoded : dask.array.Array
         The array as xarray has encoded it.
-    original : dask.array.Array
+    unencoded : dask.array.Array
         The array before xarray encoded it.
     pack : callable or None
         Encodes elements. None for the operations of the graph of `encoded`.
@@ -192,14 +193,14 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
     dask.array.Array
         An array with the dtype and blocks of `encoded`.
     """
-    is_unchanged = encoded.name == original.name
-    if is_unchanged or encoded.numblocks != original.numblocks:
+    is_unchanged = encoded.name == unencoded.name
+    if is_unchanged or encoded.numblocks != unencoded.numblocks:
         return encoded
-    starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in original.chunks])
+    starts = tuple([tuple(accumulate(lengths[:-1], initial=0)) for lengths in unencoded.chunks])
     if pack is None:
-        from_graph = GraphPacker(encoded, original)
+        from_graph = GraphPacker(encoded, unencoded)
         pack = from_graph if from_graph.has_one_input else None
-    sample = None if pack is None else _try_pack(pack, original.dtype)
+    sample = None if pack is None else _try_pack(pack, unencoded.dtype)
     options = {"dtype": encoded.dtype, "meta": np.empty((0,) * encoded.ndim, encoded.dtype)}
     packed: da.Array
     # Elements cannot be packed one by one if, for example, each column has an offset of its own.
@@ -207,8 +208,8 @@ def pack_blocks(encoded: da.Array, original: da.Array, pack: Pack | None, check:
         if check is None:
             return encoded
         checker = BlockChecker(check=check, starts=starts)
-        packed = da.map_blocks(checker, encoded, original, name=f"checked-{encoded.name}", **options)
+        packed = da.map_blocks(checker, encoded, unencoded, name=f"checked-{encoded.name}", **options)
         return packed
     packer = SlabPacker(pack=pack, dtype=encoded.dtype, check=check, starts=starts)
-    packed = da.map_blocks(packer, original, name=f"packed-{encoded.name}", **options)
+    packed = da.map_blocks(packer, unencoded, name=f"packed-{encoded.name}", **options)
     return packed

@@ -17,13 +17,13 @@ from xarray_gpuzarr.backend.accessor.time_check import has_times
 from xarray_gpuzarr.process.advice import advise, advise_each_time
 
 _MOST_NBYTES = 2**24
-"""Bytes of the largest variable that is compared with what is stored. Those of most coordinates and masks are less."""
+"""Bytes of the largest variable that is compared with what is stored. Most coordinates and masks are smaller."""
 
 
 def advise_of_append(
     target: ZarrStore, variables: Mapping[Any, Variable], stored: Mapping[Any, Variable], append_dim: Any, length: int
 ) -> None:
-    """Warn of variables that are left out, of others that are replaced, and of an index that does not go on.
+    """Warn if an append leaves out variables, changes values that are stored, or leaves an index without order.
 
     Variables are compared with what is stored if their new values are in memory and not too large. Nothing else in the
     store is read.
@@ -46,7 +46,8 @@ def advise_of_append(
         variable = variables[name]
         if variable.chunks is not None or variable.nbytes > _MOST_NBYTES:
             continue
-        if in_store.dims == (append_dim,) == (name,):
+        is_index = in_store.dims == (name,)
+        if is_index and name == append_dim:
             _advise_of_order(name, _decoded(in_store), variable.values)
         elif append_dim not in in_store.dims and in_store.shape == variable.shape:
             _advise_of_change(name, in_store, _decoded(in_store), variable.values)
@@ -66,7 +67,7 @@ def _advise_of_left_out(target: ZarrStore, variables: Mapping[Any, Variable], ap
 
 
 def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
-    """Warn if an append replaces the values of a variable that lacks the dimension, `earlier`, by others."""
+    """Warn if an append replaces the values `earlier` of a variable without the dimension by other ones, `later`."""
     kinds = earlier.dtype.kind + later.dtype.kind
     if "f" in kinds and set(kinds) <= set("iuf"):
         largest = np.fmax.reduce(np.abs(earlier), axis=None, initial=0)
@@ -77,10 +78,10 @@ def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], 
     else:
         is_equal = np.asarray(earlier == later) | (_is_missing(earlier) & _is_missing(later))
     if not is_equal.all():
-        place = np.unravel_index(int(is_equal.argmin()), is_equal.shape)
+        index = np.unravel_index(int(is_equal.argmin()), is_equal.shape)
         advise_each_time(
             f"an append changes {name!r} of all that is stored already",
-            found=f"{earlier[place]} in the store, {later[place]} in the dataset, at {tuple(map(int, place))}",
+            found=f"{earlier[index]} in the store, {later[index]} in the dataset, at {tuple(map(int, index))}",
             do=f"bring the dataset to the stored {name!r}, for example with sortby or reindex, or leave it out: "
             f"ds.drop_vars({name!r})",
         )
@@ -88,8 +89,8 @@ def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], 
 
 def _advise_of_order(name: Any, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
     """Warn if the values of an index are neither increasing nor decreasing once it has been appended to."""
-    is_ordered = earlier.dtype.kind in "iuf" or (has_times(earlier) and has_times(later))
-    if earlier.dtype.kind != later.dtype.kind or not is_ordered:  # such as text
+    can_have_order = earlier.dtype.kind in "iuf" or (has_times(earlier) and has_times(later))
+    if earlier.dtype.kind != later.dtype.kind or not can_have_order:  # such as text
         return
     values = np.concatenate([earlier, later])
     try:
@@ -130,6 +131,7 @@ def advise_of_region(target: ZarrStore, dataset: Dataset, region: Mapping[Any, s
             continue
         earlier = _decoded(target.open_store_variable(dim))[part]
         later = dataset[dim].values
+        # Values that are all missing or all equal are those of a template.
         is_new = _is_missing(earlier).all() or (len(earlier) > 1 and (earlier == earlier[0]).all())
         if earlier.shape == later.shape and not is_new and not Variable(dim, earlier).equals(Variable(dim, later)):
             advise_each_time(
@@ -236,7 +238,7 @@ def _methods(codecs: Any) -> list[dict[str, Any]]:
             metadata = codec
         else:
             metadata = codec.get_config() if isinstance(codec, numcodecs.abc.Codec) else codec.to_dict()
-        configuration = metadata.get("configuration", metadata)  # Zarr format 2 has one level
+        configuration = metadata.get("configuration", metadata)  # in Zarr format 2, parameters stand beside the id
         levels = {key: configuration[key] for key in ("cname", "level", "clevel") if key in configuration}
         methods.append({"codec": metadata.get("name", metadata.get("id"))} | levels)
     return methods

@@ -57,7 +57,8 @@ def compute_with_progress(tasks: Any) -> None:
 
     tasks = tasks.persist()
     if has_bar:
-        # By default, in a notebook, `show_bar` would return a widget at once. Only the last line of a cell shows one.
+        # In a notebook, `show_bar` would by default return a widget, which would not be seen: Jupyter only shows what
+        # the last line of a cell returns.
         show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
     tasks.compute()  # waits, and raises the error of a task that has failed
     if not has_bar:

@@ -224,7 +224,7 @@ def _read_dtype(dtype: np.dtype[Any], unsigned: Any) -> np.dtype[Any]:
 def _missing_number(encoding: Mapping[str, Any], dtype: np.dtype[Any], read_dtype: np.dtype[Any]) -> int | float | None:
     """Return the number, as it is read, that xarray stores in place of NaN; None if there is none.
 
-    A fill value that the stored dtype does not have is none, because no number that is read is equal to it.
+    A fill value that the stored dtype cannot hold does not count, because no number that is read is equal to it.
     """
     numbers = [np.asarray(encoding[key]) for key in _MISSING_KEYS if encoding.get(key) is not None]
     if not numbers or numbers[0].size != 1 or not {numbers[0].dtype.kind, dtype.kind} <= {*NUMBERS}:

@@ -11,7 +11,7 @@ from xarray.backends.zarr import extract_zarr_variable_encoding
 
 from xarray_gpuzarr.backend.accessor.append_lengths import require_equal_lengths
 from xarray_gpuzarr.backend.accessor.array_paths import array_path, same_path_error
-from xarray_gpuzarr.backend.accessor.block_writer import Original
+from xarray_gpuzarr.backend.accessor.block_writer import UnencodedVariable
 from xarray_gpuzarr.backend.accessor.blocks import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, layout_of, without_foreign_codecs
@@ -91,9 +91,9 @@ class DatasetInShards:
         self._cuts_numpy = cuts_numpy
         self._checks_values = checks_values
         self.append_region: dict[Any, slice] | None = None
-        """Region of the stored arrays that the append of the last `prepare` fills; None if that was no append."""
+        """After `prepare` with an `append_dim`: the region of the stored arrays that will be filled. Else None."""
 
-    def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, Original]]:
+    def prepare(self, target: ZarrStore, append_dim: Any) -> tuple[Dataset, dict[str, UnencodedVariable]]:
         """Bring the dataset into dask chunks of whole shards.
 
         Parameters
@@ -107,7 +107,7 @@ class DatasetInShards:
         -------
         xarray.Dataset
             The dataset, with chunks and shards in the encoding of its new variables.
-        dict of str to Original
+        dict of str to UnencodedVariable
             Its variables by the paths of their arrays in the group.
 
         Raises
@@ -121,7 +121,7 @@ class DatasetInShards:
         existing = {*target.array_keys()}
         zarr_format = target.zarr_group.metadata.zarr_format
         layout = layout_of(self._dims, self._sharding.chunks, self._sharding.shards, zarr_format)
-        originals: dict[str, Original] = {}
+        unencoded_variables: dict[str, UnencodedVariable] = {}
         variables: dict[Any, Variable] = {}
         stored: dict[Any, Variable] = {}
         lengths: dict[Any, int] = {}  # along `append_dim`, before the append
@@ -133,18 +133,18 @@ class DatasetInShards:
                 variable.load()
             if name in existing:
                 stored[name] = target.open_store_variable(name)
-                original = self._prepare_stored(target, name, variable, stored[name], append_dim)
+                unencoded = self._prepare_stored(target, name, variable, stored[name], append_dim)
                 if append_dim in stored[name].dims:
                     lengths[name] = stored[name].sizes[append_dim]
             else:
-                original = self._prepare_new(target, name, variable, layout)
+                unencoded = self._prepare_new(target, name, variable, layout)
                 if append_dim in variable.dims:
                     lengths[name] = 0
             path = array_path(name)
-            if path in originals:
-                raise same_path_error(originals[path].name, name, path)
-            originals[path] = original
-            variables[name] = original.variable
+            if path in unencoded_variables:
+                raise same_path_error(unencoded_variables[path].name, name, path)
+            unencoded_variables[path] = unencoded
+            variables[name] = unencoded.variable
         require_equal_lengths(lengths, append_dim)
         advise_of_ignored_sizes(stored, self._sharding)
         advise_of_ignored_codecs(stored, self._sharding.compressors, zarr_format)
@@ -157,21 +157,21 @@ class DatasetInShards:
         data = {name: variables[name] for name in self.dataset.data_vars}
         # No indexes: xarray would make some for dimensions that have none in the dataset.
         coords = Coordinates({name: variables[name] for name in self.dataset.coords}, indexes={})
-        return Dataset(data, coords, self.dataset.attrs), originals
+        return Dataset(data, coords, self.dataset.attrs), unencoded_variables
 
-    def _prepare_new(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> Original:
+    def _prepare_new(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> UnencodedVariable:
         """Set the encoding of a variable that is not in the store, and cut it at the borders of shards."""
         grid = self._set_encoding(target, name, variable, layout)
-        original = self._original(target, name, variable, grid, dict(variable.encoding))
-        # One element shows whether xarray can encode numbers, but not whether it can encode times or text. With `pack`,
-        # xarray has encoded an element already.
-        if original.pack is None and original.variable.dtype.kind in NUMBERS:
-            check_encodable(target, name, original.variable)
-        return original
+        unencoded = self._cut_unencoded(target, name, variable, grid, dict(variable.encoding))
+        # One element shows whether xarray can encode numbers, but not whether it can encode times or text. If there is
+        # a `pack`, `_cut_unencoded` has made xarray encode an element already.
+        if unencoded.pack is None and unencoded.variable.dtype.kind in NUMBERS:
+            check_encodable(target, name, unencoded.variable)
+        return unencoded
 
     def _prepare_stored(
         self, target: ZarrStore, name: Any, variable: Variable, stored: Variable, append_dim: Any
-    ) -> Original:
+    ) -> UnencodedVariable:
         """Prepare a variable that is written to a stored array, with its dimensions in the order of the array's."""
         grid = None
         if {*stored.dims} == {*variable.dims}:  # otherwise xarray raises an error
@@ -182,12 +182,12 @@ class DatasetInShards:
         encoding = stored_encoding(stored)
         if self._checks_values and variable.dtype.kind in TIMES + "O" and variable.chunks is None:
             check_units(target, name, variable, encoding, stored.attrs.get("units"))
-        return self._original(target, name, variable, grid, encoding)
+        return self._cut_unencoded(target, name, variable, grid, encoding)
 
-    def _original(
+    def _cut_unencoded(
         self, target: ZarrStore, name: Any, variable: Variable, grid: ShardGrid | None, encoding: Mapping[str, Any]
-    ) -> Original:
-        """Return a variable, cut at the borders of shards, as an `Original`.
+    ) -> UnencodedVariable:
+        """Return the variable that xarray is to encode: cut at the borders of shards, with what packs its blocks.
 
         `encoding` is the one with which xarray would encode the uncut variable, and by which its values are packed and
         checked. If the encoding fits the whole array only, for example with an `add_offset` that has a value for each
@@ -197,15 +197,18 @@ class DatasetInShards:
         cut = self._cut(name, variable, grid)
         pack = None
         if cut.chunks is not None and variable.chunks is None:
-            from_numpy = try_encode(target, name, one_element(variable, encoding))
-            from_dask = try_encode(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
-            if from_numpy is None or from_dask is None:
-                return Original(name=name, variable=variable, encoding=encoding, pack=None, is_checked=is_checked)
-            # xarray creates the array by the encoding of `cut`. It shall choose the same dtype as for a NumPy array.
-            if from_numpy.dtype != from_dask.dtype:
-                cut.encoding = {**cut.encoding, "dtype": from_numpy.dtype}
+            encoded_numpy = try_encode(target, name, one_element(variable, encoding))
+            encoded_dask = try_encode(target, name, Variable(cut.dims, cut.data, cut.attrs, dict(encoding)))
+            if encoded_numpy is None or encoded_dask is None:
+                return UnencodedVariable(
+                    name=name, variable=variable, encoding=encoding, pack=None, is_checked=is_checked
+                )
+            # xarray may choose another dtype for a dask array than for a NumPy array. It creates the stored array for
+            # `cut`, which is a dask array, but the dtype shall be that of the NumPy array which the user has passed.
+            if encoded_numpy.dtype != encoded_dask.dtype:
+                cut.encoding = {**cut.encoding, "dtype": encoded_numpy.dtype}
             pack = CoderPacker(name, variable.attrs, encoding, target.zarr_group.metadata.zarr_format)
-        return Original(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
+        return UnencodedVariable(name=name, variable=cut, encoding=encoding, pack=pack, is_checked=is_checked)
 
     def _set_encoding(self, target: ZarrStore, name: Any, variable: Variable, layout: Layout) -> ShardGrid | None:
         """Set chunks, shards and codecs of a new variable.
@@ -215,8 +218,8 @@ class DatasetInShards:
         shapes: dict[str, Any] = layout.shapes(name, variable)
         zarr_format = target.zarr_group.metadata.zarr_format
         encoding = without_foreign_codecs(variable.encoding, zarr_format)
-        # Text gets no new shapes. If it is a dask array, its old chunks are dropped, because several tasks might write
-        # to one of them. xarray then makes chunks as long as dask's.
+        # New shapes replace those in the encoding. Text gets no new shapes, and keeps the old ones unless it is a dask
+        # array: several tasks might then write to one old chunk. Without them, xarray makes chunks as long as dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
         if self._sharding.compressors is not None:

@@ -19,7 +19,7 @@ from xarray import Dataset
 from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
 
-from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, Original
+from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, UnencodedVariable
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
 from xarray_gpuzarr.backend.accessor.error_notes import explaining_longer_arrays, explaining_refusals, naming_group
 from xarray_gpuzarr.backend.accessor.own_source import require_another_store
@@ -35,7 +35,7 @@ from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process.dask_client import client_of_dask
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
-Prepared = tuple[Dataset, dict[str, Original]]
+Prepared = tuple[Dataset, dict[str, UnencodedVariable]]
 """What `DatasetInShards.prepare` returns."""
 _OPTIONS = signature(get_writable_zarr_store).parameters
 """Parameters of the function with which xarray opens the store: the options that `write_groups` passes on."""
@@ -143,7 +143,8 @@ def _in_shards(
 ) -> dict[str, DatasetInShards]:
     """Return the datasets as they will be chunked, by the paths of their groups."""
     dims = [*dict.fromkeys([dim for dataset in datasets.values() for dim in dataset.dims])]
-    cuts_numpy = not options.get("safe_chunks")  # xarray would check chunks that the user's dataset does not have
+    # With `safe_chunks`, xarray would also check the chunks that NumPy arrays are cut into, which no user has chosen.
+    cuts_numpy = not options.get("safe_chunks")
     return {
         path: DatasetInShards(
             dataset,
@@ -158,7 +159,7 @@ def _in_shards(
 
 
 def _prepare_new(groups: Mapping[str, DatasetInShards], target: ZarrStore) -> dict[str, Prepared]:
-    """Prepare datasets for groups that have no variables, without a store; see `DatasetInShards.prepare`."""
+    """Prepare datasets for new groups; see `DatasetInShards.prepare`. An empty group, `target`, stands for each."""
     prepared: dict[str, Prepared] = {}
     for path, group in groups.items():
         with naming_group(path):
@@ -225,8 +226,8 @@ def _dump_groups(
     if prepared is None:
         prepared = _prepare_existing(groups, targets, append_dim)
     for path, target in targets.items():
-        dataset, originals = prepared[path]
-        writer.expect(originals, target.zarr_group.path)
+        dataset, unencoded_variables = prepared[path]
+        writer.expect(unencoded_variables, target.zarr_group.path)
         dataset.dump_to_store(target, writer=writer)
 
 
@@ -265,9 +266,9 @@ def makes_new_store(options: Mapping[str, Any]) -> bool:
 
 
 def _do_nothing(_: Any) -> None:
-    """Return None. A task that depends on all writes."""
+    """Return None. As a task, this depends on all writes, which are its argument."""
 
 
 def _close(_: Any, target: ZarrStore) -> None:
-    """Close a store. A task that depends on all writes passes their result first."""
+    """Close a store. As a task, this depends on all writes, which are its first argument."""
     target.close()

@@ -60,7 +60,8 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
     OptionError
         If a value does not fit the stored dtype.
     """
-    # The values of an index are in pandas' memory. Scalars are checked when they are written.
+    # `array_in_memory` does not find the values of an index, which pandas holds. Scalars are checked when they are
+    # written.
     values = variable.values if isinstance(variable, IndexVariable) else array_in_memory(variable)
     if not isinstance(values, np.ndarray) or not values.ndim or not values.size:
         return False
@@ -68,7 +69,8 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
         if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
             return True  # such numbers are stored as they are
         return _check_extremes(target, name, variable, values, encoding)
-    # xarray chooses the units of times by all of them. Other values may be encoded.
+    # All times are encoded, because xarray chooses their units by all of them. Values that are neither numbers nor
+    # times, such as text, are not checked here.
     encoded = _encode_times(target, name, variable, encoding) if has_times(values) else None
     check = None if encoded is None else check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
     if encoded is None or check is None:
@@ -89,7 +91,8 @@ def _check_extremes(
     if check is None:
         return False
     check.require_fit(sample, encoded.values, values)
-    # Whether numbers between these are stored as the fill value is only known when they are packed.
+    # A number between the extremes may be packed as the fill value, and would be read as missing. Only the packing of
+    # all numbers shows this.
     return not check.may_be_missing(np.nanmin(sample), np.nanmax(sample))
 
 
@@ -98,8 +101,8 @@ def check_units(
 ) -> None:
     """Raise `OptionError` if xarray encodes times in other units than those of the stored array.
 
-    xarray takes finer units where those of `encoding` are too coarse, or absent. The stored array keeps its own units,
-    `stored_units`, or stays one of plain numbers, so other values would be read back.
+    xarray takes finer units where those of `encoding` are too coarse, or absent. The stored array keeps
+    `stored_units`, or stays without units if they are None, so other values would be read back.
     """
     if not variable.size or not has_times(variable.values):
         return

@@ -189,7 +189,8 @@ class Read:
 
         `first_sizes` are the largest numbers of chunks of the first batches, if these are to be shorter.
         """
-        # Encoded chunks alone hardly reach this length. It limits the gaps between them, which are fetched, too.
+        # The encoded chunks of a batch hardly reach this length. The limit is for the gaps between them, which are
+        # fetched, too.
         max_range_nbytes = self._limits.n_chunks * aligned(max(self._chain.inner_nbytes, self._chain.chunk_nbytes))
         sizes = itertools.chain(first_sizes, itertools.repeat(self._limits.n_chunks))
         return Cutter(sizes, max_range_nbytes=max_range_nbytes, segment_nbytes=self.stager.segment_nbytes)

@@ -138,9 +138,9 @@ class Cutter:
     sizes : iterator of int, endless
         Largest number of chunks of each batch, one batch after another.
     max_range_nbytes : int
-        Limit of the bytes that a batch fetches from shards. It bounds the gaps between chunks, which are fetched, too:
-        the chunks alone hardly reach it. So unsharded chunks, which have no gaps, are not counted. A batch of a single
-        chunk may have more.
+        Most bytes that a batch fetches from shards: chunks, and the gaps between them. The limit is for the gaps, since
+        the number of chunks bounds their own bytes. Unsharded chunks have no gaps, and are not counted. A batch of a
+        single chunk may have more.
     segment_nbytes : int
         Bytes that a segment is expected to have at most. A segment of a single chunk may have more.
     """

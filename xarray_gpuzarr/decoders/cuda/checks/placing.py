@@ -101,7 +101,8 @@ def placing_check(dtype: str, cast: Cast, *, points: bool) -> Check:
             name += f" by {element.work.name}"
         # If elements keep their dtype, a cast without arithmetic is a copy, which has a check of its own.
         converts = not ElementCast(stored=stored, result=result).is_copy
-        # A cast without arithmetic uses no wide dtype, so only the check without one includes it.
+        # There is a check of a pair of dtypes without a wide dtype, and another with one. A cast without arithmetic is
+        # the same in both, so only the former includes it.
         if converts and element.wide is None:
             casts.append((stored, Cast(dtype=result.str)))
         if result.kind == "f":
@@ -134,7 +135,8 @@ def _compare_placed(workspace: Workspace, dtype: str, cast: Cast, *, points: boo
     """
     stored = np.dtype(dtype)
     widths = [1]
-    if cast.scale is None and not points:  # otherwise, elements are placed one by one
+    # Only copies into boxes use longer units. A cast that only converts has no scale either, and gets the same widths.
+    if cast.scale is None and not points:
         widths = [nbytes // stored.itemsize for nbytes in UNIT_LENGTHS if nbytes >= stored.itemsize]
     n_compared = 0
     for width in widths:
@@ -160,7 +162,7 @@ def _targets(trial: Trial, width: int, *, points: bool) -> list[Target]:
     if points:
         return [trial.points([6, 0, 3, 3, 5, 0], [0, 6, 4, 1, 2, 6])]
     targets = [trial.box((slice(1, None, 2), slice(width, None)))]
-    if width == 1:
+    if width == 1:  # columns that are not neighbours are placed one by one, so other widths use the same kernel
         targets.append(trial.box(([0, 2, 5, 6], slice(1, None, 2))))
     return targets
 

@@ -2,7 +2,7 @@
 
 Row ranges (rows of a plan that are fetched together) are read side by side into one pinned slot, their headers are
 checked there, and the slot crosses to the device in one copy. Chunks whose frames are unusual or damaged are not given
-to the device. The host codec decodes them, and they cross decoded; if it cannot, it words the error.
+to the device. The host codec decodes them, and they cross decoded. If it cannot decode one, it raises the error.
 """
 
 from __future__ import annotations
