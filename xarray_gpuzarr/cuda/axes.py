@@ -39,11 +39,12 @@ MAX_BOX = 2**31
 LEAST_TILE = 32
 """Lower bound of the average number of elements in the tiles of a box that has several tiles.
 
-`_even_part` cuts a dimension into parts that have more than half of their limit on average. The smallest tiles are
-those of a transposed box whose last axis has one element: `MAX_TRANSPOSED_LINES` lines of one element at most, so more
-than half of that on average. The bound does not hold if neighbours on the last axis are about `MAX_STEP` bytes apart or
-more: tiles are then one element wide, and a box of one line has as many tiles as elements. `fits_kernels`, which relies
-on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises `ValueError`.
+`_even_part` cuts a dimension into parts that are, on average, more than half as long as they may be. Tiles are smallest
+if a box is transposed and its last axis has one element. They then have up to `MAX_TRANSPOSED_LINES` lines of one
+element, so more than half as many on average. The bound does not hold if neighbours on the last axis are about
+`MAX_STEP` bytes apart or more: tiles are then one element wide, and a box of one line has as many tiles as elements.
+`fits_kernels`, which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises
+`ValueError`.
 """
 
 
@@ -87,7 +88,7 @@ class Walk:
 
     axes: tuple[AxisColumns, ...]
     columns: tuple[int, ...]
-    """For each axis, the number of its column in the rows of piece numbers."""
+    """For each axis, its column in the table of piece numbers, which has a row for each chunk."""
     in_first: int = 0
     """Number of elements of the chunk to skip for the axes that were dropped."""
     factor: int = 1
@@ -180,7 +181,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
     if not length * n_all_lines:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    # A unit is an element or a bank of shared memory (4 bytes), whichever is longer.
+    # A unit is an element or a bank of shared memory (4 bytes), whichever is longer. In shared memory, the lines of a
+    # transposed box are an odd number of units apart (`pitch`), so that neighbours lie in different banks.
     elements_per_unit = max(1, 4 // itemsize)
     # MAX_STEP is in bytes. Strides are in elements, each of MAX_UNIT_NBYTES bytes at most.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
@@ -188,7 +190,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
         max_lines = MAX_LINES
     elif walk.is_transposed:
         max_lines = min(MAX_TRANSPOSED_LINES, n_all_lines)
-        # The largest width whose pitch, computed below, lets all lines fit into shared memory.
+        # The largest odd number of units at which all lines fit into shared memory limits the width.
         max_units = STAGE_NBYTES // itemsize // max_lines // elements_per_unit
         max_width = _largest_odd(max_units) * elements_per_unit
         width = _even_part(length, min(max_width, MAX_TILE // max_lines))
@@ -200,8 +202,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     n_tiles = tiles_across * -(-n_all_lines // n_lines)
     pitch = 0
     if walk.is_transposed and width > 1:
-        # The smallest pitch, at least `width`, that puts neighbouring lines into different banks: an odd number of
-        # units.
+        # The smallest odd number of units that has room for a line.
         pitch = _smallest_odd(-(-width // elements_per_unit)) * elements_per_unit
     return Tiling(width=width, n_lines=n_lines, tiles_across=tiles_across, n_tiles=n_tiles, pitch=pitch)
 

@@ -26,11 +26,9 @@ Position = tuple[int, int]
 _ENTRY = struct.Struct("<8q")
 """The fields of a `Pass`, the number of an epoch or `_NEXT_EPOCH`, and the number of batches that are left out."""
 _MOVE = -1
-"""Stands in place of `Pass.number` in an entry that is no pass, but says where the consumer's next pass begins.
-
-In such an entry, `Pass.n_workers` is what `Passes.n_workers` returns afterwards, and `Pass.first_child` is the number
-of the consumer's latest child process.
-"""
+"""Stands in place of `Pass.number` in an entry with which no pass begins, and which says where the consumer's next one
+will. Its `first_child` is the number of the consumer's latest child process. Its `n_workers` is what
+`Passes.n_workers` returns from then on."""
 _NEXT_EPOCH = -1
 """Stands in place of the number of an epoch in the entry of a pass that begins where the entries before it say."""
 
@@ -59,7 +57,8 @@ class Pass(NamedTuple):
     def is_same(self, other: Pass) -> bool:
         """Whether this is the same pass as another one with equal `consumer`, `number`, `n_workers` and `seed`.
 
-        If the pipe of either is unknown, this depends on how close the numbers of their first workers are.
+        If the pipe of either is unknown, the numbers of their first workers decide: those of a later pass are larger by
+        `n_workers` or more.
         """
         if self.pipe and other.pipe:
             return self.pipe == other.pipe
@@ -121,7 +120,8 @@ class Passes:
 
     def move(self, epoch: int, batch: int = 0) -> None:
         """Let the next pass that this process consumes begin after `batch` batches of an epoch."""
-        # Making a `Process` takes the next number of a child process; starting it takes none.
+        # The number that a new child process would get. Later ones get larger numbers. Making a `Process` takes one,
+        # but starts nothing.
         latest_child = Process()._identity[-1]  # noqa: SLF001
         self._append(Pass(os.getpid(), _MOVE, first_child=latest_child), epoch, batch)
 
@@ -188,7 +188,8 @@ class _History:
         A consumer that has no entries yet begins where the process that made the `Passes` would begin its next pass.
         """
         if consumer not in self._moves:
-            # Before the first entry, which is a move of the process that made the file, any position will do.
+            # The first entry of the file, a move of the process that made it, asks for this as well. There is no other
+            # entry then, and the move at once takes the place of (0, 0).
             maker = next(iter(self._moves), None)
             self._moves[consumer] = {0: (0, 0) if maker is None else self.next_position(maker)}
         return self._moves[consumer]

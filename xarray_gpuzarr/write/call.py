@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
-from xarray_gpuzarr.errors import StoreWriteError
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.store_errors import changed_error
 from xarray_gpuzarr.native.library import address, int64_columns, loops
@@ -31,7 +30,6 @@ from xarray_gpuzarr.write.refusals import (
     file_error,
     naming_object,
     object_name,
-    replaced_error,
     unwritten_error,
 )
 from xarray_gpuzarr.write.stored_object import NOTHING, StoredObject, object_in_file, object_in_memory
@@ -90,7 +88,7 @@ class WriteCall:
         self._referenced = axes, piece_addresses
         """Objects that own memory to which `_struct` points."""
         self._struct = EncoderStruct.from_buffer_copy(encoder.struct)
-        self._struct.job = self._output.address
+        self._struct.job = self._output.address  # the loops go over the values as over the output of a read
         self._struct.piece = addresses["piece"]
         self._struct.keeps_empty = keeps_empty
         self.max_threads = thread_budget()
@@ -233,7 +231,9 @@ class WriteCall:
         """Run the loops on up to `n_threads` threads; return the number of objects that were not written."""
         compiled = loops()
         assert compiled is not None
-        n_own_threads = ctypes.c_int64(0)  # `crew` sets how many threads the loops may start; the loops count down
+        n_own_threads = ctypes.c_int64(
+            0
+        )  # set by `crew` to what the loops may start, and decreased as these threads end
         writing = compiled.begin_write(
             ctypes.addressof(self._struct),
             ctypes.addressof(structs),
@@ -246,7 +246,7 @@ class WriteCall:
             raise encoding_memory_error(self.spec, self._n_per_object, "no memory is left")
         caller = get_ident()
 
-        def write(_: Callable[[], bool]) -> None:  # the loops themselves end threads beyond the budget
+        def write(_may_go_on: Callable[[], bool]) -> None:  # not asked: the loops end threads beyond the budget
             if get_ident() == caller:  # it also starts the loops' own threads
                 compiled.write(writing, n_own_threads.value)
             else:
@@ -298,7 +298,3 @@ class WriteCall:
             tried += f", at chunk {written.chunk_coord(struct.entry, self.spec.grid.chunks_per_shard)}"
         error = unwritten_error(self.spec, written.key, tried, cause)
         raise error if source is None else error.within(source.name) from cause
-
-    def replaced_error(self, objects: Sequence[WrittenObject]) -> StoreWriteError:
-        """Return the error for objects that another process keeps replacing."""
-        return replaced_error(self.spec, objects[0].key, len(objects))

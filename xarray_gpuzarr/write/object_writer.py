@@ -31,7 +31,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.write.call import WriteCall
 from xarray_gpuzarr.write.object_locks import turns
 from xarray_gpuzarr.write.puts import put
-from xarray_gpuzarr.write.refusals import naming_object
+from xarray_gpuzarr.write.refusals import naming_object, replaced_error
 from xarray_gpuzarr.write.writes_behind import EncodingProgress, WritesBehind
 from xarray_gpuzarr.write.written_object import DamagedObjectError, WrittenObject
 
@@ -228,7 +228,7 @@ def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalS
             break
         except ObjectChangedError:
             if attempt + 1 == _ATTEMPTS:
-                raise call.replaced_error(group).within(source.name) from None
+                raise replaced_error(call.spec, group[0].key, len(group)).within(source.name) from None
 
 
 async def _run_concurrently[Result](

@@ -28,7 +28,7 @@ class UnencodedVariable:
     variable: Variable
     encoding: Mapping[str, Any]
     """The encoding by which its values are packed and checked: its own, or that of the stored variable. If this package
-    has made a dask array of `variable`, the encoding of that may have a dtype in addition."""
+    has made a dask array of its values, ``variable.encoding`` may have a dtype in addition."""
     pack: Pack | None
     """Encodes its elements, if this package has made a dask array of it; else None."""
     is_checked: bool = False
@@ -80,7 +80,7 @@ class BlockWriter(ArrayWriter):
         """
         unencoded = self._unencoded[target.path.strip("/")]
         variable = unencoded.variable
-        # Other values have the stored dtype and no scale or offset: they are stored as they are.
+        # Values change if they get another dtype, a scale or an offset, or are times. Others are stored as they are.
         is_packed = (
             variable.dtype != target.dtype
             or {"scale_factor", "add_offset"} & unencoded.encoding.keys()
@@ -100,6 +100,8 @@ class BlockWriter(ArrayWriter):
         region = _positive_slices(region, target.shape)
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
+        # Blocks of numbers and times are packed, also of dates of cftime, which are objects and have a `TimeCheck`.
+        # Those of text and other objects are not.
         if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
             source = pack_blocks(source, variable.data, unencoded.pack, check)
         if unencoded.pack is not None:

@@ -85,12 +85,12 @@ def _check_extremes(
     """Check the smallest and the largest number of a variable; see `check_numpy_values`."""
     sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
-    if encoded is None or encoded.shape != sample.shape:  # such as an offset for each column
+    if encoded is None or encoded.shape != sample.shape:  # an offset for each column makes the sample longer
         return False
     check = ValueCheck.of(name, encoded.dtype, encoding, encoded.attrs)
     if check is None:
         return False
-    check.require_fit(sample, encoded.values, values)
+    check.require_fit(sample, encoded.values, values)  # of `values`, the error names the place of the misfit
     # A number between the extremes may be packed as the fill value, and would be read as missing. Only the packing of
     # all numbers shows this.
     return not check.may_be_missing(np.nanmin(sample), np.nanmax(sample))

@@ -38,8 +38,8 @@ class Columns:
         One column after another, in the order of their numbers. It is not copied.
     is_one_per_chunk : bool
         Whether there is one row for each chunk, in the order of the chunks. This is the usual case, in which nothing
-        has to be sorted or looked up. Of `Streams`, only those of whole chunks have this flag; a read has one
-        compressor, so these all have one format.
+        has to be sorted or looked up. `Streams` have this flag only if each is a whole chunk. Then all have the format
+        of the read's compressor, on which `Streams.by_format` relies.
     """
 
     n_columns: ClassVar[int]

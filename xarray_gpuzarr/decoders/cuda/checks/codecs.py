@@ -106,8 +106,8 @@ def shuffle_check(elementsize: int) -> Check:
 def element_check(spec: ElementSpec) -> Check:
     """Return the check of a codec of elements, whose oracle is the host codec.
 
-    One check serves all numbers that the kernel takes as arguments: a scale and an offset are replaced by small ones,
-    which elements of every dtype can have been encoded with, and a scalar map is left out.
+    One check does for all scales, offsets and scalar maps, since the kernel takes these as arguments. It uses a small
+    scale and a small offset, which no dtype overflows with, and no scalar map.
     """
     if isinstance(spec, FixedScaleOffsetSpec | ScaleOffsetSpec):
         spec = replace(spec, scale=2, offset=3)

@@ -125,8 +125,8 @@ class BatchPlan:
     result_address: Addresses
     """shape (n_chunks,): address of the chunk's first element in the result; valid where `is_direct`."""
     realigned_chunks: Rows
-    """Chunks that a kernel reads as elements from where they were staged, and that are first copied to an aligned
-    address."""
+    """Chunks that were staged at an address that is not aligned to their elements, and that no step moves before a
+    kernel reads them as elements. They are first copied to an aligned address."""
     scratch_chunks: Rows
     """Chunks that are decoded into scratch memory, and placed from there."""
     shuffled_chunks: Rows

@@ -67,8 +67,9 @@ class DirectStager(Stager):
         shadow_choice: ShadowChoice | None = None,
     ) -> None:
         super().__init__(workspace, source, spec, chain=chain, shadow_choice=shadow_choice)
-        self.requests = None
-        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)  # a row range is one read
+        self.requests = None  # nothing is requested before it is staged
+        self.rule = replace(source.rule, max_nbytes=self.max_request_nbytes)
+        """Neighbours in a row range are read together, so a range is no longer than one request may be."""
         self.segment_nbytes = ENDLESS  # no slot is used
 
     def stage(self, row_ranges: Sequence[RowRange]) -> Staged:
