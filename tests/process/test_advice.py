@@ -16,7 +16,7 @@ from xarray_gpuzarr.backend import datasets, lazy_array, open_options
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.protocol import Route
 from xarray_gpuzarr.process import advice
-from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.advice import advise, advise_each_time
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,14 @@ def test_a_subject_is_warned_of_once():
         advise("second", "three", found="", do="")
 
     assert [str(w.message).splitlines()[0] for w in warned] == ["one", "three"]
+
+
+def test_what_may_spoil_data_is_warned_of_each_time_also_by_one_line():
+    with warnings.catch_warnings(record=True, action="default") as warned:
+        for _ in range(2):
+            advise_each_time("an index is out of order", found="", do="")
+
+    assert len(warned) == 2
 
 
 @pytest.mark.parametrize("scheduler", ["threads", "sync"])

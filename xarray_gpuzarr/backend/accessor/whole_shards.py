@@ -15,6 +15,7 @@ from xarray_gpuzarr.backend.accessor.block_writer import UnencodedVariable
 from xarray_gpuzarr.backend.accessor.blocks import cut_into_blocks
 from xarray_gpuzarr.backend.accessor.codec_names import named_codecs
 from xarray_gpuzarr.backend.accessor.encodings import LAYOUT_KEYS, Layout, layout_of, without_foreign_codecs
+from xarray_gpuzarr.backend.accessor.ignored_arguments import advise_of_ignored_codecs, advise_of_ignored_sizes
 from xarray_gpuzarr.backend.accessor.packing import CoderPacker
 from xarray_gpuzarr.backend.accessor.shard_borders import (
     cut_at_multiples,
@@ -23,19 +24,15 @@ from xarray_gpuzarr.backend.accessor.shard_borders import (
     unaligned_error,
 )
 from xarray_gpuzarr.backend.accessor.sharding_arguments import ShardingArguments
-from xarray_gpuzarr.backend.accessor.stored_advice import (
-    advise_of_append,
-    advise_of_ignored_codecs,
-    advise_of_ignored_sizes,
-)
+from xarray_gpuzarr.backend.accessor.stored_advice import advise_of_append
 from xarray_gpuzarr.backend.accessor.time_check import TIMES
 from xarray_gpuzarr.backend.accessor.value_check import NUMBERS
 from xarray_gpuzarr.backend.accessor.xarray_encoding import (
     check_encodable,
     check_numpy_values,
     check_units,
+    decode_stored,
     one_element,
-    stored_encoding,
     try_encode,
 )
 from xarray_gpuzarr.process.records import record
@@ -179,7 +176,7 @@ class DatasetInShards:
             grid = self._stored_grid(target, name, stored, append_dim)
         if variable.chunks is None:
             variable.load()  # as xarray does, since the variable may come from this store
-        encoding = stored_encoding(stored)
+        encoding = dict(decode_stored(stored).encoding)
         if self._checks_values and variable.dtype.kind in TIMES + "O" and variable.chunks is None:
             check_units(target, name, variable, encoding, stored.attrs.get("units"))
         return self._cut_unencoded(target, name, variable, grid, encoding)

@@ -97,7 +97,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
         # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
         sends_behind = compute and takes_long(store) and client_of_dask() is None
         writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
-        _dump_groups(root, groups, prepared, writer, append_dim=options.get("append_dim"))
+        _dump_groups(root, groups, prepared, writer, append_dim=options.get("append_dim"), region=options.get("region"))
         if not compute:
             return _delayed_writes(writer, root, chunkmanager_store_kwargs)
         if staged is not None:
@@ -171,6 +171,7 @@ def _prepare_existing(
     groups: Mapping[str, DatasetInShards],
     targets: Mapping[str, ZarrStore],
     append_dim: Any,
+    region: Any,
 ) -> dict[str, Prepared]:
     """Prepare datasets for groups that may have variables already, before the first of them is written."""
     prepared: dict[str, Prepared] = {}
@@ -180,7 +181,9 @@ def _prepare_existing(
             # These are the next steps of xarray's own `to_zarr`, which have no public names.
             dataset = group.dataset
             group.dataset = target._validate_and_autodetect_region(dataset)  # noqa: SLF001
-            advise_of_region(target, dataset, target._write_region or {})  # noqa: SLF001
+            if isinstance(region, Mapping):
+                given_slices = {dim: part for dim, part in region.items() if isinstance(part, slice)}
+                advise_of_region(target, dataset, given_slices)
             target._validate_encoding(group.changes)  # noqa: SLF001
             prepared[path] = group.prepare(target, append_dim=append_dim)
     return prepared
@@ -217,6 +220,7 @@ def _dump_groups(
     writer: BlockWriter,
     *,
     append_dim: Any,
+    region: Any,
 ) -> None:
     """Create or resize the arrays of all groups, and hand their values to `writer`.
 
@@ -224,7 +228,7 @@ def _dump_groups(
     """
     targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
     if prepared is None:
-        prepared = _prepare_existing(groups, targets, append_dim)
+        prepared = _prepare_existing(groups, targets, append_dim, region)
     for path, target in targets.items():
         dataset, unencoded_variables = prepared[path]
         writer.expect(unencoded_variables, target.zarr_group.path)

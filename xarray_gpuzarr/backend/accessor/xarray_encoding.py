@@ -16,10 +16,14 @@ from xarray_gpuzarr.backend.accessor.time_check import has_times, units_error
 from xarray_gpuzarr.backend.accessor.value_check import ValueCheck, check_of, extremes
 
 
-def stored_encoding(stored: Variable) -> dict[str, Any]:
-    """Return the encoding of a stored variable, with which xarray encodes values that are added to it."""
+def decode_stored(stored: Variable) -> Variable:
+    """Return a stored variable as xarray decodes it, without reading it.
+
+    Its encoding is the one with which xarray encodes values that are added to the stored array.
+    """
     decoded, _, _ = conventions.decode_cf_variables({"stored": stored}, {})
-    return dict(decoded["stored"].encoding)
+    variable: Variable = decoded["stored"]
+    return variable
 
 
 def one_element(variable: Variable, encoding: Mapping[str, Any]) -> Variable:
