@@ -252,5 +252,6 @@ def _require_bool(name: str, value: Any) -> bool:
 def _require_nbytes(name: str, value: Any) -> int:
     """Return the value of an option in bytes, given as a number or as text such as ``"2 GiB"``."""
     if isinstance(value, str):
-        value = parse_nbytes(value, f"unusable {name}=", tried=f"{name}={value!r}", do=f"give {name}= a size like these")
+        tried = f"{name}={value!r}"
+        value = parse_nbytes(value, f"unusable {name}=", tried=tried, do=f"give {name}= a size like these")
     return require_whole(name, value, 1)
