@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import zarr
-from helpers.data.corpus import counting, write
+from helpers.data.corpus import counting, spec_of, write
 from helpers.data.selections import outer_keys
 from helpers.loops import require_loops, without_loops
 from helpers.profiles import many
@@ -25,7 +25,6 @@ from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.plan.stack import stack_target
 from xarray_gpuzarr.plan.targets import PointTarget, box_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
-from xarray_gpuzarr.stored.metadata import parse_array
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, ShardIndexSpec
 
 RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000, max_raw_nbytes=1000)
@@ -44,13 +43,13 @@ def column(*numbers):
 @pytest.fixture
 def sharded(memory):
     """Two shards of four chunks of two elements: 0 1 | 2 3 | 4 5 | 6 7 and 8 9 | 10 11 | - | -."""
-    return parse_array(write(memory, counting((12,)), name="t", chunks=(2,), shards=(8,)))
+    return spec_of(write(memory, counting((12,)), name="t", chunks=(2,), shards=(8,)))
 
 
 @pytest.fixture
 def unsharded(memory):
     """Six chunks of two elements."""
-    return parse_array(write(memory, counting((12,)), name="t", chunks=(2,)))
+    return spec_of(write(memory, counting((12,)), name="t", chunks=(2,)))
 
 
 INDEX = ShardIndex(offset=column(100, 0, 0, 110), nbytes=column(10, 20, MISSING, 30))
@@ -140,7 +139,7 @@ def boxes_of_shards(draw):
     n = math.prod(per_shard)
     index = ShardIndexSpec(n_chunks=n, location="end", endian="little", checksum=True)
     spec = replace(
-        parse_array(zarr.create_array({}, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")), grid=grid, index=index
+        spec_of(zarr.create_array({}, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")), grid=grid, index=index
     )
     selection = tuple(
         slice(draw(st.integers(0, n - 1)), draw(st.integers(0, n + 5)), draw(st.sampled_from([1, 2, 3, 7, 19, 2**40])))
@@ -233,14 +232,14 @@ def test_unsharded_chunks_that_crops_share_are_asked_for_once(unsharded):
     ],
 )
 def test_chunk_key(memory, encoding, coord, key):
-    spec = parse_array(write(memory, counting((4, 4)), name="g/t", chunks=(2, 2), chunk_key_encoding=encoding))
+    spec = spec_of(write(memory, counting((4, 4)), name="g/t", chunks=(2, 2), chunk_key_encoding=encoding))
 
     assert spec.keys.key(coord) == key
 
 
 @pytest.mark.parametrize(("zarr_format", "key"), [(2, "0"), (3, "c")])
 def test_chunk_key_of_an_array_without_axes(memory, zarr_format, key):
-    spec = parse_array(write(memory, np.array(1), zarr_format=zarr_format))
+    spec = spec_of(write(memory, np.array(1), zarr_format=zarr_format))
 
     assert spec.keys.key(()) == key
 

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 import zarr
-from helpers.data.corpus import counting, write
+from helpers.data.corpus import counting, spec_of, write
 from zarr.codecs import BytesCodec, ZstdCodec, numcodecs
 from zarr.storage import MemoryStore
 
@@ -25,11 +25,11 @@ def _array(path: str = "a") -> zarr.Array:
 
 def test_a_resized_array_is_parsed_again():
     array = _array()
-    before = metadata.parse_array(array)
+    before = spec_of(array)
 
     array.resize((5, 4))
 
-    assert (before.grid.shape, metadata.parse_array(array).grid.shape) == ((3, 4), (5, 4))
+    assert (before.grid.shape, spec_of(array).grid.shape) == ((3, 4), (5, 4))
     np.testing.assert_array_equal(read_array(array, device="host"), array[...])
 
 
@@ -37,13 +37,13 @@ def test_arrays_that_share_metadata_keep_their_paths():
     one, other = _array("one"), _array("other")
     object.__setattr__(other.async_array, "metadata", one.metadata)
 
-    assert [metadata.parse_array(a).path for a in (one, other, one)] == ["/one", "/other", "/one"]
+    assert [spec_of(a).path for a in (one, other, one)] == ["/one", "/other", "/one"]
 
 
 def test_nothing_is_kept_of_arrays_that_are_gone():
     array = _array()
     number = id(array.metadata)
-    metadata.parse_array(array)
+    spec_of(array)
     assert number in metadata.parsed_metadata
 
     del array
@@ -61,10 +61,10 @@ def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
     array = zarr.create_array(MemoryStore(), name="wind", shape=(4,), chunks=(2,), dtype="i4", **codecs)
 
     if endian == "little":
-        assert isinstance(metadata.parse_array(array), ArraySpec)
+        assert isinstance(spec_of(array), ArraySpec)
         return
     with pytest.raises(UnsupportedCodecError, match="decodes array '/wind' to wrong numbers") as refused:
-        metadata.parse_array(array)
+        spec_of(array)
     assert "pip install 'zarr>=3.3'" in refused.value.do
 
 

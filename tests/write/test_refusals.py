@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.data.corpus import spec_of
 from helpers.data.damage import assert_explains
 from helpers.linux import needs_linux
 from helpers.stores.range_server import RangeServer
@@ -18,7 +19,6 @@ from helpers.writes import contents
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError, zarr_pipeline
-from xarray_gpuzarr.stored.metadata import parse_array
 from xarray_gpuzarr.write.refusals import naming_object
 
 pytestmark = [
@@ -172,7 +172,7 @@ def test_whatever_a_store_raises_is_named(error):
 
 @pytest.mark.parametrize("interrupt", [asyncio.CancelledError, KeyboardInterrupt])
 def test_an_interrupt_is_none_of_a_stores_errors(interrupt):
-    with pytest.raises(interrupt), naming_object(parse_array(new_array({}, "shard")), "c/0", "store", "to store it"):
+    with pytest.raises(interrupt), naming_object(spec_of(new_array({}, "shard")), "c/0", "store", "to store it"):
         raise interrupt
 
 

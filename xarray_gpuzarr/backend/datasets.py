@@ -35,7 +35,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 from xarray_gpuzarr.stored.cf import parse_cast
-from xarray_gpuzarr.stored.metadata import parse_array
+from xarray_gpuzarr.stored.metadata import parse_metadata
 
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Smallest size, in decoded bytes, of a variable for which the user is advised that the GPU does not decode it."""
@@ -116,9 +116,9 @@ def _prepare(
     try:
         stored, attrs = store.load()
     except OverflowError:
-        # An array is too long for xarray. `parse_array` raises an error that names the array.
+        # An array is too long for xarray. `parse_metadata` raises an error that names the array.
         for _, array in store.zarr_group.arrays():
-            parse_array(array)
+            parse_metadata(array.metadata, array.path)
         raise
     # xarray gives the bounds of time coordinates the units of the coordinate, so they are times as well.
     bounds_names = [variable.attrs.get("bounds") for variable in stored.values() if _has_time_units(variable)]

@@ -55,7 +55,7 @@ class _Run:
     def n_threads(self) -> int:
         """Number of threads that work on this run or soon will, including the caller's."""
         n_own_threads = 0 if self.n_own_threads is None else self.n_own_threads.value
-        return 1 + self.n_helpers + n_own_threads
+        return 1 + self.n_wanted + len(self._at_work) + n_own_threads
 
     @property
     def n_helpers(self) -> int:

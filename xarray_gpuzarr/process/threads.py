@@ -23,20 +23,23 @@ def thread_budget() -> int:
     process, if there are any, otherwise the number of cores that the process may use, or fewer within `limit_threads`.
     Raises `OptionError` if the variable has another value than a number.
     """
-    return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _NO_LIMIT)
+    setting = os.environ.get(_ENV)
+    if setting is not None:
+        return _parse_setting(setting)
+    return dask_worker_threads() or min(n_cores(), _limit.n_threads or _NO_LIMIT)
 
 
 def thread_setting() -> int | None:
     """Return the value of ``XARRAY_GPUZARR_NUM_THREADS``, or None if it is not set.
 
-    Raises
-    ------
-    OptionError
-        The value is not a whole number of at least 1.
+    Raises `OptionError` if the value is not a whole number of at least 1.
     """
     setting = os.environ.get(_ENV)
-    if setting is None:
-        return None
+    return None if setting is None else _parse_setting(setting)
+
+
+def _parse_setting(setting: str) -> int:
+    """Return the number in a value of ``XARRAY_GPUZARR_NUM_THREADS``; see `thread_setting`."""
     if not setting.isdecimal() or int(setting) < 1:
         raise OptionError(
             "unusable number of threads",

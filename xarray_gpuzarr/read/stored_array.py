@@ -23,7 +23,7 @@ from xarray_gpuzarr.fetch.stores import store_token
 from xarray_gpuzarr.fetch.strict import StrictSource
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast, plain_cast
-from xarray_gpuzarr.stored.metadata import parse_array
+from xarray_gpuzarr.stored.metadata import parse_metadata
 
 
 @cache
@@ -157,10 +157,10 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     OptionError
         If `storage` is "gds" and the array is not in local files.
     MetadataError, UnsupportedCodecError
-        See `parse_array`.
+        See `parse_metadata`.
     """
     try:
-        spec = parse_array(array)
+        spec = parse_metadata(array.metadata, array.path)
     except GpuZarrError as err:
         raise err.within(object_source(array.store).name) from err.__cause__
     is_planned = isinstance(spec, ArraySpec)

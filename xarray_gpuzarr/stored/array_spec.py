@@ -1,6 +1,6 @@
 """`ArraySpec`: everything that planning and decoding need to know about a stored array.
 
-`metadata.parse_array` makes it from Zarr metadata. An array that cannot be planned is `Unplanned`.
+`metadata.parse_metadata` makes it from Zarr metadata. An array that cannot be planned is `Unplanned`.
 """
 
 from __future__ import annotations

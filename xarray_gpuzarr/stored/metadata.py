@@ -53,8 +53,15 @@ _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 """Exceptions that malformed metadata raise."""
 
 
-def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
+def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Return the description of an array, or the reason why it cannot be planned.
+
+    Parameters
+    ----------
+    metadata : zarr.core.metadata.ArrayV2Metadata or ArrayV3Metadata
+        The array's metadata, as zarr-python has parsed it.
+    path : str
+        Path of the array in the store, without leading slash.
 
     Raises
     ------
@@ -63,11 +70,6 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     UnsupportedCodecError
         If zarr-python would have to decode the array, and the installed version decodes it to wrong values.
     """
-    return parse_metadata(array.metadata, array.path)
-
-
-def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
-    """Return the result of `parse_array`, given an array's metadata and its path in the store without leading slash."""
     metadata_id = id(metadata)
     entry = parsed_metadata.get(metadata_id)
     if entry is not None:

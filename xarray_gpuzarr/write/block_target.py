@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.fetch.object_names import place_of
-from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
+from xarray_gpuzarr.plan.selection import OuterSelection
 from xarray_gpuzarr.plan.targets import box_target
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.read.stored_array import stored_array
@@ -91,8 +91,8 @@ class BlockTarget:
         -------
         bool
             False if zarr-python has to write the block: if it is empty or not a NumPy array, if it has another dtype
-            than the array, apart from the byte order, or another shape than the selection, if `key` is anything else
-            than slices with a step of 1, or if the loops cannot encode the array.
+            than the array, apart from the byte order, or another shape than the selection, if `key` is neither an
+            ellipsis nor one slice with a step of 1 for each axis, or if the loops cannot encode the array.
 
         Raises
         ------
@@ -105,11 +105,10 @@ class BlockTarget:
         if loops_target is None or block.dtype.newbyteorder("=") != loops_target.dtype:
             return False
         shape = self.array.shape
-        selection = outer_selection(key, shape)
-        slices = _contiguous_slices(selection)
+        slices = _contiguous_slices(key, shape)
         if slices is None:
             return False
-        target = box_target(selection, loops_target.grid, shape)
+        target = box_target(OuterSelection(selectors=slices, undo=()), loops_target.grid, shape)
         if target.shape != block.shape or not block.size:
             return False
         # What an unsharded chunk has beyond the end of the array may be lost. A shard at the end counts as written in
@@ -131,7 +130,7 @@ class BlockTarget:
 
         If they are unknown, return the array's path instead: such writes to one array then take turns.
         """
-        slices = _contiguous_slices(outer_selection(key, self.array.shape))
+        slices = _contiguous_slices(key, self.array.shape)
         try:
             object_shape = self.array.shards or self.array.chunks
         except (AttributeError, NotImplementedError):  # what zarr-python raises if chunks have different lengths
@@ -165,11 +164,24 @@ class BlockTarget:
         )
 
 
-def _contiguous_slices(selection: OuterSelection) -> tuple[slice, ...] | None:
-    """Return a selection as slices with a step of 1; None if it is anything else, such as integers, which drop axes."""
-    slices = [key for key in selection.selectors if isinstance(key, slice) and key.step == 1]
-    if len(slices) < len(selection.selectors) or selection.undo:
+def _contiguous_slices(key: Any, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """Return an index of an array as slices with a step of 1 and with starts and stops that lie in the array.
+
+    Return None if the index is neither an ellipsis nor one such slice for each axis.
+    """
+    if key is Ellipsis:
+        return tuple([slice(0, length, 1) for length in shape])
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) != len(shape):
         return None
+    slices = []
+    for axis_key, length in zip(keys, shape, strict=True):
+        if not isinstance(axis_key, slice):
+            return None
+        start, stop, step = axis_key.indices(length)
+        if step != 1:
+            return None
+        slices.append(slice(start, max(start, stop), 1))
     return tuple(slices)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.store_errors import changed_error
-from xarray_gpuzarr.native.library import address, int64_columns, loops
+from xarray_gpuzarr.native.library import address, int64_columns
 from xarray_gpuzarr.native.structs import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.targets import BoxTarget
 from xarray_gpuzarr.process.crew import crew
@@ -117,7 +117,6 @@ class WriteCall:
             If there is not enough memory.
         """
         stored_objects = [self._stored_part(obj, source) if obj.needs_stored else NOTHING for obj in objects]
-        self._check_lengths(objects, stored_objects)
         structs = (ObjectStruct * len(objects))()
         suffix = f".{uuid4().hex}.partial"
         for written, struct in zip(objects, structs, strict=True):
@@ -129,7 +128,9 @@ class WriteCall:
     def _stored_part(self, written: WrittenObject, source: LocalSource) -> StoredObject:
         """Return what is stored in the file of an object of which a part is written."""
         with naming_object(self.spec, written.key, source.name, "to read the part that stays"):
-            return object_in_file(source, self.spec, written.key)
+            stored = object_in_file(source, self.spec, written.key)
+        self._check_length(written, stored)
+        return stored
 
     def to_memory(
         self, objects: Sequence[WrittenObject], stored: Sequence[memoryview | None], *, may_share: bool = False
@@ -157,7 +158,8 @@ class WriteCall:
             As for `to_files`.
         """
         stored_objects = [object_in_memory(self.spec, obj.key, data) for obj, data in zip(objects, stored, strict=True)]
-        self._check_lengths(objects, stored_objects)
+        for written, stored_object in zip(objects, stored_objects, strict=True):
+            self._check_length(written, stored_object)
         structs = (ObjectStruct * len(objects))()
         buffers = []
         for written, struct, stored_object in zip(objects, structs, stored_objects, strict=True):
@@ -229,11 +231,10 @@ class WriteCall:
 
     def _run(self, structs: ctypes.Array[ObjectStruct], n_threads: int) -> int:
         """Run the loops on up to `n_threads` threads; return the number of objects that were not written."""
-        compiled = loops()
+        compiled = self.encoder.array.loops
         assert compiled is not None
-        n_own_threads = ctypes.c_int64(
-            0
-        )  # set by `crew` to what the loops may start, and decreased as these threads end
+        # Set by `crew` to the number of threads that the loops may start, and decreased as these threads end.
+        n_own_threads = ctypes.c_int64(0)
         writing = compiled.begin_write(
             ctypes.addressof(self._struct),
             ctypes.addressof(structs),
@@ -258,17 +259,16 @@ class WriteCall:
             n_left: int = compiled.end_write(writing)
         return n_left
 
-    def _check_lengths(self, objects: Sequence[WrittenObject], stored: Sequence[StoredObject]) -> None:
+    def _check_length(self, written: WrittenObject, stored: StoredObject) -> None:
         """Raise `DamagedObjectError` if a stored chunk is too long, before memory for it is allocated."""
-        for written, stored_object in zip(objects, stored, strict=True):
-            longest_chunk = 0  # its number in the object
-            nbytes = stored_object.nbytes or 0
-            if stored_object.index is not None:
-                longest_chunk = int(stored_object.index.nbytes.argmax())
-                nbytes = int(stored_object.index.nbytes[longest_chunk])
-            if nbytes > self.spec.max_encoded_nbytes:
-                coord = written.chunk_coord(longest_chunk, self.spec.grid.chunks_per_shard)
-                raise DamagedObjectError(written.key, coord)
+        longest_chunk = 0  # its number in the object
+        nbytes = stored.nbytes or 0
+        if stored.index is not None:
+            longest_chunk = int(stored.index.nbytes.argmax())
+            nbytes = int(stored.index.nbytes[longest_chunk])
+        if nbytes > self.spec.max_encoded_nbytes:
+            coord = written.chunk_coord(longest_chunk, self.spec.grid.chunks_per_shard)
+            raise DamagedObjectError(written.key, coord)
 
     def _raise_failure(
         self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct], source: LocalSource | None

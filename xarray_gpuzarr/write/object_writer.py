@@ -17,7 +17,7 @@ from zarr.storage import ObjectStore
 from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.object_names import place_of, written
+from xarray_gpuzarr.fetch.object_names import place_of_source, written
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectSource
@@ -66,7 +66,9 @@ class ObjectWriter:
         self._spec = stored.spec
         self._store = store
         self._source: ObjectSource = stored.source
-        self._place = place_of(store, stored.spec.path)
+        place = place_of_source(stored.source, stored.spec.path)
+        assert place is not None
+        self._place = place
 
     async def write(self, call: WriteCall, progress: EncodingProgress | None = None) -> Sequence[WrittenObject]:
         """Carry out a write, on another thread unless it is small.
@@ -102,7 +104,8 @@ class ObjectWriter:
                         await _run(call, partial(_write_files, call, group, self._source))
                     else:
                         await self._to_store(call, group, progress, is_last=is_last)
-                self._forget_indexes(group, names)
+                if self._spec.index is not None:
+                    self._forget_indexes(group, names)
                 del unwritten[: len(group)]
         except DamagedObjectError as err:
             await on_thread(partial(self._check_readable, err), read_threads(None))
@@ -139,8 +142,9 @@ class ObjectWriter:
         try:
             for group in _groups(call):
                 with turns.hold(self._place, [obj.key for obj in group]) as names:
-                    _write_files(call, group, self._source, Stop())
-                self._forget_indexes(group, names)
+                    _write_files(call, group, self._source)
+                if self._spec.index is not None:
+                    self._forget_indexes(group, names)
         except DamagedObjectError as err:
             self._check_readable(err, Stop())
             return False
@@ -149,12 +153,12 @@ class ObjectWriter:
     def _forget_indexes(self, group: Sequence[WrittenObject], names: Sequence[Hashable]) -> None:
         """Keep reads from using the old indexes of shards that were written.
 
-        `names` are those that `turns` gave for the objects of the group. Unsharded chunks have no index.
+        `names` are those that `turns` gave for the objects of the group.
         """
-        if self._spec.index is not None:
-            written.add(names)
-            for obj in group:
-                index_cache.cache.drop((self._source.identity, obj.key, self._spec.index))
+        written.add(names)
+        identity = self._source.identity
+        for obj in group:
+            index_cache.cache.drop((identity, obj.key, self._spec.index))
 
     async def _to_store(
         self, call: WriteCall, group: Sequence[WrittenObject], progress: EncodingProgress | None, *, is_last: bool
@@ -219,10 +223,16 @@ async def _run[Result](call: WriteCall, write: Callable[[Stop], Result]) -> Resu
     return await on_thread(write, read_threads(None))
 
 
-def _write_files(call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop) -> None:
-    """Write a group of objects as files. Begin again, a few times, if another process has replaced one meanwhile."""
+def _write_files(
+    call: WriteCall, group: Sequence[WrittenObject], source: LocalSource, stop: Stop | None = None
+) -> None:
+    """Write a group of objects as files. Begin again, a few times, if another process has replaced one meanwhile.
+
+    Raises `CancelledError` before an attempt if `stop` is set. Without `stop`, the write cannot be stopped.
+    """
     for attempt in range(_ATTEMPTS):
-        stop.check()
+        if stop is not None:
+            stop.check()
         try:
             call.to_files(group, source)
             break

@@ -10,6 +10,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.codecs import numcodecs as zn
 
 from helpers.older_versions import FILTERS_TAKE_ANY_ELEMENTS
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.stored.metadata import parse_metadata
 
 BLOSC_CNAMES = tuple(numcodecs.blosc.list_compressors())
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
@@ -205,6 +207,11 @@ def edge_values(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
 def counting(shape: tuple[int, ...], dtype: Any = "i4") -> np.ndarray:
     """1, 2, 3 ...: no element equals the fill value, every one tells where it came from."""
     return np.arange(1, 1 + int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+
+def spec_of(array: zarr.Array) -> ArraySpec | Unplanned:
+    """Return the description of an open array."""
+    return parse_metadata(array.metadata, array.path)
 
 
 def write(store: Any, data: np.ndarray, **keywords: Any) -> zarr.Array:

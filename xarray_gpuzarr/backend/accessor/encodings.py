@@ -63,7 +63,35 @@ class Layout:
         OptionError
             If a shard does not have a whole number of chunks, or the shape of the variable is unknown.
         """
-        return _shapes(name, variable, self.chunks, self.shards)
+        stored_dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
+        if not variable.ndim or variable.dtype.kind in _TEXT_AND_OBJECTS or stored_dtype.kind in _TEXT_AND_OBJECTS:
+            return {}
+        if any(map(math.isnan, variable.shape)):
+            raise OptionError(
+                f"the shape of variable {name!r} is not known",
+                tried=f"chunks of its shape {variable.shape}",
+                found="dask chunks whose lengths are not known",
+                do="call compute_chunk_sizes() of its array, or load it",
+            )
+        itemsize = stored_dtype.itemsize  # times without a stored dtype are stored in 8 bytes, like datetime64
+        shape = [max(1, n) for n in variable.shape]
+        if variable.dims == (name,) and isinstance(self.chunks, Mapping) and isinstance(self.shards, Mapping):
+            # With chunks of {"time": 1}, the coordinate "time" would have chunks of eight bytes, and a reader needs all
+            # of them. So its chunks are as long as the shards.
+            return {"chunks": _lengths(self.shards, variable.dims, shape)}
+        chunk = _chunk_shape(variable.dims, shape, itemsize, self.chunks, self.shards)
+        if self.shards is None:
+            return {"chunks": chunk}
+        n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
+        if isinstance(self.shards, Mapping):
+            padded_shape = [n * length for n, length in zip(n_chunks, chunk, strict=True)]
+            shard = _lengths(self.shards, variable.dims, padded_shape)
+            _check_multiples(f"shards of variable {name!r}", variable.dims, chunk, shard)
+        else:
+            assert isinstance(self.shards, int)
+            chunks_per_shard = _block_shape(n_chunks, self.shards // (itemsize * math.prod(chunk)))
+            shard = tuple([n * length for n, length in zip(chunks_per_shard, chunk, strict=True)])
+        return {"chunks": chunk} if shard == chunk else {"chunks": chunk, "shards": shard}
 
 
 def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_format: int) -> Layout:
@@ -128,39 +156,6 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
         if foreign_codecs:
             del kept[key]
     return kept
-
-
-def _shapes(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a variable's chunks and shards; see `Layout.shapes`."""
-    stored_dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
-    if not variable.ndim or variable.dtype.kind in _TEXT_AND_OBJECTS or stored_dtype.kind in _TEXT_AND_OBJECTS:
-        return {}
-    if any(map(math.isnan, variable.shape)):
-        raise OptionError(
-            f"the shape of variable {name!r} is not known",
-            tried=f"chunks of its shape {variable.shape}",
-            found="dask chunks whose lengths are not known",
-            do="call compute_chunk_sizes() of its array, or load it",
-        )
-    itemsize = stored_dtype.itemsize  # times without a stored dtype are stored in 8 bytes, like datetime64
-    shape = [max(1, n) for n in variable.shape]
-    chunk = _chunk_shape(variable.dims, shape, itemsize, chunks, shards)
-    if shards is None:
-        return {"chunks": chunk}
-    if variable.dims == (name,) and isinstance(chunks, Mapping) and isinstance(shards, Mapping):
-        # With chunks of {"time": 1}, the coordinate "time" would have chunks of eight bytes, and a reader needs all of
-        # them. So its chunks are as long as the shards.
-        return {"chunks": _lengths(shards, variable.dims, shape)}
-    n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
-    if isinstance(shards, Mapping):
-        padded_shape = [n * length for n, length in zip(n_chunks, chunk, strict=True)]
-        shard = _lengths(shards, variable.dims, padded_shape)
-        _check_multiples(f"shards of variable {name!r}", variable.dims, chunk, shard)
-    else:
-        assert isinstance(shards, int)
-        chunks_per_shard = _block_shape(n_chunks, shards // (itemsize * math.prod(chunk)))
-        shard = tuple([n * length for n, length in zip(chunks_per_shard, chunk, strict=True)])
-    return {"chunks": chunk} if shard == chunk else {"chunks": chunk, "shards": shard}
 
 
 def _chunk_shape(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -55,19 +55,17 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
             )
 
 
-def _unread_places(variable: Variable) -> Iterator[ArrayPlace]:
-    """Yield the places of the stored arrays that a variable is still to be read from."""
+def _unread_places(variable: Variable) -> list[ArrayPlace]:
+    """Return the places of the stored arrays that a variable is still to be read from."""
     if isinstance(variable, IndexVariable):  # in the memory of pandas
-        return
+        return []
     data = data_of(variable)
     if variable.chunks is None:
         place = _place_below(data)
-        if place is not None:
-            yield place
-    else:
-        from xarray_gpuzarr.backend.block_reader import find_in_layers  # noqa: PLC0415  # imports dask
+        return [] if place is None else [place]
+    from xarray_gpuzarr.backend.block_reader import find_in_layers  # noqa: PLC0415  # imports dask
 
-        yield from find_in_layers(data, _place_below)
+    return [*find_in_layers(data, _place_below)]
 
 
 def _place_below(data: object) -> ArrayPlace | None:

@@ -267,14 +267,15 @@ class DatasetInShards:
             if self._sharding.rechunk and variable.chunks is not None:
                 return variable.chunk(dict(zip(variable.dims, map(max, variable.chunks), strict=True)))
             return variable
-        whole_shards = list(map(cut_at_multiples, grid.starts, variable.shape, grid.shards))
         if variable.chunks is None:
             # xarray chooses the units of times by all of them, so these are not cut.
             is_large = variable.nbytes > _SMALL_NBYTES and variable.dtype.kind in NUMBERS
-            return cut_into_blocks(variable, whole_shards) if is_large and self._cuts_numpy else variable
+            if not is_large or not self._cuts_numpy:
+                return variable
+        whole_shards = list(map(cut_at_multiples, grid.starts, variable.shape, grid.shards))
+        if variable.chunks is None:
+            return cut_into_blocks(variable, whole_shards)
         axis = first_unaligned_axis(variable.chunks, whole_shards)
-        if axis is None:
-            return variable
-        if not self._sharding.rechunk:
+        if axis is not None and not self._sharding.rechunk:
             raise unaligned_error(name, variable, axis, grid.shards, whole_shards)
-        return variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))
+        return variable if axis is None else variable.chunk(dict(zip(variable.dims, whole_shards, strict=True)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,11 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
     staged = StagedStore.of(store, options) if compute and makes_store else None
     root = _open_store(store, staged, options)
-    with WritesBehind() as behind, explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
-        # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
-        sends_behind = compute and takes_long(store) and client_of_dask() is None
-        writer = BlockWriter(checks_values=checks_values, behind=behind if sends_behind else None, staged=staged)
+    # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
+    sends_behind = compute and takes_long(store) and client_of_dask() is None
+    behind = WritesBehind() if sends_behind else None
+    with behind or nullcontext(), explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
+        writer = BlockWriter(checks_values=checks_values, behind=behind, staged=staged)
         _dump_groups(root, groups, prepared, writer, append_dim=options.get("append_dim"), region=options.get("region"))
         if not compute:
             return _delayed_writes(writer, root, chunkmanager_store_kwargs)
@@ -105,7 +107,8 @@ def write_groups(  # noqa: PLR0913  # as xarray's
                 staged.send()
             staged.detach(root.zarr_group)
         _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
-        behind.finish()
+        if behind is not None:
+            behind.finish()
     root.close()
     if staged is not None:
         staged.close()
