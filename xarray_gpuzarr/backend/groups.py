@@ -122,8 +122,8 @@ def _open_through_cache(
 ) -> dict[str, ZarrStore] | None:
     """Open groups of a slow store with one request for each object and listing.
 
-    The error of a failed request is raised. Returns None if the store cannot be opened, or if an error with another
-    cause names the `CachingStore`. The caller then has to open the store without it, which raises xarray's own error.
+    Returns None if the `CachingStore` cannot be made, or if opening the group raises an error that names it. The caller
+    then opens the store without it, which raises xarray's own error. The error of a failed request is raised as it is.
     """
     try:
         cache, path = run_on_loop(str(location), partial(open_caching_store, location, options))

@@ -188,7 +188,7 @@ def _why_no_root(location: Any, path: str, options: dict[str, Any], *, has_group
     `has_group` says whether there is a group at `path` below the location nevertheless.
     """
     if has_group:
-        return f"a group at '{path}' of what is no group itself", _how_to_open_below(location, path)
+        return f"a group at '{path}', but none at the location itself", _how_to_open_below(location, path)
     if isinstance(location, ZipStore):
         stores = _groups_in_zip(str(location.path))
         if not stores:

@@ -234,7 +234,7 @@ def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     """Return the shapes of inner chunks and of shards for an array with at least one axis.
 
     A chunk extends over the last two axes, with at most `CHUNK_ELEMENTS` elements. A shard has at most `_SHARD_CHUNKS`
-    chunks, from the last axis on.
+    chunks. It extends over the last axes first.
     """
     chunk = [1] * len(shape)
     n_elements_left = CHUNK_ELEMENTS

@@ -122,7 +122,8 @@ class RequestsAhead:
         """The array's own source. `_source` is a copy of it for these requests."""
         if spec.index is None:
             self.most_nbytes = spec.max_encoded_nbytes
-            """Length in bytes of the longest object that is wanted. Of a longer one, only the length may come."""
+            """Length in bytes of the longest object that is read whole. The answer for a longer one may have its length
+            only."""
             self._initial_nbytes = spec.expected_nbytes
             """Length in bytes with which objects count until one has arrived."""
         else:

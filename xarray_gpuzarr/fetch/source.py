@@ -113,7 +113,8 @@ class ChunkVersions(Protocol):
         Parameters
         ----------
         places : sequence of (str, int)
-            Key of each shard, and the offset of a byte inside it.
+            Key of each shard, and the offset of a byte inside it. This byte is requested, since its answer has the
+            version.
 
         Returns
         -------

@@ -36,7 +36,7 @@ class BloscHeaders(NamedTuple):
     """The headers of frames, one row for each. All columns have the shape (n,)."""
 
     chunk: Column
-    """Number of the chunk that begins with the frame, among those that `read_headers` was given."""
+    """Position of the frame's chunk among those that `read_headers` was given."""
     start: Column
     """First byte of the frame in the data."""
     nbytes: Column

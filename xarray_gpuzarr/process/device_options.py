@@ -36,7 +36,8 @@ N_AT_ONCE = 528
 four are assumed, not measured."""
 
 PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "checks": "strict", "verify": "all"}
-"""The most cautious value of each of these options, which ``engine="plain"`` selects."""
+"""Values that ``engine="plain"`` selects, with which a read takes the fewest ways: one batch at a time, short reads on
+the device like all others, and every chunk compared with the host's."""
 
 _MIB = 1024**2
 _MINIMA = {"slot_nbytes": 64 * 1024, "n_slots": 2}

@@ -164,7 +164,7 @@ class Ahead:
         return shared.results[number]
 
     def finish_with(self, number: int) -> None:
-        """Drop the result of the read that was asked for last, so that another read may begin."""
+        """Drop the result of read `number` and record that no earlier one is wanted, so that another may begin."""
         self._shared.oldest_wanted = number + 1
         self._shared.results.pop(number, None)
         self._shared.bell.ring_for_all()

@@ -27,10 +27,10 @@ class UnencodedVariable:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding by which its values are packed and checked: its own, or that of the stored variable. If this package
-    has made a dask array of its values, ``variable.encoding`` may have a dtype in addition."""
+    """The encoding by which its values are packed and checked: that of the stored variable if it is written to an
+    existing one, else its own. ``variable.encoding`` may differ: see `DatasetInShards`, which adds a dtype to it."""
     pack: Pack | None
-    """Encodes its elements, if this package has made a dask array of it; else None."""
+    """Encodes its elements, if it was in memory and this package has cut it into dask blocks; else None."""
     is_checked: bool = False
     """Whether its values have been found to fit the stored dtype."""
 
@@ -38,8 +38,8 @@ class UnencodedVariable:
 class BlockWriter(ArrayWriter):
     """Collects the blocks of dask arrays, which are packed in slabs where possible, and writes NumPy arrays at once.
 
-    Call `expect` before xarray passes the variables. Blocks of variables that were not dask arrays before are collected
-    separately, for `write_from_memory` or `add_from_memory`.
+    Call `expect` before xarray passes the variables. Large variables in memory have been cut into dask blocks by this
+    package. Their blocks are collected separately, for `write_from_memory` or `add_from_memory`.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class BlockWriter(ArrayWriter):
         self.block_nbytes = 0
         """Bytes of the largest block: its decoded elements and their packed copy."""
         self.from_memory = ArrayWriter()
-        """Collects the blocks of variables that were not dask arrays."""
+        """Collects the blocks of variables in memory that this package has cut."""
 
     def expect(self, unencoded_variables: Mapping[str, UnencodedVariable], group_path: str) -> None:
         """Record the variables of a group that xarray will pass, by the paths of their arrays in the group."""
@@ -100,8 +100,8 @@ class BlockWriter(ArrayWriter):
         region = _positive_slices(region, target.shape)
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
-        # Blocks of numbers and times are packed, also of dates of cftime, which are objects and have a `TimeCheck`.
-        # Those of text and other objects are not.
+        # Blocks of numbers and times are packed in slabs, those of text and other objects are not. Dates of cftime are
+        # objects, too. A `TimeCheck` tells them apart; if values are not checked, xarray packs the dates.
         if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
             source = pack_blocks(source, variable.data, unencoded.pack, check)
         if unencoded.pack is not None:
@@ -110,11 +110,11 @@ class BlockWriter(ArrayWriter):
             super().add(source, block_target, region)  # type: ignore[no-untyped-call]
 
     def write_from_memory(self) -> None:
-        """Write the blocks of variables that were not dask arrays, now and on threads of this process."""
+        """Write the blocks of variables in memory, now and on threads of this process."""
         self.from_memory.sync(chunkmanager_store_kwargs={"scheduler": "threads"})
 
     def add_from_memory(self) -> None:
-        """Add the blocks of variables that were not dask arrays to the others."""
+        """Add the blocks of variables in memory to the others."""
         self.sources += self.from_memory.sources
         self.targets += self.from_memory.targets
         self.regions += self.from_memory.regions

@@ -29,8 +29,8 @@ def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapp
     store
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        The datasets that are written. Arrays in memory are not considered, nor are those that neither this engine,
-        nor "zarr", nor `dask.array.from_zarr` reads.
+        The datasets that are written. Only arrays that this engine, xarray's engine "zarr" or `dask.array.from_zarr`
+        reads are considered.
     options : mapping
         The options of `xarray.Dataset.to_zarr`.
     """
@@ -96,7 +96,8 @@ def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
     if isinstance(store, str) and "://" in store:
         if "::" in store:
             return None
-        store = run_on_loop(store, partial(store_path_of, store, options.get("storage_options")))
+        url = store
+        store = run_on_loop(masked(url), partial(store_path_of, url, options.get("storage_options")))
     if isinstance(store, StorePath):
         store, path = store.store, store.path
     group = str(options.get("group") or "").strip("/")

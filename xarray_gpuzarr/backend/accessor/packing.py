@@ -48,7 +48,8 @@ class GraphPacker:
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
         dependencies = _tasks_between(graph, self._source, self._result)
-        # The source is one of the tasks only if nothing is computed. A task without dependencies is another input.
+        # `dependencies` are those of the tasks that compute the result. The source is among them only if nothing is
+        # computed. A task that depends on no other is another input.
         self.has_one_input = self._source not in dependencies and all(dependencies.values())
         """Whether a block of `unencoded` is the only input. Another input may be an array with an offset for each
         column."""
@@ -175,7 +176,8 @@ def _try_pack(pack: Pack, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
 def pack_blocks(encoded: da.Array, unencoded: da.Array, pack: Pack | None, check: FitCheck | None) -> da.Array:
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
-    If xarray has not changed the array, or has cut it into other blocks, it is returned as it is, and not checked.
+    An array that xarray has not changed is returned as it is, and not checked. So is one whose blocks differ from those
+    of `unencoded`, so that the two cannot be compared block by block. xarray does not cut numbers or times in this way.
 
     Parameters
     ----------

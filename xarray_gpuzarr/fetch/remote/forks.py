@@ -22,7 +22,7 @@ _lost_libraries: set[str] = set()
 
 
 def remember(client: object) -> None:
-    """Remember that this process uses a client, or a library whose clients share their threads, by its name."""
+    """Remember that this process uses a client. A string is the name of a library whose clients share threads."""
     if isinstance(client, str):
         _used_libraries.add(client)
     elif id(client) not in _used:

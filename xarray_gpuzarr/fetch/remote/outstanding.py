@@ -59,8 +59,8 @@ def finish_range(
     """
     answer = outstanding.answer()
     if answer is None:
-        # Without a version, this is no change: a missing chunk has the fill value. If the object is a shard, whose
-        # index has been read, the decoder raises an error.
+        # If no version is known, the object may always have been missing. The decoder knows what that means: the fill
+        # value for an unsharded chunk, an error for a shard whose index has been read.
         if version is None or version == UNTAGGED:
             return None
         raise changed_error(outstanding.name, version, None, outstanding.key)

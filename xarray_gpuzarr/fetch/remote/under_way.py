@@ -108,7 +108,7 @@ class Reply[Result]:
 class RequestsUnderWay:
     """The requests of one read, which are cancelled together.
 
-    That includes those whose start a signal has interrupted, so that no thread has their replies.
+    They are cancelled even if a signal has interrupted `start`, so that no thread has their replies.
     """
 
     n_in_process: ClassVar[int] = 0
@@ -133,7 +133,8 @@ class RequestsUnderWay:
     def give_up(self) -> None:
         """Cancel all requests that have not been answered, and those that have not begun."""
         self._is_given_up = True
-        for task in list(self._tasks):  # one step; `tuple` could fail while the event loop changes the set
+        # The event loop may change the set meanwhile. `list` of a set is atomic, `tuple` is not; see `waiting`.
+        for task in list(self._tasks):
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _was_given_up(self) -> bool:
@@ -226,7 +227,7 @@ def event_loop(name: str) -> asyncio.AbstractEventLoop:
 
 def _start_loop() -> asyncio.AbstractEventLoop:
     """Start zarr's event loop and return it."""
-    # zarr takes a loop whose thread could not be started for a running one, so such a loop is dropped first.
+    # If the thread of a loop could not be started, zarr believes that the loop runs. Such a loop is dropped first.
     with sync._get_lock():  # noqa: SLF001  # zarr has no public access to its loop
         thread = sync.iothread[0]
         if thread is not None and thread.ident is None:
