@@ -16,7 +16,7 @@ from helpers.every_pair import usually
 from zarr.errors import ZarrUserWarning
 
 from xarray_gpuzarr import cli
-from xarray_gpuzarr.cli import demo, info, main, sample
+from xarray_gpuzarr.cli import demo, lengths_of_files, main, sample
 from xarray_gpuzarr.cli.sample import shard_layout, write_sharded
 
 PACKED = {
@@ -88,7 +88,7 @@ def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
 
 
 def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
-    monkeypatch.setattr(info, "MOST_FILES", 1)
+    monkeypatch.setattr(lengths_of_files, "MOST_FILES", 1)
 
     assert main(["info", path]) == 0
 

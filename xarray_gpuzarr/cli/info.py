@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +25,14 @@ from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli.contents import Contents, GroupBelow, list_groups, open_contents
+from xarray_gpuzarr.cli.lengths_of_files import disk_nbytes
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
-from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
-from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
-MOST_FILES = 20_000
-"""Largest number of files of an array whose lengths are added up, so that `info` answers at once."""
 _MOST_DETAILED = 12
 """Largest number of variables with axes that are shown in tables. If there are more, each variable gets one line."""
 _MOST_GROUPS = 30
@@ -211,51 +206,3 @@ def _task_memory(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | Non
 def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
     """Return the number of such tasks that read at once on a GPU: as many as fit, but at most `n_reads`."""
     return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
-
-
-def disk_nbytes(lazy: LazyArray) -> int | None:
-    """Return the total size in bytes of an array's objects in a local store.
-
-    None for other stores, for more than `MOST_FILES` files, and if the files cannot be listed.
-    """
-    source = lazy.stored.store_source
-    if not isinstance(source, LocalSource):
-        return None
-    assert isinstance(lazy.stored.spec, ArraySpec)  # other arrays have no source
-    try:
-        return _nbytes_below(Path(source.root) / lazy.stored.spec.path.lstrip("/"))
-    except (OSError, ValueError):  # no permission, a link to itself, or a name that no file can have
-        return None
-
-
-def _nbytes_below(folder: Path) -> int | None:
-    """Return the total size of the files below a folder in bytes, or None if they are more than `MOST_FILES`.
-
-    Broken links, and files that are deleted meanwhile, count as empty.
-    """
-    total = 0
-    for n_files, entry in enumerate(_files_below(folder), 1):
-        if n_files > MOST_FILES:
-            return None
-        with suppress(FileNotFoundError, NotADirectoryError):
-            total += entry.stat().st_size
-    return total
-
-
-def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder, and broken links. Folders that are deleted meanwhile are left out."""
-    folders = [folder]
-    seen = set[tuple[int, int]]()
-    while folders:
-        folder = folders.pop()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            status = folder.stat()
-            if (status.st_dev, status.st_ino) in seen:  # links may form a cycle
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir():
-                        folders.append(Path(entry.path))
-                    else:
-                        yield entry
