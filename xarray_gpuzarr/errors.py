@@ -56,14 +56,14 @@ class GpuZarrError(Exception):
         """Whether `headline` is the whole message, because the other texts were left out."""
 
     def within(self, store: str) -> Self:
-        """Add a store to the message, and return this error.
+        """Add a store, or a group of one, to the message, and return this error.
 
         Nothing is added if the message names the store already, or consists of a single text.
 
         Parameters
         ----------
         store : str
-            Path or URL.
+            Path or URL, or a text such as ``"group 'inner'"``.
         """
         store = masked(store)
         if self.tried and not self.tried.startswith(f"in {store}: ") and f"{store}/" not in self.headline:

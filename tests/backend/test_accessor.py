@@ -206,11 +206,29 @@ def test_array_explains_itself_and_its_coordinates(opened):
     assert [row.variable for row in opened.y.gpuzarr.explain().rows] == ["y"]
 
 
-def test_tree_explains_its_groups(opened):
-    tree = xr.DataTree.from_dict({"/": opened[["packed"]], "/sub/deep": opened[["rare"]].drop_vars("area")})
+TREE_ROWS = {
+    "/": ["packed", "y", "sub/seen", "sub/deep/rare"],
+    "sub": ["seen", "deep/rare"],
+    "sub/deep": ["rare"],
+}
+"""Path of a group -> names in the rows of the tree below it."""
 
-    assert by_name(tree.gpuzarr.explain()).keys() == {"/packed", "/area", "/y", "/sub/deep/rare"}
-    assert by_name(tree["sub"].gpuzarr.explain()).keys() == {"/deep/rare"}
+
+@pytest.mark.parametrize(("path", "names"), TREE_ROWS.items())
+def test_tree_explains_its_groups_by_names_that_index_it(opened, path, names):
+    bare = opened.drop_vars("area")
+    tree = xr.DataTree.from_dict({"/": bare[["packed"]], "/sub": bare[["seen"]], "/sub/deep": bare[["rare"]]})
+
+    rows = tree[path].gpuzarr.explain().rows
+
+    assert [row.variable for row in rows] == names
+    assert [tree[path][row.variable].shape for row in rows] == [row.shape for row in rows]
+
+
+def test_text_of_a_group_of_a_tree_names_variables_as_the_group_does(opened):
+    tree = xr.DataTree.from_dict({"/sub": opened[["rare"]].drop_vars("area")})
+
+    assert "  host, by zarr-python  rare" in str(tree["sub"].gpuzarr).splitlines()
     assert tree.gpuzarr.device == "host"
 
 

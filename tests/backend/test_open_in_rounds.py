@@ -279,24 +279,74 @@ def test_any_tree_and_any_group_of_it_are_those_of_the_stock_engine(zarr_format,
             assert_same_outcome(opens, kind(stored), **keywords)
 
 
+class HangingStore(Wrapper):
+    """Never answers requests for the keys that `hangs` is true for."""
+
+    def __init__(self, store, hangs, is_asked=None, is_given_up=None):
+        super().__init__(store)
+        self._hangs = hangs
+        self.is_asked = is_asked or threading.Event()
+        self.is_given_up = is_given_up or threading.Event()
+
+    def _with_store(self, store):
+        return type(self)(store, self._hangs, self.is_asked, self.is_given_up)
+
+    async def get(self, key, prototype, byte_range=None):
+        if not self._hangs(key):
+            return await super().get(key, prototype, byte_range)
+        self.is_asked.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self.is_given_up.set()
+
+
+def only_index():
+    """A store without groups and times: xarray reads its index once this engine has returned the dataset."""
+    store = MemoryStore()
+    xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=True)
+    return store
+
+
+STAGES = {
+    "first group": (lambda: tree(3, consolidated=True), lambda key: True),
+    "groups below": (lambda: tree(3, consolidated=False), lambda key: key.startswith("g1/")),
+    "times, which are decoded": (lambda: tree(3, consolidated=True), is_data),
+    "index, after decoding": (only_index, is_data),
+}
+"""What an opening waits for -> a store, and the keys of the requests that are not answered."""
+
+
 @pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_gives_up_what_is_under_way():
-    given_up, begun = threading.Event(), threading.Event()
-
-    class Hanging(Wrapper):
-        async def get(self, key, prototype, byte_range=None):
-            begun.set()
-            try:
-                await asyncio.sleep(600)
-            finally:
-                given_up.set()
-
+@pytest.mark.parametrize(("stored", "hangs"), STAGES.values(), ids=STAGES)
+def test_an_interrupt_gives_up_what_is_under_way(stored, hangs):
+    store = HangingStore(stored(), hangs)
     main = threading.main_thread().ident
-    signaller = threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(main, signal.SIGINT)))
+    signaller = threading.Thread(target=lambda: (store.is_asked.wait(), signal.pthread_kill(main, signal.SIGINT)))
     signaller.start()
+
     with pytest.raises(KeyboardInterrupt):
-        open_ours(Hanging(tree(3, consolidated=True)))
+        open_tree(store)
     signaller.join()
 
-    assert given_up.wait(10)
+    assert store.is_given_up.wait(10)
     assert open_ours(Wrapper(many_variables(3, consolidated=True))).sizes["x"] == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_while_groups_are_prepared_gives_up_the_values_of_earlier_ones(error, monkeypatch):
+    store, prepare = HangingStore(tree(3, consolidated=True), is_data), datasets._prepare
+
+    def last_fails(group, *others):
+        if group.zarr_group.path == "g2/h1":
+            assert store.is_asked.wait(20)
+            raise error
+        return prepare(group, *others)
+
+    monkeypatch.setattr(datasets, "_prepare", last_fails)
+    monkeypatch.setattr(datasets, "_decode", lambda *_: None)  # which would wait for the values of the first groups
+
+    with pytest.raises(error):
+        open_tree(store)
+
+    assert store.is_given_up.wait(10)

@@ -122,11 +122,14 @@ def test_an_array_is_stored_as_by_xarray(name, zarr_format):
     xr.testing.assert_identical(xr.open_dataarray(ours, engine="zarr").drop_encoding(), array.drop_encoding())
 
 
-def test_errors_about_a_variable_name_its_group():
+@pytest.mark.parametrize("chunks", [None, {"time": 4}])
+def test_errors_about_a_variable_name_its_group(chunks):
     tree = xr.DataTree.from_dict({"/": field(8), "/inner": field(8) + 1e6})
     tree["inner/a"].encoding = PACKED
+    if chunks is not None:
+        tree = tree.chunk(chunks)
 
     with pytest.raises(OptionError, match="values of variable 'a' do not fit") as caught:
         tree.gpuzarr.to_zarr(MemoryStore(), CHUNKS, SHARDS)
 
-    assert caught.value.__notes__ == ["group: inner"]
+    assert "tried: in group 'inner': to store them as" in str(caught.value)

@@ -13,11 +13,14 @@ import shtab
 import xarray as xr
 import zarr
 from helpers.every_pair import usually
+from helpers.simulated import gpu as simulated_gpu
 from zarr.errors import ZarrUserWarning
 
 from xarray_gpuzarr import cli
-from xarray_gpuzarr.cli import demo, info, main, sample
+from xarray_gpuzarr.cli import demo, info, lengths_of_files, main, sample
 from xarray_gpuzarr.cli.sample import shard_layout, write_sharded
+from xarray_gpuzarr.errors import DeviceUnavailableError
+from xarray_gpuzarr.process import advice
 
 PACKED = {
     "dtype": "i2",
@@ -60,18 +63,70 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     assert "48 chunks of 1\u00d76\u00d78" in lines[7]
     assert "bytes(little)" in lines[8]
     assert "mask -1, * 0.5, + 3" in lines[9]
-    assert lines[-5].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
+    assert lines[-1].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
 
 
-@pytest.mark.parametrize(("arguments", "size"), [([], "80 GB"), (["--gpu-memory", "24 GiB"], "24 GiB")])
-def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size):
-    assert main(["info", path, *arguments]) == 0
+def last_table(out):
+    """Return the title of the last column, and the cells of the only row, of the last table that was printed."""
+    head, _, row = [line.strip() for line in out.splitlines()][-3:]
+    return head.split("  ")[-1].strip(), row.split()
 
-    head, _, row = [line.strip() for line in capsys.readouterr().out.splitlines()][-3:]
-    chunk = 6 * 8 * 2
-    peak = 24 * 6 * 8 * 8 + 24 * 2 * chunk + 3 * 256 * 1024
-    assert head.endswith(f"at once in {size}")
-    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e3:.3g} kB 3".split()]
+
+PEAK = 24 * 6 * 8 * 8 + 24 * 2 * 6 * 8 * 2 + 3 * 256 * 1024
+"""Memory that a task takes on a GPU, in bytes: its result, two bytes and two for each element, and tables."""
+ON_A_GPU = ["t", *f"9.22 kB 4.61 kB {PEAK / 1e3:.3g} kB 3".split()]
+
+
+def test_info_says_what_a_task_takes_on_a_gpu_of_a_given_size(path, capsys):
+    assert main(["info", path, "--device", "host", "--gpu-memory", "24 GiB"]) == 0
+
+    assert last_table(capsys.readouterr().out) == ("at once in 24 GiB", ON_A_GPU)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_info_says_what_a_task_takes_on_the_gpu_that_it_is_read_to(path, capsys, monkeypatch, device):
+    gpu = simulated_gpu.in_use(monkeypatch)
+    monkeypatch.setattr(info, "find_gpu", {device: gpu.api}.__getitem__)
+
+    assert main(["info", path, "--device", device, "--gpu-memory", "1 GiB"]) == 0
+    _, cells = last_table(capsys.readouterr().out)
+    assert main(["info", path, "--device", device]) == 0
+    assert last_table(capsys.readouterr().out) == ("at once in 1.07 GB", cells)
+    assert main(["info", path, "--device", device, "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["gpu_nbytes"] == 2**30
+
+
+def test_info_of_what_the_host_reads_shows_no_gpu(path, capsys):
+    assert main(["info", path, "--device", "host"]) == 0
+    assert last_table(capsys.readouterr().out)[0] == "one task gives"
+    assert main(["info", path, "--device", "host", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["gpu_nbytes"] is None
+    assert document["variables"][0]["task_shape"] == [24, 6, 8]
+    assert document["variables"][0]["task_device_nbytes"] is None
+    assert document["variables"][0]["n_tasks_at_once"] is None
+
+
+def test_info_of_a_gpu_that_does_not_start_warns_and_shows_the_rest(path, capsys, monkeypatch):
+    simulated_gpu.in_use(monkeypatch)
+    monkeypatch.setattr(advice, "warned", set())
+
+    def find_gpu(_device):
+        raise DeviceUnavailableError("CuPy cannot be imported", tried="import cupy", found="no libcudart", do="repair")
+
+    monkeypatch.setattr(info, "find_gpu", find_gpu)
+
+    assert main(["info", path, "--device", "cuda"]) == 0
+
+    out, err = capsys.readouterr()
+    assert last_table(out)[0] == "one task gives"
+    assert err.splitlines() == [
+        "GpuZarrWarning: the memory of the GPU is unknown, so what tasks take of it is not shown",
+        "  found: CuPy cannot be imported: no libcudart",
+        '  do:    give its size, as in --gpu-memory "24 GB"; gpuzarr doctor examines the GPU',
+    ]
 
 
 @pytest.mark.parametrize(("size", "n"), [("80 GB", 3), ("1.075 GB", 2), ("1.07 GB", 0)])
@@ -88,7 +143,7 @@ def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
 
 
 def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
-    monkeypatch.setattr(info, "MOST_FILES", 1)
+    monkeypatch.setattr(lengths_of_files, "MOST_FILES", 1)
 
     assert main(["info", path]) == 0
 

@@ -13,7 +13,8 @@ from helpers.stores.s3_server import BUCKET, S3Server
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.cli import contents, info, main, terminal
+from xarray_gpuzarr.cli import contents, main, terminal
+from xarray_gpuzarr.cli.lengths_of_files import disk_nbytes
 from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -230,7 +231,7 @@ def test_all_of_it_as_json(zarr_format, tmp_path, capsys):
     assert rows.keys() == ODD.keys()
     assert rows["field"]["shape"] == rows["field"]["task_shape"] == rows["field"]["chunk_shape"] == [4, 6]
     assert (rows["field"]["decoded_nbytes"], rows["field"]["where"]) == (192, "host")
-    assert rows["field"]["disk_nbytes"] == info.disk_nbytes(lazy(store, "field"))
+    assert rows["field"]["disk_nbytes"] == disk_nbytes(lazy(store, "field"))
     assert "task_shape" not in rows["when"]
 
 
@@ -312,12 +313,12 @@ def folder_elsewhere(array, elsewhere):
 
 @pytest.mark.parametrize(("link", "n_lost"), [(link_to_nothing, 1), (links_to_each_other, 0), (folder_elsewhere, 0)])
 def test_every_file_behind_links_is_counted_once(consolidated, tmp_path, link, n_lost):
-    before = info.disk_nbytes(lazy(consolidated, "a"))
+    before = disk_nbytes(lazy(consolidated, "a"))
     chunk_nbytes = (consolidated / "a/c/0/0").stat().st_size
 
     link(consolidated / "a", tmp_path / "elsewhere")
 
-    assert info.disk_nbytes(lazy(consolidated, "a")) == before - n_lost * chunk_nbytes
+    assert disk_nbytes(lazy(consolidated, "a")) == before - n_lost * chunk_nbytes
 
 
 def damaged_json(draw, document):

@@ -146,6 +146,7 @@ def _open_through_cache(
         first._close_store_on_close = not is_callers_store  # noqa: SLF001
         stores = _add_groups_below(first, is_wanted)
     finally:
+        # After an error or an interrupt, this cancels the requests that are not answered.
         cache.give_up()
     for store in stores.values():
         cache.detach(store)

@@ -144,6 +144,7 @@ class OpeningArray(BackendArray):
                 # store itself, below, so that the error is that of any other read.
                 cannot_decode = isinstance(err, Exception) and not ahead.cache.has_raised(err)
                 if not cannot_decode:
+                    # xarray reads indexes after `ValuesAhead.__exit__`, which cancels requests otherwise.
                     ahead.cache.give_up()
                     raise
         self.detach()

@@ -168,7 +168,9 @@ def _add_info(commands: Any) -> argparse.ArgumentParser:
     )
     _add_store(info)
     info.add_argument(
-        "--gpu-memory", metavar="SIZE", default="80 GB", help="GPU memory that tasks should fit into (80 GB)"
+        "--gpu-memory",
+        metavar="SIZE",
+        help='show what tasks take on a GPU with this memory, such as "24 GB" (default: that of the GPU in use)',
     )
     info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
     info.add_argument("--json", action="store_true", help="print everything as one JSON document")

@@ -1,6 +1,7 @@
 """``gpuzarr info``: prints the layout of a store, where it would be decoded, and the GPU memory that a task needs.
 
-It reads metadata, the index coordinates of a dataset and, of local stores, the lengths of files.
+It reads metadata, the index coordinates of a dataset and, of local stores, the lengths of files. If variables are read
+to a GPU of this machine, it starts CUDA to learn how much memory that GPU has.
 """
 
 from __future__ import annotations
@@ -8,12 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +26,17 @@ from xarray_gpuzarr.backend.accessor.variable_rows import Row, explain_variables
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli.contents import Contents, GroupBelow, list_groups, open_contents
+from xarray_gpuzarr.cli.lengths_of_files import disk_nbytes
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
-from xarray_gpuzarr.errors import DeviceMemoryError, masked
-from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.decoders.protocol import Device
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, masked
+from xarray_gpuzarr.machine.diagnosis.rates import find_gpu
 from xarray_gpuzarr.native.library import why_absent
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
-from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
-MOST_FILES = 20_000
-"""Largest number of files of an array whose lengths are added up, so that `info` answers at once."""
 _MOST_DETAILED = 12
 """Largest number of variables with axes that are shown in tables. If there are more, each variable gets one line."""
 _MOST_GROUPS = 30
@@ -47,14 +46,11 @@ _AS_STORED = f"Dtypes are as stored; {IMAGE_RECIPES_HINT}."
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return 0."""
-    gpu_nbytes = parse_nbytes(
-        options.gpu_memory,
-        "unusable memory of a GPU",
-        tried=f"--gpu-memory {options.gpu_memory!r}",
-        do="leave it out, or give a size",
-    )
+    gpu_nbytes = _parse_gpu_memory(options.gpu_memory)
     address = address_of(options)
     contents = open_contents(address, options.device)
+    if gpu_nbytes is None:
+        gpu_nbytes = _gpu_nbytes(device_of(contents.variables))
     node = contents.node
     explained = _explain(contents)
     lazy_arrays = _find_lazy_arrays(contents, explained.rows)
@@ -74,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
             "zarr_format": zarr_format,
             "is_consolidated": is_consolidated,
             "groups": [asdict(group) for group in groups],
+            "gpu_nbytes": gpu_nbytes,
             "variables": [_row_json(row, lazy_arrays.get(row.variable), gpu_nbytes) for row in explained.rows],
             "note": explained.note,
             "why_no_loops": why_absent(),
@@ -85,6 +82,37 @@ def run(options: argparse.Namespace) -> int:
     _print_groups(groups, show_all=options.all)
     _print_variables(explained, lazy_arrays, options, gpu_nbytes)
     return 0
+
+
+def _parse_gpu_memory(size: str | None) -> int | None:
+    """Return the memory that ``--gpu-memory`` gives, in bytes; None if the option was left out."""
+    if size is None:
+        return None
+    return parse_nbytes(
+        size, "unusable memory of a GPU", tried=f"--gpu-memory {size!r}", do="leave it out, or give a size"
+    )
+
+
+def _gpu_nbytes(device: Device | None) -> int | None:
+    """Return the memory of the GPU that variables are read to, in bytes.
+
+    None if they are not read to a GPU, or if the GPU does not start; the latter gives a warning.
+    """
+    if device in (None, "host"):
+        return None
+    try:
+        gpu = find_gpu(device)
+        with gpu.activate():
+            _, total_nbytes = gpu.memory_nbytes()
+    except (CudaError, DeviceUnavailableError) as error:
+        advise(
+            "memory of the GPU",
+            "the memory of the GPU is unknown, so what tasks take of it is not shown",
+            found=f"{error.headline}: {error.found}",
+            do='give its size, as in --gpu-memory "24 GB"; gpuzarr doctor examines the GPU',
+        )
+        return None
+    return total_nbytes
 
 
 def _explain(contents: Contents) -> Explanation:
@@ -106,24 +134,29 @@ def _find_lazy_arrays(contents: Contents, rows: tuple[Row, ...]) -> dict[str, La
     return lazy_arrays
 
 
-def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
-    """Return what the JSON document says about a variable, given the memory of a GPU in bytes.
+def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int | None) -> dict[str, Any]:
+    """Return what the JSON document says about a variable, given the memory of a GPU in bytes; None for no GPU.
 
     Sizes and tasks are left out if this package does not read the variable (`lazy` is None).
     """
     if lazy is None:
         return asdict(row)
-    memory = _task_memory(row, lazy, gpu_nbytes)
+    task_device_nbytes = None
+    n_tasks_at_once = None
+    if gpu_nbytes is not None:
+        memory = _task_memory(row, lazy, gpu_nbytes)
+        task_device_nbytes = None if memory is None else memory.device_nbytes
+        n_tasks_at_once = 0 if memory is None else _n_at_once(memory, gpu_nbytes)
     return asdict(row) | {
         "disk_nbytes": disk_nbytes(lazy),
         "task_shape": _block_shape(row),
-        "task_device_nbytes": None if memory is None else memory.device_nbytes,
-        "n_tasks_at_once": 0 if memory is None else _n_at_once(memory, gpu_nbytes),
+        "task_device_nbytes": task_device_nbytes,
+        "n_tasks_at_once": n_tasks_at_once,
     }
 
 
 def _print_variables(
-    explained: Explanation, lazy_arrays: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int
+    explained: Explanation, lazy_arrays: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int | None
 ) -> None:
     """Print tables of the variables with axes, and one line for each scalar; if there are many, one line for each."""
     detailed, brief = _divide_rows(explained.rows, show_all=options.all)
@@ -133,9 +166,11 @@ def _print_variables(
         console.print("", Explanation(rows=detailed, note=explained.note), "", sep="\n")
     if lazy_rows:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(table_of(columns, [_size_cells(row, lazy) for row, lazy in lazy_rows]), "")
-        columns = ("a task on a GPU", "result", "batches", "peak", f"at once in {options.gpu_memory}")
-        console.print(table_of(columns, [_task_cells(row, lazy, gpu_nbytes) for row, lazy in lazy_rows]))
+        console.print(table_of(columns, [_size_cells(row, lazy) for row, lazy in lazy_rows]))
+    if lazy_rows and gpu_nbytes is not None:
+        memory = options.gpu_memory or format_nbytes(gpu_nbytes)
+        columns = ("a task on a GPU", "result", "batches", "peak", f"at once in {memory}")
+        console.print("", table_of(columns, [_task_cells(row, lazy, gpu_nbytes) for row, lazy in lazy_rows]))
     if brief:
         say("", *aligned([brief_cells(row) for row in brief]), "")
         say(f"{counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
@@ -211,51 +246,3 @@ def _task_memory(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | Non
 def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
     """Return the number of such tasks that read at once on a GPU: as many as fit, but at most `n_reads`."""
     return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
-
-
-def disk_nbytes(lazy: LazyArray) -> int | None:
-    """Return the total size in bytes of an array's objects in a local store.
-
-    None for other stores, for more than `MOST_FILES` files, and if the files cannot be listed.
-    """
-    source = lazy.stored.store_source
-    if not isinstance(source, LocalSource):
-        return None
-    assert isinstance(lazy.stored.spec, ArraySpec)  # other arrays have no source
-    try:
-        return _nbytes_below(Path(source.root) / lazy.stored.spec.path.lstrip("/"))
-    except (OSError, ValueError):  # no permission, a link to itself, or a name that no file can have
-        return None
-
-
-def _nbytes_below(folder: Path) -> int | None:
-    """Return the total size of the files below a folder in bytes, or None if they are more than `MOST_FILES`.
-
-    Broken links, and files that are deleted meanwhile, count as empty.
-    """
-    total = 0
-    for n_files, entry in enumerate(_files_below(folder), 1):
-        if n_files > MOST_FILES:
-            return None
-        with suppress(FileNotFoundError, NotADirectoryError):
-            total += entry.stat().st_size
-    return total
-
-
-def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder, and broken links. Folders that are deleted meanwhile are left out."""
-    folders = [folder]
-    seen = set[tuple[int, int]]()
-    while folders:
-        folder = folders.pop()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            status = folder.stat()
-            if (status.st_dev, status.st_ino) in seen:  # links may form a cycle
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir():
-                        folders.append(Path(entry.path))
-                    else:
-                        yield entry

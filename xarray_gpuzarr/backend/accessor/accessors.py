@@ -98,10 +98,14 @@ class DataTreeAccessor(Accessor):
         return device_of(variables)
 
     def explain(self) -> Explanation:
-        """See `DatasetAccessor.explain`; for all groups, whose paths are part of the names."""
+        """See `DatasetAccessor.explain`; for this group and all below it.
+
+        Names are paths from this group, such as ``sub/t2m``: ``tree[name]`` is the variable.
+        """
         rows: list[Row] = []
         for path, group in self._groups():
-            rows.extend(dataset_rows(group, f"{path.rstrip('/')}/"))
+            prefix = path.lstrip("/")
+            rows.extend(dataset_rows(group, f"{prefix}/" if prefix else ""))
         return explanation_of(rows, self.device)
 
     def to_host(self) -> DataTree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -60,17 +61,20 @@ class BlockWriter(ArrayWriter):
         self._checks_values = checks_values
         self._behind = behind
         self._staged = staged
-        self._unencoded: dict[str, UnencodedVariable] = {}
-        """Variables by the paths of their arrays in the store."""
+        self._unencoded: dict[str, tuple[UnencodedVariable, str]] = {}
+        """Variables and the paths of their groups, by the paths of their arrays in the store."""
         self.block_nbytes = 0
         """Bytes of the largest block: its decoded elements and their packed copy."""
         self.from_memory = ArrayWriter()
         """Collects the blocks of variables in memory that this package has cut."""
 
     def expect(self, unencoded_variables: Mapping[str, UnencodedVariable], group_path: str) -> None:
-        """Record the variables of a group that xarray will pass, by the paths of their arrays in the group."""
+        """Record the variables of a group that xarray will pass, by the paths of their arrays in the group.
+
+        `group_path` is the path of the group in the store.
+        """
         for path, unencoded in unencoded_variables.items():
-            self._unencoded[f"{group_path}/{path}".strip("/")] = unencoded
+            self._unencoded[f"{group_path}/{path}".strip("/")] = unencoded, group_path
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write an encoded array to a region of a zarr array, now or in dask tasks.
@@ -78,7 +82,7 @@ class BlockWriter(ArrayWriter):
         xarray calls this for each variable; see `xarray.backends.common.ArrayWriter.add`. Raises `OptionError` if a
         value of a NumPy array does not fit the stored dtype.
         """
-        unencoded = self._unencoded[target.path.strip("/")]
+        unencoded, group_path = self._unencoded[target.path.strip("/")]
         variable = unencoded.variable
         # Values change if they get another dtype, a scale or an offset, or are times. Others are stored as they are.
         is_packed = (
@@ -89,6 +93,8 @@ class BlockWriter(ArrayWriter):
         check = None
         if is_packed and self._checks_values and not unencoded.is_checked:
             check = check_of(unencoded.name, variable.dtype, target.dtype, unencoded.encoding, dict(target.attrs))
+        if check is not None:
+            check = replace(check, group=group_path)
         if self._staged is not None:
             self._staged.detach(target)
         block_target = BlockTarget(target, self._behind)

@@ -1,4 +1,7 @@
-"""What is added to the errors of a write: the group, what was tried, and what to do."""
+"""What is added to the errors of a write: the group, what was tried, and what to do.
+
+The group becomes part of the message. The rest are notes, because the errors may be those of other libraries.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from xarray_gpuzarr.errors import OptionError, masked
 
 @contextmanager
 def naming_group(path: str) -> Iterator[None]:
-    """Add the path of a group, unless it is the outermost one, to an error about one of its variables."""
+    """Add the path of a group, unless it is the outermost one, to the message of an error about one of its variables.
+
+    Errors that are raised later, when values are written, name the group themselves (`FitCheck.group`).
+    """
     try:
         yield
     except OptionError as err:
         if path != ".":
-            err.add_note(f"group: {path}")
+            err.within(f"group {path!r}")
         raise
 
 

@@ -31,6 +31,8 @@ class FitCheck(ABC):
     """Name of the variable."""
     dtype: np.dtype[Any]
     """Stored dtype."""
+    group: str = ""
+    """Path of the variable's group, which errors name; empty for the root, or if the caller names the group."""
 
     def require_fit(
         self,
@@ -58,7 +60,8 @@ class FitCheck(ABC):
         is_value = np.isnan(block) if is_nan else block == misfit.value
         inside = np.unravel_index(int(is_value.argmax()), block.shape)
         position = tuple([start + int(i) for start, i in zip(first or (0,) * block.ndim, inside, strict=True)])
-        raise self.misfit_error(misfit, position)
+        error = self.misfit_error(misfit, position)
+        raise error.within(f"group {self.group!r}") if self.group else error
 
     @abstractmethod
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:

@@ -31,7 +31,8 @@ class Row:
     """How one variable is stored and decoded."""
 
     variable: str
-    """Name. In the rows of a tree, the path of the group comes before it."""
+    """Name. In the rows of a tree, the path of its group comes before it, from the group that was explained:
+    ``sub/t2m``."""
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     """Shape of the variable, in elements."""
