@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.simulated import gpu as simulated_gpu
+from helpers.simulated.in_use import in_use
 from on_gpu import damage, proof, sanitize, soak
 
 from benchmarks.gpu import __main__ as reads
@@ -22,7 +22,7 @@ PEERS = {"zarr enable_gpu", "zarr enable_gpu, kvikio", "nvCOMP's Python classes"
 def gpu(monkeypatch):
     for name, value in {"COUNTS": (2, 8), "STREAMS": (1, 4), "KILOBYTES": (1,), "_SECONDS": {1: 1.0}}.items():
         monkeypatch.setattr(saturation, name, value)
-    return simulated_gpu.in_use(monkeypatch)
+    return in_use(monkeypatch)
 
 
 @pytest.fixture

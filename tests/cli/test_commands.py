@@ -13,7 +13,7 @@ import shtab
 import xarray as xr
 import zarr
 from helpers.every_pair import usually
-from helpers.simulated import gpu as simulated_gpu
+from helpers.simulated.in_use import in_use
 from zarr.errors import ZarrUserWarning
 
 from xarray_gpuzarr import cli
@@ -85,7 +85,7 @@ def test_info_says_what_a_task_takes_on_a_gpu_of_a_given_size(path, capsys):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_info_says_what_a_task_takes_on_the_gpu_that_it_is_read_to(path, capsys, monkeypatch, device):
-    gpu = simulated_gpu.in_use(monkeypatch)
+    gpu = in_use(monkeypatch)
     monkeypatch.setattr(info, "find_gpu", {device: gpu.api}.__getitem__)
 
     assert main(["info", path, "--device", device, "--gpu-memory", "1 GiB"]) == 0
@@ -110,7 +110,7 @@ def test_info_of_what_the_host_reads_shows_no_gpu(path, capsys):
 
 
 def test_info_of_a_gpu_that_does_not_start_warns_and_shows_the_rest(path, capsys, monkeypatch):
-    simulated_gpu.in_use(monkeypatch)
+    in_use(monkeypatch)
     monkeypatch.setattr(advice, "warned", set())
 
     def find_gpu(_device):

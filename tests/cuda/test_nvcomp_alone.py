@@ -9,7 +9,7 @@ from contextlib import closing
 import numcodecs
 import numpy as np
 import pytest
-from helpers.simulated import gpu as simulated_gpu
+from helpers.simulated.in_use import in_use
 from on_gpu import damage
 
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
@@ -32,7 +32,7 @@ FRAMES = {
 @pytest.fixture
 def gpu(monkeypatch):
     """A simulated GPU, active."""
-    gpu = simulated_gpu.in_use(monkeypatch)
+    gpu = in_use(monkeypatch)
     monkeypatch.setattr(rates, "decoder_for", reading.decoder_for)
     with gpu.api.activate():
         yield gpu.api

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.simulated import gpu as simulated_gpu
+from helpers.simulated.in_use import in_use
 from helpers.simulated.planted_faults import Fault, FaultyDevice
 
 import xarray_gpuzarr
@@ -64,7 +64,7 @@ def host(monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A simulated GPU that answers rightly, with all that it needs."""
-    gpu = simulated_gpu.in_use(monkeypatch)
+    gpu = in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
     monkeypatch.setattr(rates, "decoder_for", reading.decoder_for)
     monkeypatch.setattr(examine, "find_gpu", lambda *_: gpu.api)

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.simulated import gpu as simulated_gpu
 from helpers.simulated.array import SimulatedArray
+from helpers.simulated.in_use import in_use
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import batches
@@ -29,7 +29,7 @@ def stores():
 
 @pytest.fixture
 def gpu(monkeypatch):
-    device = simulated_gpu.in_use(monkeypatch)
+    device = in_use(monkeypatch)
     yield device
     gc.collect()
     device.api.check()

@@ -11,7 +11,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.simulated.gpu import SimulatedGpu, use
+from helpers.simulated.gpu import SimulatedGpu
+from helpers.simulated.in_use import use
 from helpers.simulated.streams import touch_of
 from zarr.storage import MemoryStore
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 from distributed import Client
 
 from benchmarks.runner.readers import AbsentError
@@ -19,14 +18,9 @@ from helpers.simulated.simulator import SimulatedDevice
 from helpers.simulated.streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulated.worker import SimulatedGpu as SimulatedWorker
 from helpers.simulated.worker import here
-from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Kernel
-from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.process.device_options import in_force
-from xarray_gpuzarr.read import reading
 from xarray_gpuzarr.stored.cf import Cast
 
 
@@ -105,20 +99,3 @@ class SimulatedGpu:
     def _run_kernel(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
         self.launched[kernel.name] += 1
         host_kernels.launch(kernel, n_blocks, n_threads, args)
-
-
-def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
-    """Return a simulated GPU that reads go to, with options that a test may change."""
-    host_kernels.require_compiler()
-    gpu = SimulatedGpu()
-    use(gpu, patch)
-    patch.setattr(in_force, "options", in_force.get())
-    return gpu
-
-
-def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
-    """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
-    decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
-    for module in (reading, lazy_array):
-        patch.setattr(module, "decoder_for", lambda device: decoders[device.partition(":")[0]])
-    patch.setattr(open_options, "resolve_device", lambda device: device)
