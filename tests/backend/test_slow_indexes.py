@@ -1,7 +1,10 @@
 """Indexes and times on slow stores: they are read at opening, with others, once, and are those of engine="zarr"."""
 
 import copy
+import gc
 import pickle
+import pickletools
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -16,7 +19,7 @@ from helpers.outcome import outcome
 from helpers.stores.fakes import RecordingStore, ScriptedStore, Wrapper, drop, put
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend import values_ahead
+from xarray_gpuzarr.backend import caching_store, values_ahead
 from xarray_gpuzarr.errors import CorruptChunkError, SelectionError, StoreReadError
 
 pytestmark = [
@@ -40,6 +43,60 @@ def test_values_that_were_fetched_for_indexes_do_not_outlive_opening(zarr_format
         again = pickle.loads(pickle.dumps(opened.drop_vars("at"))), copy.deepcopy(opened)
         for each in (opened, *again):
             assert each[name].to_numpy().tolist() == changed
+
+
+OPENED = {
+    "dataset": lambda store, chunks: open_ours(store, chunks=chunks),
+    "dataset without indexes": lambda store, chunks: open_ours(store, chunks=chunks, create_default_indexes=False),
+    "array": lambda store, chunks: open_ours(store, chunks=chunks)["valid"],
+    "index that was not made": lambda store, chunks: open_ours(store, chunks=chunks, create_default_indexes=False)["x"],
+    "tree": lambda store, chunks: xr.open_datatree(store, engine="gpuzarr", device="host", chunks=chunks),
+}
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+@pytest.mark.parametrize("opens", OPENED.values(), ids=OPENED)
+def test_what_is_pickled_leaves_the_cache_of_its_opening_behind(zarr_format, opens, chunks):
+    store = Wrapper(many_variables(zarr_format, consolidated=True))
+    opened = opens(store, chunks)
+
+    pickled = pickle.dumps(opened)
+
+    named = {text for opcode, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    assert not {values_ahead.__name__, caching_store.__name__} & named
+    xr.testing.assert_identical(pickle.loads(pickled).load(), opened.load())
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """Weak references to all caches of openings that the test makes."""
+    references, init = [], caching_store.CachingStore.__init__
+
+    def record(self, store):
+        references.append(weakref.ref(self))
+        init(self, store)
+
+    monkeypatch.setattr(caching_store.CachingStore, "__init__", record)
+    return references
+
+
+@pytest.mark.parametrize("kind", ["dataset", "array", "tree"])
+def test_what_was_opened_does_not_keep_the_cache_of_its_opening(kind, caches):
+    opened = OPENED[kind](Wrapper(many_variables(3, consolidated=True)), None)
+    gc.collect()
+
+    assert [cache() for cache in caches] == [None, None]  # of metadata, of values
+    assert opened.sizes["x"] == 3
+
+
+def test_an_index_that_was_not_made_keeps_no_cache_once_it_is_read(caches):
+    opened = open_ours(Wrapper(many_variables(3, consolidated=True)), create_default_indexes=False, cache=False)
+
+    for name in ("x", "time"):
+        opened[name].to_numpy()
+    gc.collect()
+
+    assert [cache() for cache in caches] == [None, None]
 
 
 def test_each_chunk_of_an_index_is_asked_for_once_also_if_it_is_missing(zarr_format):
