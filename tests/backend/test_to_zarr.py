@@ -307,7 +307,7 @@ def test_values_that_do_not_fit_are_named_with_their_place_unless_asked_not_to(c
     ds, store = weather()[["t2m"]], MemoryStore()
     ds.t2m[9, 25, 7] = 1e6
     ds = ds if chunks is None else ds.chunk(chunks)
-    with pytest.raises(OptionError, match=r"the value 1000000.0, which takes the number .* fit, at \(9, 25, 7\)"):
+    with pytest.raises(OptionError, match=r"the value 1000000.0, which has to be stored as .* fit, at \(9, 25, 7\)"):
         ds.gpuzarr.to_zarr(store, CHUNKS, SHARDS, mode="w")
     ds.gpuzarr.to_zarr(store, CHUNKS, SHARDS, mode="w", check_values=False)
     stock = MemoryStore()

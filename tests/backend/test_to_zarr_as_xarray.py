@@ -317,7 +317,8 @@ def test_values_are_checked_where_blocks_cannot_be_packed_in_slabs():
     packed = (values * 100 + da.zeros(4, chunks=2)).astype("i2")  # which has a second input
     check = ValueCheck.of("v", np.dtype("i2"), {"scale_factor": 0.01})
 
-    with pytest.raises(OptionError, match=r"400.0, which takes the number 40000, while -32768 to 32767 fit, at \(2,\)"):
+    misfit = r"400.0, which has to be stored as 40000, but only -32768 to 32767 fit, at \(2,\)"
+    with pytest.raises(OptionError, match=misfit):
         pack_blocks(packed, values, None, check).compute()
     assert pack_blocks(packed[:2], values[:2], None, check).compute().tolist() == [0, 100]
 
@@ -729,7 +730,7 @@ def test_times_in_units_finer_than_their_own_are_an_error_since_xarray_stores_no
 def test_unsigned_numbers_are_refused_where_their_attribute_is_not_stored(tmp_path, fill):
     ds = xr.Dataset({"v": ("x", np.array([0, 127, 128, 255], "u1"), {}, {"dtype": "i1", "_Unsigned": "true", **fill})})
     if not fill:
-        with pytest.raises(OptionError, match=r"255.0, which takes the number 255, while -128 to 127 fit"):
+        with pytest.raises(OptionError, match=r"255.0, which has to be stored as 255, but only -128 to 127 fit"):
             ds.gpuzarr.to_zarr(tmp_path / "a")
         return
     ds.gpuzarr.to_zarr(tmp_path / "a", consolidated=False)
@@ -792,7 +793,7 @@ def test_an_append_that_changes_what_lacks_the_dimension_is_a_warning(tmp_path, 
         later["time"] = later.time + 2
         changed = later.assign({name: (later[name].dims, values)})
         (told,) = headlines(changed, tmp_path / "a", append_dim="time")
-        assert told == f"an append changes {name!r} of all that is stored already"
+        assert told == f"an append overwrites {name!r} with other values, also for what is stored already"
         changed["time"] = changed.time + 2
         later["time"] = changed.time
         assert headlines(changed, tmp_path / "a", append_dim="time") == []  # it is stored by now
@@ -830,7 +831,7 @@ def test_dates_of_cftime_that_are_appended_twice_and_small_numbers_that_change_a
     (order,) = headlines(ds.assign_coords(x=NOLEAP[5:7], y=[1e-9, 3e-9]), tmp_path, append_dim="x")
 
     assert order == "after the append, the values of 'x' are neither increasing nor decreasing"
-    assert change == "an append changes 'y' of all that is stored already"
+    assert change == "an append overwrites 'y' with other values, also for what is stored already"
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 1}])

@@ -94,7 +94,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             `device`, `storage` or `float_dtype` is unknown or cannot be used here, `mode` is not "r", or `store` is not
             a store.
         KeywordError
-            A keyword does not exist.
+            A keyword is unknown.
         NoGroupError
             There is no such group, or no Zarr store.
         MetadataError

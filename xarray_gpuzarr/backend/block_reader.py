@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ class BlockReader(AheadReader):
 
     def __getitem__(self, key: Any) -> Any:
         expanded_key = indexing.expanded_indexer(key, self.ndim)
-        # dask selects by lists if it has fused a task with a later selection.
+        # dask selects by lists if it has fused a task with a later selection. xarray's indexers take arrays.
         box = tuple(np.asarray(axis_key) if isinstance(axis_key, list) else axis_key for axis_key in expanded_key)
         selected = self.array.oindex[indexing.OuterIndexer(box)]
         return read_ahead(self, box, lambda: limit_threads(_dask_threads(), selected.get_duck_array))
@@ -159,19 +159,24 @@ def _as_block_reader(candidate: object) -> BlockReader | None:
 def find_in_layers[Found](data: object, find: Callable[[object], Found | None]) -> Iterator[Found]:
     """Yield what is found in the graph of a dask array: for each layer, the first result of `find` that is not None.
 
-    Only values that the layer holds already are examined: those of its mapping, or the operands of a `Blockwise` layer.
-    The tasks of such a layer are not built.
+    Only values that the layer holds already are examined; the tasks of a `Blockwise` layer are not built.
     """
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
-        mapping = getattr(layer, "mapping", None)
-        # Each operand of a `Blockwise` layer is paired with its indices.
-        values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
-        for value in values:
+        for value in _values_in_layer(layer):
             found = find(getattr(value, "value", value))  # dask may have wrapped it in a `DataNode`
             if found is not None:
                 yield found
                 break
+
+
+def _values_in_layer(layer: object) -> Iterable[object]:
+    """Return the values of a layer's mapping, or the operands of a `Blockwise` layer."""
+    mapping = getattr(layer, "mapping", None)
+    if mapping is not None:
+        values: Iterable[object] = mapping.values()
+        return values
+    return [operand for operand, _ in getattr(layer, "indices", ())]  # each operand is paired with its indices
 
 
 def _dask_threads() -> int | None:

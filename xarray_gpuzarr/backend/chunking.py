@@ -70,7 +70,8 @@ def chunks_of_whole_shards(
         return normalized
     whole: list[Any] = list(normalized)
     for axis in auto_axes & cut_axes:
-        n_shards = max(1, normalized[axis][0] // shard[axis])
+        block_length = normalized[axis][0]  # no later block is longer, since dask has chosen the lengths
+        n_shards = max(1, block_length // shard[axis])
         whole[axis] = n_shards * shard[axis]
     return tuple(normalize_chunks(tuple(whole), shape=shape))
 
@@ -104,16 +105,18 @@ class ShardManager(DaskManager):
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(chunks))
         reader.set_blocks(chunks)
         if reader.requests_ahead() is not None:
-            watch_computations()
+            watch_computations()  # while a task runs, the objects of the next ones are requested
         array = da.from_array(reader, chunks, **{**kwargs, "meta": meta, "asarray": False, "name": name})
         _advise_of_small_tasks(array)
-        selects_points = not isinstance(reader.array, indexing.LazilyIndexedArray)
+        # `BlockReader.read_into` reads boxes only, into NumPy arrays, and does not take a lock.
+        selects_boxes = isinstance(reader.array, indexing.LazilyIndexedArray)
         # Blocks of the host are NumPy arrays, unless another decoder takes the place of the host's, as in a test.
         is_on_host = reader.lazy.device == "host" and type(meta) is np.ndarray
-        # `BlockReader.read_into` reads boxes only, and does not take a lock. A scalar or an empty array gains nothing.
-        if selects_points or 0 in reader.shape or reader.ndim == 0 or not is_on_host or kwargs.get("lock"):
-            return array
-        return compute_into_one_output(array, reader)
+        can_read_into = selects_boxes and is_on_host and not kwargs.get("lock")
+        has_blocks_to_join = reader.ndim > 0 and 0 not in reader.shape
+        if can_read_into and has_blocks_to_join:
+            return compute_into_one_output(array, reader)
+        return array
 
 
 def _advise_of_small_tasks(array: da.Array) -> None:

@@ -136,7 +136,7 @@ def _prepare(
             data.array = LazyArray(stored_array(array, storage=place.storage), "host")
         elif checked_metadata(array.metadata) is not array.metadata:  # it has codecs whose frames are checked
             data.array = CheckedArray(array)  # type: ignore[no-untyped-call]  # xarray has not annotated it
-        # A scalar that is no number is neither an index nor a time.
+        # An empty array has no chunks to request. A scalar that is no number is neither an index nor a time.
         if ahead is None or not variable.size or not (variable.dims or is_numeric):
             continue
         is_short_index = variable.dims == (name,) and is_short(array)

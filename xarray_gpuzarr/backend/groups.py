@@ -86,7 +86,7 @@ def _may_lead_to_matches(pattern: NodePath, path: str) -> bool:
     # A pattern that does not begin with a slash is compared with the end of a path.
     if not pattern.root:
         return True
-    # The name of a group may be the pattern itself, "*" and all. `path` may be that group, or one above it.
+    # The name of a group may be the pattern itself, such as "*". `path` may be that group, or one above it.
     if f"{pattern}/".startswith(f"{path}/"):
         return True
     parts = NodePath(path).parts
@@ -210,7 +210,7 @@ def _select_matches(stores: Mapping[str, ZarrStore], pattern: str) -> dict[str, 
     """
     matching = [path for path in map(NodePath, stores) if path.match(pattern)]
     if not matching:
-        paths = set(stores)  # the groups that were opened; below them, names were looked at, too
+        paths = set(stores)  # the groups that were opened; the names of groups below them were compared as well
         for path, store in stores.items():
             paths.update([join_path(path, name) for name, node in store.members.items() if isinstance(node, Group)])
         raise OptionError(

@@ -68,7 +68,7 @@ class LazyArray(BackendArray):
         self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        # `or_host` does not change values.
+        # `or_host` is left out, since it does not change values.
         return (type(self).__qualname__, self.stored.__dask_tokenize__(), self.device)
 
     def __repr__(self) -> str:
@@ -127,8 +127,8 @@ class LazyArray(BackendArray):
         """Return a selection. Another thread reads it, for the GPU and stream that the calling thread would use."""
         store = self._slow_store
         as_caller = as_caller_of([self])
-        # Reads from slow stores mostly wait. asyncio's own executor (None) has only four threads more than there are
-        # cores.
+        # Reads from slow stores mostly wait, so many of them should run at once. asyncio's own executor, which None
+        # selects, has only four threads more than there are cores.
         threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
 
         def call() -> Any:

@@ -124,7 +124,7 @@ def explaining_misfits(group: ZarrStore) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError) as err:
-        # xarray raises no classes of its own for these, so they are recognised by their texts.
+        # xarray has no error classes for these cases, so they are recognised by the text of the error.
         has_dimension_names = "_ARRAY_DIMENSIONS" not in str(err)
         if has_dimension_names and "conflicting sizes" not in str(err):
             raise

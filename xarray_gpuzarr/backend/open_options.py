@@ -66,7 +66,7 @@ def require_float32(dtype: Any, keyword: str) -> None:
     if dtype is not None and dtype not in _FLOAT32:
         raise OptionError(
             f"unusable {keyword}=",
-            tried=f"{keyword}={dtype!r}"[:200],
+            tried=f"{keyword}={dtype!r}"[:200],  # it may be any object
             found="neither 'float32' nor None",
             do=f"give {keyword}='float32', or leave it out: values have the dtype that xarray gives them",
         )

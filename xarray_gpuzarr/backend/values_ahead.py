@@ -124,7 +124,8 @@ class OpeningArray(BackendArray):
         self.stored = stored
         self._ahead: ValuesAhead | None = ahead
         """The opening; None once the array is detached."""
-        self._is_read_whole = is_read_whole and self.ndim > 0  # a scalar needs no array that keeps it
+        # A scalar is not kept: its object stays in the cache, and decoding it again is cheap.
+        self._is_read_whole = is_read_whole and self.ndim > 0
         self._cached: AnyLazyArray | indexing.NumpyIndexingAdapter | None = None
         """The array that reads through the cache, or all values. None before the first read."""
 
@@ -140,13 +141,13 @@ class OpeningArray(BackendArray):
                     self._cached = self._array_in_cache(ahead.cache)
                 return self._cached[key]
             except BaseException as err:
-                # If no request has failed, the chunks have arrived but cannot be decoded. They are then read from the
-                # store itself, below, so that the error is that of any other read.
-                cannot_decode = isinstance(err, Exception) and not ahead.cache.has_raised(err)
-                if not cannot_decode:
-                    # xarray reads indexes after `ValuesAhead.__exit__`, which cancels requests otherwise.
+                is_interrupt = not isinstance(err, Exception)
+                if is_interrupt or ahead.cache.has_raised(err):
+                    # `ValuesAhead.__exit__` has run before xarray reads indexes, so requests are cancelled here.
                     ahead.cache.give_up()
                     raise
+                # The chunks have arrived, but cannot be decoded. They are read from the store itself, below, so that
+                # the error is that of any other read.
         self.detach()
         return self.array[key]
 
@@ -195,7 +196,7 @@ def _chunk_keys(stored: Array[Any], *, is_short_index: bool) -> list[str]:
             return []
         coords = list(product(*map(range, n_objects)))
     else:
-        # The whole shard would be requested for one value.
+        # The whole shard would be requested for the sake of one value.
         if stored.shards is not None and prod(lengths) * stored.dtype.itemsize > _MOST_NBYTES:
             return []
         first = (0,) * len(n_objects)

@@ -200,7 +200,7 @@ def _require_groups(paths: Iterable[str], groups: Sequence[str]) -> None:
             raise OptionError(
                 f"unknown group {path!r}",
                 tried=f"encoding= of group {path!r}",
-                found=f"groups {', '.join(map(repr, groups))}"[:200],
+                found=f"groups {', '.join(map(repr, groups))}"[:200],  # there may be many
                 do=f"name one of these{similar_name_hint(path, groups)}, and the variable in it: "
                 f"{{{groups[-1]!r}: {{'variable': {{...}}}}}}",
             )

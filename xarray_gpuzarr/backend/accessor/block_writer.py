@@ -106,8 +106,8 @@ class BlockWriter(ArrayWriter):
         region = _positive_slices(region, target.shape)
         itemsizes = variable.dtype.itemsize + target.dtype.itemsize
         self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
-        # Blocks of numbers and times are packed in slabs, those of text and other objects are not. Dates of cftime are
-        # objects, too. A `TimeCheck` tells them apart; if values are not checked, xarray packs the dates.
+        # Blocks of numbers and times are packed in slabs. xarray packs those of text and other objects. Dates of cftime
+        # are objects as well, but a `TimeCheck` shows that an array has them. Without checks, xarray packs them, too.
         if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
             source = pack_blocks(source, variable.data, unencoded.pack, check)
         if unencoded.pack is not None:

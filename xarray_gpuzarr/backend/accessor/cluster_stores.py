@@ -36,7 +36,7 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
     if found is not None:
         raise OptionError(
             "workers of the cluster cannot write to the store",
-            tried=f"to send it to them: {type(store).__name__}",
+            tried=f"to send them the store, an instance of {type(store).__name__}",
             found=found,
             do="write to files or to an object store, or compute in this process, with scheduler='threads'. "
             "For Icechunk: icechunk.xarray.to_icechunk(ds, session, encoding=ds.gpuzarr.encoding(...))",

@@ -38,6 +38,7 @@ class FitCheck(ABC):
         self,
         values: npt.NDArray[Any],
         stored: npt.NDArray[Any],
+        *,
         block: npt.NDArray[Any] | None = None,
         first: Sequence[int] | None = None,
     ) -> None:
@@ -48,9 +49,10 @@ class FitCheck(ABC):
         values, stored : numpy.ndarray
             As for `find_misfit`.
         block : numpy.ndarray, optional
-            The array that `values` are a part of, in which the value is looked for. By default `values` itself.
+            The array that `values` are a part of, in any order. The error names the value's position in it. By default
+            `values` itself.
         first : sequence of int, optional
-            The indices of the block's first element. By default zeros.
+            The indices of the block's first element in what is written. By default zeros.
         """
         misfit = self.find_misfit(values, stored)
         if misfit is None:
@@ -58,8 +60,8 @@ class FitCheck(ABC):
         block = values if block is None else block
         is_nan = misfit.value != misfit.value  # only NaN and NaT differ from themselves
         is_value = np.isnan(block) if is_nan else block == misfit.value
-        inside = np.unravel_index(int(is_value.argmax()), block.shape)
-        position = tuple([start + int(i) for start, i in zip(first or (0,) * block.ndim, inside, strict=True)])
+        in_block = np.unravel_index(int(is_value.argmax()), block.shape)
+        position = tuple([start + int(i) for start, i in zip(first or (0,) * block.ndim, in_block, strict=True)])
         error = self.misfit_error(misfit, position)
         raise error.within(f"group {self.group!r}") if self.group else error
 

@@ -1,4 +1,4 @@
-"""`require_another_store`: refuses to erase a store that the dataset to be written is still to be read from."""
+"""`require_another_store`: refuses to erase a store from which values of the dataset have not been read yet."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class GraphPacker:
     encoded : dask.array.Array
         The encoded array.
     unencoded : dask.array.Array
-        The array from which xarray has computed `encoded`.
+        The array from which xarray has computed `encoded`. It is not `encoded` itself.
     """
 
     def __init__(self, encoded: da.Array, unencoded: da.Array) -> None:
@@ -48,9 +48,8 @@ class GraphPacker:
         self._result = (encoded.name, *first_block)
         graph = encoded.dask.cull({self._result})
         dependencies = _tasks_between(graph, self._source, self._result)
-        # `dependencies` are those of the tasks that compute the result. The source is among them only if nothing is
-        # computed. A task that depends on no other is another input.
-        self.has_one_input = self._source not in dependencies and all(dependencies.values())
+        # `dependencies` stops at the source, so a task in it that depends on nothing is another input.
+        self.has_one_input = all(dependencies.values())
         """Whether a block of `unencoded` is the only input. Another input may be an array with an offset for each
         column."""
         order = TopologicalSorter({key: keys & dependencies.keys() for key, keys in dependencies.items()})
@@ -70,7 +69,7 @@ class GraphPacker:
 def _tasks_between(graph: Mapping[Any, Any], source: Any, result: Any) -> dict[Any, set[Any]]:
     """Return the tasks from which `result` is computed, down to `source`, each with the tasks that it depends on.
 
-    `source` itself is among them only if it is `result`.
+    `source`, which is another task than `result`, is not among them.
     """
     dependencies: dict[Any, set[Any]] = {}
     waiting = [result]
@@ -138,7 +137,7 @@ class SlabPacker:
             for values, out in slabs:
                 out[...] = self.pack(values)
                 if self.check is not None:
-                    self.check.require_fit(values, out, block, first)
+                    self.check.require_fit(values, out, block=block, first=first)
             return slabs.operands[1]  # the array that `nditer` has allocated
 
 
@@ -152,7 +151,7 @@ class BlockChecker:
 
     def __call__(self, packed: npt.NDArray[Any], block: npt.NDArray[Any], block_id: Sequence[int]) -> npt.NDArray[Any]:
         """Return a packed block. Raises `OptionError` if a value of `block` does not fit the stored dtype."""
-        self.check.require_fit(block, packed, block, _first_index(self.starts, block_id))
+        self.check.require_fit(block, packed, first=_first_index(self.starts, block_id))
         return packed
 
 
@@ -177,7 +176,8 @@ def pack_blocks(encoded: da.Array, unencoded: da.Array, pack: Pack | None, check
     """Return an encoded dask array whose blocks are packed in slabs where that is possible, and checked.
 
     An array that xarray has not changed is returned as it is, and not checked. So is one whose blocks differ from those
-    of `unencoded`, so that the two cannot be compared block by block. xarray does not cut numbers or times in this way.
+    of `unencoded`, since the two cannot be compared block by block. xarray does not change the blocks of numbers and
+    times.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ def check_names_and_changes(
             raise OptionError(
                 f"unknown variable {name!r}",
                 tried=f"encoding= of variable {name!r}",
-                found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],
+                found=f"variables {', '.join(map(repr, dataset.variables))}"[:200],  # there may be many
                 do=f"name one of these{similar_name_hint(str(name), dataset.variables)}",
             )
     samples = {name: _samples(dataset.variables[name]) for name in [*odd_names, *changes]}

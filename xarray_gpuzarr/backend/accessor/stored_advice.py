@@ -65,20 +65,25 @@ def _advise_of_left_out(target: ZarrStore, variables: Mapping[Any, Variable], ap
 
 
 def _advise_of_change(name: Any, in_store: Variable, earlier: npt.NDArray[Any], later: npt.NDArray[Any]) -> None:
-    """Warn if an append replaces the values `earlier` of a variable without the dimension by other ones, `later`."""
+    """Warn if an append overwrites a variable, which does not have the dimension `append_dim`, with other values.
+
+    `in_store` is the stored variable, `earlier` are its decoded values, and `later` those of the dataset.
+    """
     kinds = earlier.dtype.kind + later.dtype.kind
     if "f" in kinds and set(kinds) <= set("iuf"):
         largest = np.fmax.reduce(np.abs(earlier), axis=None, initial=0)
         # Numbers that are packed in integers are stored with an error of up to half a step.
-        is_rounded = in_store.dtype.kind in "iu" and later.dtype.kind == "f"
-        step = abs(float(in_store.attrs.get("scale_factor", 1))) if is_rounded else 0.0
-        is_equal = np.isclose(earlier, later, atol=max(1e-6 * largest, 0.51 * step), equal_nan=True)
+        is_packed = in_store.dtype.kind in "iu" and later.dtype.kind == "f"
+        step = abs(float(in_store.attrs.get("scale_factor", 1))) if is_packed else 0.0
+        # `isclose` also allows 1e-5 of each number. Numbers near zero may differ by the rounding errors of larger ones.
+        tolerance = max(1e-6 * largest, 0.51 * step)
+        is_equal = np.isclose(earlier, later, atol=tolerance, equal_nan=True)
     else:
         is_equal = np.asarray(earlier == later) | (_is_missing(earlier) & _is_missing(later))
     if not is_equal.all():
         index = np.unravel_index(int(is_equal.argmin()), is_equal.shape)
         advise_each_time(
-            f"an append changes {name!r} of all that is stored already",
+            f"an append overwrites {name!r} with other values, also for what is stored already",
             found=f"{earlier[index]} in the store, {later[index]} in the dataset, at {tuple(map(int, index))}",
             do=f"bring the dataset to the stored {name!r}, for example with sortby or reindex, or leave it out: "
             f"ds.drop_vars({name!r})",
@@ -122,7 +127,7 @@ def advise_of_region(target: ZarrStore, dataset: Dataset, region: Mapping[Any, s
     dataset : xarray.Dataset
         The dataset, with its indexes.
     region : mapping of hashable to slice
-        The region that its values are written to, as the user gives it. Those that xarray finds have equal indexes.
+        The slices that the user has given. Where the user has given "auto", xarray finds the slice by its index.
     """
     for dim, part in region.items():
         if dim not in dataset.xindexes or dim not in target.array_keys():

@@ -22,6 +22,7 @@ class ProgressLines(Callback):
     """
 
     def _start_state(self, dsk: Any, state: Any) -> None:  # noqa: ARG002
+        # dask also counts tasks that only read or compute, so there are more of them than blocks to write.
         self._n_tasks = sum(len(state[name]) for name in ("ready", "waiting"))
         self._n_done = 0
         self._printed_at = time.monotonic()

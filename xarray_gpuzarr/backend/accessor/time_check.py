@@ -15,8 +15,8 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.records import record
 
 TIMES = "mM"
-"""Kinds of dtypes of durations and times. xarray may choose the units of a NumPy array by all of its elements. It packs
-those of a dask array one by one."""
+"""Kinds of dtypes of durations and times. xarray packs those in dask arrays one by one. It may choose the units of a
+NumPy array by all of its elements, so these are packed together."""
 
 
 @record
@@ -29,9 +29,10 @@ class TimeCheck(FitCheck):
     def find_misfit(self, values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Misfit | None:
         """Return a time that is stored as another one; None if all fit, or if xarray cannot decode the numbers.
 
-        Of times that are stored as floats, only those are found for which no number is stored.
+        A time that is stored as a float is found only if NaN or infinity is stored for it.
         """
-        # Encoded dask blocks of times have 8 bytes, whatever dtype they are stored in.
+        # Encoded dask blocks of times have elements of 8 bytes, whatever the stored dtype is. They are converted to it
+        # when they are written.
         values, stored = values.reshape(-1), stored.reshape(-1).astype(self.dtype)
         if self.dtype.kind == "f":
             is_lost = Variable("time", values).notnull().to_numpy() & ~np.isfinite(stored)
@@ -80,7 +81,7 @@ def _are_equal(values: npt.NDArray[Any], decoded: npt.NDArray[Any]) -> npt.NDArr
     is_equal: npt.NDArray[np.bool_]
     if "O" in (values.dtype.kind, decoded.dtype.kind):
         is_equal = _texts(values) == _texts(decoded)
-    elif values.dtype.kind != decoded.dtype.kind:  # such as plain numbers, if there are no units
+    elif values.dtype.kind != decoded.dtype.kind:  # without units, times are read back as plain numbers
         is_equal = np.zeros(values.shape, bool)
     else:
         is_equal = (values == decoded) | (np.isnat(values) & np.isnat(decoded))

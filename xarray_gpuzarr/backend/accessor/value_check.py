@@ -17,8 +17,8 @@ from xarray_gpuzarr.process.records import record
 NUMBERS = "biufc"
 """Kinds of dtypes whose elements xarray packs one by one."""
 _PRECISION = 1e-6
-"""Relative difference that is allowed between a value and what is read back, beside rounding to the stored dtype: about
-eight roundings in float32, in which xarray may pack and unpack."""
+"""Relative difference that is allowed between a value and what is read back, in addition to rounding to the stored
+dtype: about eight roundings in float32, in which xarray may pack and unpack."""
 
 
 _MISSING_KEYS = ("_FillValue", "missing_value")
@@ -152,9 +152,8 @@ class ValueCheck(FitCheck):
         if self.read_dtype.kind not in "iu" or not math.isfinite(value) or not self.scale:
             return f"which is stored as {number}"
         limits = np.iinfo(self.read_dtype)
-        return (
-            f"which takes the number {(value - self.offset) / self.scale:.0f}, while {limits.min} to {limits.max} fit"
-        )
+        needed = (value - self.offset) / self.scale
+        return f"which has to be stored as {needed:.0f}, but only {limits.min} to {limits.max} fit"
 
     def misfit_error(self, misfit: Misfit, position: tuple[int, ...]) -> OptionError:
         """Return the error for a value at an index of what is written."""
@@ -205,7 +204,7 @@ def check_of(
     Returns
     -------
     FitCheck or None
-        None if every value fits, if xarray itself refuses those that do not, or if what is read back is not known here.
+        None if the encoding packs values in a way that is not known here.
     """
     if values_dtype.kind in TIMES or (values_dtype.kind == "O" and "calendar" in attrs):  # dates of cftime
         decoding = {key: attrs[key] for key in _TIME_ATTRS if key in attrs}

@@ -153,7 +153,7 @@ def _why_not_busy(variable: Variable, spec: ArraySpec) -> str:
     # A task that reads the whole array cannot have more chunks. A task that has no chunks reads nothing.
     if not 0 < n < min(_MIN_CHUNKS, math.prod(spec.grid.n_chunks)):
         return ""
-    factor = -(-_MIN_CHUNKS // n)
+    factor = -(-_MIN_CHUNKS // n)  # so many of these tasks together have enough chunks
     remedy = "larger dask chunks"
     for dim, length, block_length in zip(variable.dims, variable.shape, block_shape, strict=True):
         if factor * block_length <= length:

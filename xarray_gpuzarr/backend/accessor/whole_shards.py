@@ -216,7 +216,8 @@ class DatasetInShards:
         zarr_format = target.zarr_group.metadata.zarr_format
         encoding = without_foreign_codecs(variable.encoding, zarr_format)
         # New shapes replace those in the encoding. Text gets no new shapes, and keeps the old ones unless it is a dask
-        # array: several tasks might then write to one old chunk. Without them, xarray makes chunks as long as dask's.
+        # array: several tasks might then write to one old chunk. Without old shapes, xarray makes chunks as long as
+        # dask's.
         if shapes or variable.chunks is not None:
             encoding = {key: value for key, value in encoding.items() if key not in LAYOUT_KEYS}
         if self._sharding.compressors is not None:

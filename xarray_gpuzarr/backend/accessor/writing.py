@@ -94,7 +94,7 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
     staged = StagedStore.of(store, options) if compute and makes_store else None
     root = _open_store(store, staged, options)
-    # Only objects that this process writes, and before this function returns, can be waited for by `finish`.
+    # `finish` waits for objects that this process writes before this function returns. It knows of no others.
     sends_behind = compute and takes_long(store) and client_of_dask() is None
     behind = WritesBehind() if sends_behind else None
     with behind or nullcontext(), explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
@@ -182,11 +182,11 @@ def _prepare_existing(
         target = targets[path]
         with naming_group(path):
             # These are the next steps of xarray's own `to_zarr`, which have no public names.
-            dataset = group.dataset
-            group.dataset = target._validate_and_autodetect_region(dataset)  # noqa: SLF001
+            with_indexes = group.dataset  # xarray leaves out the indexes if there is a region
+            group.dataset = target._validate_and_autodetect_region(with_indexes)  # noqa: SLF001
             if isinstance(region, Mapping):
                 given_slices = {dim: part for dim, part in region.items() if isinstance(part, slice)}
-                advise_of_region(target, dataset, given_slices)
+                advise_of_region(target, with_indexes, given_slices)
             target._validate_encoding(group.changes)  # noqa: SLF001
             prepared[path] = group.prepare(target, append_dim=append_dim)
     return prepared
@@ -227,7 +227,8 @@ def _dump_groups(
 ) -> None:
     """Create or resize the arrays of all groups, and hand their values to `writer`.
 
-    `prepared` has the datasets for a new store. If it is None, they are prepared for the groups as they are.
+    `prepared` has the datasets for a new store. If it is None, they are prepared here, for groups that may have
+    variables already.
     """
     targets = {path: root if path == "." else root.get_child_store(path) for path in groups}
     if prepared is None:

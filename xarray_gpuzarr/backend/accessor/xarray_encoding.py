@@ -94,7 +94,7 @@ def _check_extremes(
     check = ValueCheck.of(name, encoded.dtype, encoding, encoded.attrs)
     if check is None:
         return False
-    check.require_fit(sample, encoded.values, values)  # of `values`, the error names the place of the misfit
+    check.require_fit(sample, encoded.values, block=values)  # the error names the position in `values`
     # A number between the extremes may be packed as the fill value, and would be read as missing. Only the packing of
     # all numbers shows this.
     return not check.may_be_missing(np.nanmin(sample), np.nanmax(sample))
