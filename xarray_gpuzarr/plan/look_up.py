@@ -83,7 +83,7 @@ def _by_loops(
         ranges=ranges_address,
         index=0 if spec.index is None else index_address,
         table=addresses["object"],  # the first column, which the others follow
-        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # the loops raise it to the longest stored chunk's length
+        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # the loops raise it to the longest stored length
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
