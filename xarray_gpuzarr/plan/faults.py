@@ -43,7 +43,7 @@ def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], location: str, fou
 
 def too_long_text(spec: ArraySpec, nbytes: int) -> str:
     """Return the ``found`` of an error: a chunk has at least `nbytes` encoded bytes, more than it can have."""
-    limit = f"at most {spec.max_encoded_nbytes}, for a chunk of {spec.chunk_nbytes} decoded bytes"
+    limit = f"at most {spec.max_encoded_nbytes}, for a chunk of {spec.chunk_nbytes} bytes when decoded"
     return f"at least {nbytes} encoded bytes; expected {limit}"
 
 
