@@ -39,10 +39,11 @@ class MemorySource(SourceWithoutFiles):
     most_nbytes: int = NO_LIMIT
     """Length in bytes above which an object cannot be a chunk."""
     lookahead: ClassVar = 1
+    """1, since nothing is gained by starting requests early."""
     is_remote: ClassVar = False
     cuts_objects: ClassVar = False
     identity: ClassVar = None
-    """None, since objects have no version."""
+    """None, so that nothing is cached: objects have no version that would show a change."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)

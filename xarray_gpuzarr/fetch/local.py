@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
 
@@ -159,16 +158,19 @@ class LocalSource:
         try:
             if ranges[0].nbytes == WHOLE_OBJECT:
                 return [self._read_to_end(fd, path, key, ranges[0].offset, allocate, version)]
-            ends = list(accumulate(byte_range.nbytes for byte_range in ranges))
-            memory = allocate(ends[-1])
-            parts = [memory[end - byte_range.nbytes : end] for byte_range, end in zip(ranges, ends, strict=True)]
-            for (offset, nbytes), part in zip(ranges, parts, strict=True):
+            memory = allocate(sum([byte_range.nbytes for byte_range in ranges]))
+            parts: list[memoryview | None] = []
+            start = 0
+            for offset, nbytes in ranges:
+                part = memory[start : start + nbytes]
                 n_read = read_part(fd, path, offset, part, version)
                 if n_read < nbytes:
                     check_version(fd, path, version)
                     raise short_object_error(path, offset, nbytes, n_read)
+                parts.append(part)
+                start += nbytes
             check_version(fd, path, version)
-            return [*parts]  # a list of the declared type
+            return parts
         finally:
             os.close(fd)
 
@@ -207,7 +209,10 @@ class LocalSource:
         return finish
 
     def _edge(self, fd: int, path: str, location: Literal["start", "end"], nbytes: int) -> Edge | None:
-        """Read the first or last bytes of an open file, or all of it; None if it is a directory."""
+        """Read the first or last `nbytes` bytes of an open file; None if it is a directory.
+
+        `nbytes` is the length of a shard's index, or `NO_LIMIT` for all bytes of the file.
+        """
         now = time.time()  # before the times are read, as in `settled_version`
         status = file_status(fd, path)
         if S_ISDIR(status.st_mode):
@@ -220,7 +225,7 @@ class LocalSource:
         if whole is not None:
             data = whole[offset : offset + edge_nbytes]
         elif length < nbytes and nbytes != NO_LIMIT:
-            data = memoryview(b"")  # the file is shorter than the index of a shard, so its bytes are of no use
+            data = memoryview(b"")  # the file is shorter than an index, so it holds none and is not read
         else:
             data = read_exactly(fd, path, offset, memoryview(bytearray(edge_nbytes)), version)
         age_s = now - max(status.st_mtime, status.st_ctime)

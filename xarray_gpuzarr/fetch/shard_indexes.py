@@ -90,7 +90,7 @@ class ShardIndexes:
         self.settled: set[str] = set()
         """Keys of shards whose index may be cached, since any later change gives them another version."""
         self.show_changes = True
-        """Whether any later change would give each shard whose index came from the store another version."""
+        """Whether each shard whose index came from the store would get another version by any later change."""
         self.whole: dict[str, WholeShard] = {}
         """By key, shards that were requested as a whole, until all their requested chunks have been taken."""
         self._longest_nbytes = 0
@@ -155,7 +155,7 @@ class ShardIndexes:
             if whole is not None:
                 rows = plan.object == number
                 whole.expect(plan.offset[rows], plan.nbytes[rows])
-                if not whole.remaining_nbytes:
+                if not whole.remaining_nbytes:  # none of the wanted chunks is stored
                     del self.whole[key]
 
     def take_chunks(self, whole: WholeShard, requests: Sequence[Request]) -> list[memoryview | None]:
@@ -231,7 +231,11 @@ class ShardIndexes:
         return FetchedIndex(index=index)
 
     def _was_removed_here(self, key: str) -> bool:
-        """Whether this process may itself have removed a shard, of which this read has had a cached index only."""
+        """Whether this process may itself have removed a shard before the read began. Its absence is then no error.
+
+        The read must have had the shard's index from the cache only: an index from the store shows that the shard was
+        there during the read.
+        """
         return not self._seen_shards[key] and is_written(self._source, self._spec.path, key)
 
     def _record_version(self, key: str, index: ShardIndex, edge: Edge) -> None:

@@ -82,7 +82,7 @@ class Snapshot:
         """What the source reads from; None if it is unknown."""
         self._spec = spec
         one_answer = care is Care.ONE_ANSWER
-        # With one answer for index and chunks, neither is taken from elsewhere.
+        # Then index and chunks must come in one answer, so neither is taken from a cache or from requests made ahead.
         self._use_cache = use_cache and not one_answer
         self._ahead = ahead.requests_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead = self._source.lookahead
@@ -172,7 +172,7 @@ class Snapshot:
     def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
         """Start requests for the current versions of shards; see `ChunkVersions.start_check`.
 
-        A local file that has that version needs no request. From any other shard, one byte is requested.
+        A local file that still has the version of its index needs no request. For other shards, one byte is requested.
         """
         assert self.indexes is not None  # only the chunks of shards are checked
         requests = []
@@ -212,6 +212,7 @@ def _source_for_one_read(source: ObjectSource, spec: ArraySpec, care: Care, *, s
     if spec.index is None:
         request_lengths = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.max_encoded_nbytes}
     elif short_requests and source.is_remote and not comes_whole(spec, spec.index.n_chunks, source.rule):
-        # Shards are too long to be requested as a whole, even for all of their chunks. So requests have this limit.
+        # Not even a read of all chunks requests such a shard as a whole. So the longest request is that of one chunk,
+        # or of several that are read together.
         request_lengths = {"expected_nbytes": max(source.rule.max_nbytes, spec.expected_nbytes)}
     return source.for_one_read(ask_again=care is not Care.USUAL, **request_lengths)

@@ -24,7 +24,7 @@ called at most once.
 
 
 class FetchedBytes:
-    """A `Pending` whose bytes have been fetched, so that nothing is gained by starting it early."""
+    """A `Pending` whose bytes are in memory already. Making it early saves no time, and holds the memory for longer."""
 
     __slots__ = ("_data",)
 
@@ -64,9 +64,10 @@ def is_settled(age_s: float) -> bool:
 
 @record
 class Edge:
-    """The first or last bytes of an object, or all of it."""
+    """Bytes of an object, in most cases its first or last bytes, or all of them."""
 
     data: memoryview
+    """The bytes. They may be left out if the object is shorter than the requested bytes or longer than may be read."""
     object_nbytes: int | None
     """Length of the whole object in bytes; None if the source does not know it."""
     version: Version = None
@@ -156,12 +157,12 @@ class ByteSource(Protocol):
 
     @property
     def cuts_objects(self) -> bool:
-        """Whether long chunks may be requested in pieces. A `Snapshot` checks that all have one version."""
+        """Whether long chunks may be requested in pieces. A `Snapshot` checks that all pieces have one version."""
 
     def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read bytes ahead that will soon be needed.
 
-        Return False if the system was not asked to, such as because the page cache has the first of them.
+        Return False if the system was not asked to, for example because the first byte is in the page cache already.
         """
 
     def start(self, requests: Sequence[Request]) -> Pending:
@@ -270,11 +271,12 @@ class SourceWithoutFiles:
 
 
 _N_SKIPPED = 7
-"""Number of requests that are not prefetched after one whose bytes were in the page cache. A look there costs 5 us."""
+"""Number of requests that are not prefetched after one whose bytes were in the page cache. The bytes of these are
+probably there, too, and each look into the page cache would cost 5 us."""
 
 
 class ReadAhead:
-    """Prefetches the queued requests of one read. After one that was in the page cache already, it skips some.
+    """Prefetches the queued requests of one read. After one whose bytes were in the page cache already, it skips some.
 
     Several threads may call it. The counter has no lock: at worst, a few more requests are skipped, or fewer.
     """

@@ -117,28 +117,31 @@ class VersionConflicts:
             except StoreReadError as err:
                 if is_final(err):  # another attempt would only fail like this
                     raise
-                return Care.USUAL
+                return Care.USUAL  # the error says nothing about versions
             if self._came_back(key, None if edge is None else edge.version):
                 return Care.ASK_AGAIN
         is_each_new = len(set(self._seen[key][-_N_PROBES:])) == _N_PROBES
         return Care.ONE_ANSWER if is_each_new else Care.USUAL
 
     def _warn(self, err: ObjectChangedError) -> None:
+        """Warn that reads of this store take more requests or bytes because of its versions."""
         if self.care is Care.ASK_AGAIN:
-            has = "several ETags or times at once"
-            later = "then one of them again: the address is several servers"
-            do = (
-                "reads ask again until all of a shard is of one tag, or for whole shards. To spare that, let the "
-                "servers agree on ETag and Last-Modified (copy files with their times), or open one by its own address"
+            problem = "has several ETags or times at once"
+            evidence = "then one of them again, so several servers seem to answer"
+            cost = "requests are repeated until all bytes of a shard have one ETag, or whole shards are requested"
+            remedy = (
+                "let the servers agree on ETag and Last-Modified (copy files with their times), or open the store at "
+                "the address of a single server"
             )
         else:
-            has = "another ETag or time in each answer"
-            later = "then others, none of them twice"
-            do = "reads ask for whole shards. To spare that, let the server send tags that change with the object only"
+            problem = "has another ETag or time in each answer"
+            evidence = "then others, none of them twice"
+            cost = "whole shards are requested"
+            remedy = "let the server send an ETag that changes only if the object changes"
         object_name = err.headline.partition(" was replaced")[0]  # see `changed_error`
         advise(
             f"several tags: {hash(self._source.identity)}",
-            f"{object_name} has {has}",
-            found=f"version {err.index_version}; version {err.later_version}; {later}",
-            do=f"nothing, for right values: {do}",
+            f"{object_name} {problem}",
+            found=f"version {err.index_version}; version {err.later_version}; {evidence}",
+            do=f"the values are right, but reads are slower, since {cost}. To avoid that, {remedy}",
         )

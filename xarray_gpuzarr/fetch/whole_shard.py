@@ -11,7 +11,8 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 WHOLE_SHARD_REQUESTS = 4
 """Largest uncompressed length of a shard that is requested whole, as a number of requests of
-`CoalesceRule.max_raw_nbytes` bytes each. A shard that is requested whole needs no round trip for its index."""
+`CoalesceRule.max_raw_nbytes` bytes each. A shard that is requested whole needs no round trip for its index: raw shards
+of 16 MB took 8 to 14 % less time than with requests for index and parts (decision 13)."""
 
 
 def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
@@ -20,7 +21,10 @@ def uncompressed_shard_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
 
 
 def max_whole_nbytes(spec: ArraySpec, index: ShardIndexSpec) -> int:
-    """Return the length in bytes that shards usually do not exceed. Of a longer one, only its length may be sent."""
+    """Return the length in bytes that shards usually do not exceed.
+
+    The answer to a request for a whole shard that is longer may have its length only.
+    """
     return index.n_chunks * spec.expected_nbytes + index.nbytes
 
 

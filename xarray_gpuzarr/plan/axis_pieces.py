@@ -107,15 +107,16 @@ def shards_of_span(span: Span, per_shard: int) -> Iterator[tuple[int, range]]:
         for i in range(n_elements):
             yield (first + i * step) // shard_length, range(i, i + 1)
         return
-    start = 0
-    for shard in range(first // shard_length, (first + (n_elements - 1) * step) // shard_length + 1):
-        end = (shard + 1) * shard_length  # first element behind the shard
-        if step <= chunk_length:
-            stop = min(n_pieces, end // chunk_length - first_chunk)
+    last_shard = (first + (n_elements - 1) * step) // shard_length
+    first_piece = 0
+    for shard in range(first // shard_length, last_shard + 1):
+        shard_end = (shard + 1) * shard_length  # first element behind the shard
+        if step <= chunk_length:  # no chunk is skipped, so each one is a piece
+            next_piece = min(n_pieces, shard_end // chunk_length - first_chunk)
         else:  # each element is a piece
-            stop = min(n_elements, -((first - end) // step))  # the division is rounded up
-        yield shard, range(start, stop)
-        start = stop
+            next_piece = min(n_elements, -((first - shard_end) // step))  # the division is rounded up
+        yield shard, range(first_piece, next_piece)
+        first_piece = next_piece
 
 
 _ONE_PIECE = range(1)

@@ -75,7 +75,7 @@ def coalesce(
     object_number : numpy.ndarray, optional
         Number of the object of each row, int64, shape (n,). Without it, all rows belong to one object.
     share : float
-        Share of these rows among all rows of the read.
+        Share of these rows among all rows of the read. They get this share of `rule.n_cheap_requests`.
 
     Returns
     -------
@@ -116,9 +116,9 @@ def _skipped_gaps(
     n_short = int(np.searchsorted(lengths, rule.min_skipped_gap_nbytes, "left"))
     # Number of requests that cost something if all gaps are skipped. Each gap that is read saves one request.
     n_too_many = 1 + int(must_cut.sum()) + len(lengths) - max(1, int(rule.n_cheap_requests * share))
-    # Number of gaps that may be read at most, so that their bytes are no more than those of the chunks.
-    max_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
-    n_affordable = int(np.searchsorted(lengths.cumsum(), max_nbytes, "right"))
+    # Largest number of gaps that may be read, so that they have no more bytes than the chunks.
+    max_gaps_nbytes = max(chunks_nbytes, rule.min_skipped_gap_nbytes)
+    n_affordable = int(np.searchsorted(lengths.cumsum(), max_gaps_nbytes, "right"))
     n_read = min(max(n_short, n_too_many), n_affordable)
     skipped = np.zeros(len(gaps), np.bool_)
     skipped[shortest_first[n_read:]] = True
@@ -128,7 +128,7 @@ def _skipped_gaps(
 @lru_cache(maxsize=128)
 def coalesce_rule(options: FetchOptions, rule: CoalesceRule) -> CoalesceRule:
     """Return the rule of a store with those limits replaced that `options` set."""
-    if options.max_gap_nbytes is not None:
+    if options.max_gap_nbytes is not None:  # the option is the longest gap to read, however few requests there are
         rule = replace(rule, max_gap_nbytes=options.max_gap_nbytes, min_skipped_gap_nbytes=None)
     if options.max_request_nbytes is not None:
         rule = replace(rule, max_nbytes=options.max_request_nbytes, max_raw_nbytes=options.max_request_nbytes)

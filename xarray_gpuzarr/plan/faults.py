@@ -43,8 +43,8 @@ def corrupt_chunk_at(spec: ArraySpec, chunk: tuple[int, ...], location: str, fou
 
 def too_long_text(spec: ArraySpec, nbytes: int) -> str:
     """Return the ``found`` of an error: a chunk has at least `nbytes` encoded bytes, more than it can have."""
-    limit = f"{spec.max_encoded_nbytes} at most, of a chunk of {spec.chunk_nbytes} bytes"
-    return f"{nbytes} encoded bytes or more; expected {limit}"
+    limit = f"at most {spec.max_encoded_nbytes}, for a chunk of {spec.chunk_nbytes} bytes when decoded"
+    return f"at least {nbytes} encoded bytes; expected {limit}"
 
 
 def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:

@@ -71,7 +71,7 @@ def _by_loops(
         keys = tuple(map(spec.keys.key, product(*chunks)))
     else:
         keys = tuple([str(block.key) for block in blocks])  # these are text, since the blocks are shards
-    numbers = _ranges_and_indexes(blocks, indexes)  # keeps both alive during the call
+    numbers = _ranges_and_indexes(blocks, indexes)  # must live until the call ends: the struct has only its address
     ranges_address = numbers.buffer_info()[0]
     index_address = ranges_address + 2 * ndim * len(blocks) * numbers.itemsize
     memory, addresses = allocate_columns(n_rows, ndim)
@@ -82,8 +82,8 @@ def _by_loops(
         axes=target.spans_address,
         ranges=ranges_address,
         index=0 if spec.index is None else index_address,
-        table=addresses["object"],
-        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # raised to the length of the longest stored chunk
+        table=addresses["object"],  # the first column, which the others follow
+        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # the loops raise it to the longest stored length
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:

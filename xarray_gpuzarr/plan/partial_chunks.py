@@ -41,7 +41,7 @@ class PartialChunks:
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.all_are_partial = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self.target = target
-        self.none_is_partial = not self.all_are_partial and not [flags for flags in self._axes if flags is not None]
+        self.none_is_partial = not self.all_are_partial and all(flags is None for flags in self._axes)
         """Whether all chunks are taken as a whole."""
 
     def _find_partial_pieces(self, target: BoxTarget, grid: ChunkGrid) -> None:
@@ -61,10 +61,10 @@ class PartialChunks:
             return self.target.n_chunks
         if self.none_is_partial or not isinstance(self.target, BoxTarget):
             return 0
-        n_partial_by_axis = [0 if flags is None else int(flags.sum()) for flags in self._axes]
-        return self.target.n_chunks - math.prod(
-            n - n_partial for n, n_partial in zip(self.target.n_pieces, n_partial_by_axis, strict=True)
-        )
+        # A chunk is taken as a whole if its pieces along all axes are.
+        n_partial_pieces = [0 if flags is None else int(flags.sum()) for flags in self._axes]
+        n_whole_pieces = [n - n_partial for n, n_partial in zip(self.target.n_pieces, n_partial_pieces, strict=True)]
+        return self.target.n_chunks - math.prod(n_whole_pieces)
 
     def rows(self, plan: ReadPlan) -> list[int]:
         """Return the rows of a plan's partial chunks that are stored."""

@@ -28,7 +28,8 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 CHUNKS_PER_BLOCK = 1024
-"""Largest number of unsharded chunks in a block. Planning a block takes 100 us, decoding it some milliseconds."""
+"""Largest number of unsharded chunks in a block. Planning a block takes 100 us, little beside the milliseconds that
+decoding it takes."""
 OBJECTS_PER_PART = 16
 """Largest number of unsharded chunks in a part, if the chunks are small. One thread reads a part, and all requests of
 a part start at the same time."""
@@ -184,9 +185,10 @@ class ReadPlan:
         if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            # `coalesce` allots this plan the same share of `rule.n_cheap_requests` as it has of the read's chunks.
+            # `rule.n_cheap_requests` is for the whole read. This plan gets a share of it, by its number of chunks.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
+        # As many unsharded chunks as fit `rule.max_nbytes` when they are decoded. Their encoded lengths are not known.
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
         return np.append(np.arange(0, self.n_stored, n_objects), self.n_stored)
 
@@ -226,7 +228,10 @@ _ONE_PART = np.array([0, 1], np.int64)
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
-    """Yield the blocks of a target: the chunks of each touched shard, or runs of up to `CHUNKS_PER_BLOCK` chunks."""
+    """Yield the blocks of a target.
+
+    A block has the touched chunks of one shard, or up to `CHUNKS_PER_BLOCK` unsharded chunks.
+    """
     if not isinstance(target, BoxTarget):
         yield from _group_blocks(spec, target.groups.chunk)
     elif spec.index is None:

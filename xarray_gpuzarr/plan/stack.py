@@ -178,11 +178,11 @@ def _cut_axis(axis: int, selected: StackAxis, n_samples: int, length: int, chunk
         return _cut_crops(checked_crops(selected, n_samples, axis, length), length, chunk_length)
     table = checked_table(selected, n_samples, axis, length)
     count = table.shape[1]
-    if count < 2:
+    if count < 2:  # there is no distance between elements
         start = table[:, 0] if count else np.zeros(len(table), np.int64)
         return _cut_crops(Crops(start=start, count=count), length, chunk_length)
     steps = np.diff(table, axis=1)
-    step = int(steps[0, 0]) if len(steps) else 1
+    step = int(steps[0, 0]) if len(steps) else 1  # without samples, any step will do
     if step and (steps == step).all():  # `Crops` have no step 0, which repeats one index
         return _cut_crops(Crops(start=table[:, 0], count=count, step=step), length, chunk_length)
     if len(table) > 1:

@@ -63,10 +63,10 @@ class BoxTarget:
         else:
             lengths = [axis_span.n_elements for axis_span in existing_spans]
             n_pieces = [axis_span.n_pieces for axis_span in existing_spans]
-            numbers: list[int] = []
-            for axis_span, count in zip(existing_spans, per_shard, strict=True):
-                numbers += (*axis_span, count)
-            self._span_structs = array("q", numbers)
+            fields: list[int] = []
+            for axis_span, n_per_shard in zip(existing_spans, per_shard, strict=True):
+                fields += (*axis_span, n_per_shard)
+            self._span_structs = array("q", fields)
             """One ``span_of_axis_t`` for each axis. Keeps the memory at `spans_address` alive."""
             self.spans_address = self._span_structs.buffer_info()[0]
             """Address of `_span_structs`, for the compiled loops. Both exist only if `spans` is set."""
@@ -102,7 +102,8 @@ class BoxTarget:
     def pieces(self) -> tuple[AxisPieces, ...]:
         """Pieces along each axis; no pieces along any axis if nothing is requested."""
         if not self.n_chunks:
-            return tuple([replace(intersect_axis(slice(0, 0), 0, 1), length=length) for length in self.shape])
+            no_pieces = intersect_axis(slice(0, 0), 0, 1)
+            return tuple([replace(no_pieces, length=length) for length in self.shape])
         return tuple(
             [self._index_pieces.get(axis) or intersect_axis(*arguments) for axis, arguments in enumerate(self.axes)]
         )
@@ -121,8 +122,8 @@ class BoxTarget:
             return product(*map(cached_shards_of_span, self.spans, self._per_shard))
         return lazy_product(
             [
-                partial(shards_of_span, axis_span, count)
-                for axis_span, count in zip(self.spans, self._per_shard, strict=True)
+                partial(shards_of_span, axis_span, n_per_shard)
+                for axis_span, n_per_shard in zip(self.spans, self._per_shard, strict=True)
             ]
         )
 

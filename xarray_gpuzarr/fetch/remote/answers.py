@@ -226,12 +226,17 @@ def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteR
 
 
 def _date(text: str | None) -> datetime | str | None:
-    """Return the time in a header, or the header itself if it cannot be parsed; servers use many formats."""
+    """Return the time in a header; None without a header.
+
+    Servers use many formats. A header that cannot be parsed is returned as it is.
+    """
     if not text:
         return None
     try:
         date = parsedate_to_datetime(text)
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        return date.astimezone(UTC)
     except (ValueError, TypeError, LookupError, ArithmeticError):
         return text
 

@@ -11,7 +11,7 @@ _OBSTORE = re.compile(
     r"(?:, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +- )?"
     r"(?:Server returned non-2xx status code: (?P<status>\d{3})\b|HTTP error: )"
 )
-"""Beginning of the text of obstore's errors about a server or a connection. They have no attributes."""
+"""Beginning of the text of obstore's errors about a server or a connection. They have no attributes to look at."""
 _OBSTORE_STATUS = {"PermissionDeniedError": 403, "UnauthenticatedError": 401}
 """HTTP statuses for errors of obstore, by the names of their classes, if the text names no status."""
 _UNANSWERED = {

@@ -31,7 +31,7 @@ class ObstoreClient:
         self._store = store
         self.server = obstore_server(store)
         address = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
-        # All stores in memory have the same address.
+        # The addresses of stores in memory are all the same, and do not tell them apart.
         self.identity: Hashable = None if is_obstore_memory(store) else ("obstore", digest(address))
 
     async def get(
@@ -82,7 +82,7 @@ class ObstoreClient:
         raise AssertionError  # the last attempt returns or raises
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
-        """See `Client.is_too_short`. obstore's errors have no status, so the length is requested."""
+        """See `Client.is_too_short`. If the text of the error names no status, the length is requested."""
         import obstore  # noqa: PLC0415  # an optional dependency
 
         async def ask_nbytes() -> int:

@@ -65,7 +65,8 @@ def finish_range(
             return None
         raise changed_error(outstanding.name, version, None, outstanding.key)
     if not answer.is_of(version):
-        raise changed_error(outstanding.name, version, answer.version or UNTAGGED, outstanding.key)
+        later_version = answer.version or UNTAGGED  # None would stand for a missing object
+        raise changed_error(outstanding.name, version, later_version, outstanding.key)
     if byte_range.nbytes == WHOLE_OBJECT:
         nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))  # the store may not tell lengths
         if nbytes > most_nbytes:

@@ -14,7 +14,7 @@ MAX_OUTSTANDING = 24
 """Number of requests of one read that may be outstanding at once (decision 13)."""
 _MAX_SHORT_OUTSTANDING = 48
 """Number of short requests of one read that may be outstanding at once, if they are for at most `OUTSTANDING_NBYTES`
-bytes together."""
+bytes together (decision 13)."""
 OUTSTANDING_NBYTES = 96 * 1024**2
 """Bytes that the outstanding requests of one read may ask for together, if there are more than `MAX_OUTSTANDING`."""
 

@@ -176,8 +176,8 @@ class ZipClient(StoreClient):
     def __init__(self, store: ZipStore) -> None:
         super().__init__(store)
         self.lost_by_fork = store
-        # zarr-python may have opened the file, so the store is remembered now, and not only at its first request, as
-        # for other clients.
+        # zarr-python may have opened the file already. So the store is remembered now, while other clients are at their
+        # first request.
         forks.remember(store)
 
     async def get(
