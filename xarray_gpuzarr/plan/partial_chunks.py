@@ -119,7 +119,8 @@ def takes_part(target: BoxTarget) -> bool:
     assert target.spans is not None
     for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
         end = first + (n_elements - 1) * step + 1
-        if first % chunk_length or step != 1 or (end % chunk_length and end < length):
+        is_strided = step != 1 and chunk_length > 1
+        if is_strided or first % chunk_length or (end % chunk_length and end < length):
             return True
     return False
 

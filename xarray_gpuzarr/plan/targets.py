@@ -118,7 +118,7 @@ class BoxTarget:
             return iter(())
         if self.spans is None:
             return product(*map(shards_of_pieces, self.pieces, self._per_shard))
-        if self.n_chunks <= MAX_CACHED:
+        if self.n_chunks <= MAX_CACHED:  # then no axis has more, either
             return product(*map(cached_shards_of_span, self.spans, self._per_shard))
         return lazy_product(
             [
