@@ -119,8 +119,8 @@ def takes_part(target: BoxTarget) -> bool:
     assert target.spans is not None
     for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
         end = first + (n_elements - 1) * step + 1
-        is_strided = step != 1 and chunk_length > 1
-        if is_strided or first % chunk_length or (end % chunk_length and end < length):
+        skips_elements = step != 1 and n_elements > 1 and chunk_length > 1
+        if skips_elements or first % chunk_length or (end % chunk_length and end < length):
             return True
     return False
 
@@ -136,6 +136,8 @@ def _partial_ends(span: Span, length: int) -> tuple[_Flags | None, bool]:
     end = span.first + (span.n_elements - 1) * span.step + 1
     is_strided = span.step != 1 and chunk_length > 1
     flags = np.full(span.n_pieces, is_strided)
+    if (end - 1) % chunk_length == 0 and end == length:  # the last chunk has one element inside the array
+        flags[-1] = False
     flags[0] |= span.first % chunk_length != 0
     flags[-1] |= end % chunk_length != 0 and end < length
     return _summarize(flags)
