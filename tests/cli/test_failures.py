@@ -85,7 +85,7 @@ def test_an_empty_folder(tmp_path, capsys):
 
 
 def test_a_kind_of_address_that_is_not_known(capsys):
-    assert told(capsys, "info", "nope://bucket/s.zarr")[1].startswith("mend what stands before ://; usual are s3, ")
+    assert told(capsys, "info", "nope://bucket/s.zarr")[1].startswith("correct what stands before ://, which ")
 
 
 def remedy(error, address, monkeypatch):

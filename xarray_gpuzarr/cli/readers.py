@@ -52,7 +52,7 @@ def reads_of(
     for name, device in _devices():
         engines[name] = {"engine": "gpuzarr", "device": device}
 
-    @cache
+    @cache  # each reader opens the store once, during the warm-up
     def open_variable(name: str, chunks: str) -> xr.Variable:
         options = {"group": group or None, "chunks": chunk_lengths(chunks), **address.keywords, **engines[name]}
         dataset = xr.open_dataset(address.store, cache=False, **options)  # xarray's cache would keep the values
