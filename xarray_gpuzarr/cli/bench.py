@@ -125,6 +125,8 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         larger = larger_group(below, 0)
         if not readable and larger is not None:
             do = f"choose a group, such as {larger.option}; there are {groups}"
+        elif not readable and not below:
+            do = "give a store with an array of numbers; gpuzarr info shows what is in this one"
         else:
             do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
             if below:
@@ -181,9 +183,9 @@ def _measure(
                 times[name].append(time.perf_counter() - start)
                 if number == 0:
                     host_values = values.get() if hasattr(values, "get") else values
-                    first = reference or (name, host_values)  # the first reader is compared with itself
-                    _require_same(host_values, *first)
-                    reference = first
+                    if reference is None:
+                        reference = (name, host_values)
+                    _require_same(host_values, *reference)
             except Exception as error:  # noqa: BLE001  # codecs and stores raise anything, and it is printed
                 one_line = " ".join(f"{type(error).__name__}: {error}".split())
                 failures[name] = masked(one_line)[:_MOST_ERROR_CHARACTERS]
