@@ -157,7 +157,7 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
 
 
 def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
-    """Handle several elements as one: the largest power of two of them that divides all starts, counts and strides."""
+    """Handle `factor` elements as one: the largest power of two that divides all starts, counts and strides."""
     last, others = walk.axes[-1], walk.axes[:-1]
     # `bits` has the bits of all numbers that the factor must divide. A unit, which is what is handled as one element,
     # has at most MAX_UNIT_NBYTES bytes, and its length divides the address of the output. The addresses of chunks need
@@ -181,7 +181,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     last = walk.axes[-1]
     length = last.max_count
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
-    if not length * n_all_lines:
+    if length == 0 or n_all_lines == 0:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     # Transposed tiles lie in shared memory, whose banks are 4 bytes wide. A cell is a bank, or an element if that is
     # longer. Lines are an odd number of cells apart (`pitch`), so that neighbours lie in different banks.

@@ -39,7 +39,7 @@ _REMEDIES = {
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
     "compatnotsupportedondevice": "take the folder of cuda-compat out of LD_LIBRARY_PATH: it is not for this GPU",
 }
-_NO_DEVICE_REMEDY = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
+_NO_DEVICE_REMEDY = 'see if nvidia-smi lists a GPU, and start worker processes with "spawn" rather than fork'
 _FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
 _CUDA_12, _CUDA_13 = 12000, 13000
 """Versions of CUDA as the driver encodes them."""

@@ -36,8 +36,8 @@ _DELTA_KERNELS = {
 }
 """Kernel for each pair of lengths in bytes, of an encoded and of a decoded element."""
 _DELTA_TILE = 4096
-"""A segment is the part of a chunk that one block of threads of ``delta.cu`` decodes. All segments except the last one
-of a chunk have a multiple of this many elements: one tile of the kernel, or two if elements have 8 bytes."""
+"""Number of elements in one tile of ``delta.cu``, or in two if elements have 8 bytes. A segment, which is the part of a
+chunk that one block of threads decodes, has a multiple of this number, except the last segment of a chunk."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``. Chunks of one segment take `_WHOLE`, others the other three."""
 _LEAST_TILES = 4
