@@ -148,7 +148,7 @@ def _examine_place(address: Address) -> tuple[str, str]:
     path = Path(address.store)
     if node is None and not address.group and not address.scheme and path.is_dir():
         return explain_folder(path) or ("", _USUAL_ADVICE)
-    # Of a URL, and of a path that exists, nothing more can be said.
+    # Nothing more is known about what a URL names, or about a path that exists.
     if "::" in address.store or "://" in address.store or path.exists():
         return "", _USUAL_ADVICE
     return _NOTHING, _advise_on_path(path.absolute())

@@ -47,6 +47,7 @@ def reads_of(
     -------
     dict of str to callable
         Name of each reader -> function that reads and decodes. The first reader is xarray's own engine, without dask.
+        The names of this package's readers begin with "gpuzarr", those of others with "zarr".
     """
     engines: dict[str, dict[str, Any]] = {"zarr": {"engine": "zarr"}}
     for name, device in _devices():
