@@ -195,7 +195,7 @@ def test_names_of_tasks(hostile, name, seen):
 
 @stored_text
 def test_info(hostile, name, seen, capsys):
-    assert main(["info", str(hostile), "--device", "host"]) == 0
+    assert main(["info", str(hostile), "--device", "host", "--gpu-memory", "24 GB"]) == 0
 
     out = capsys.readouterr().out
     assert_seen(out, f"PATH):\n  g{seen}")

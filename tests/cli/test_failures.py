@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import xarray as xr
 import zarr
@@ -80,12 +81,21 @@ def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
     )
 
 
+def test_a_benchmark_without_numbers_asks_for_some(tmp_path, capsys):
+    zarr.create_array(tmp_path / "s.zarr", data=np.zeros(3, "M8[s]"))
+
+    found, do = told(capsys, "bench", str(tmp_path / "s.zarr"))
+
+    assert found == "variables that this engine reads: none"
+    assert do == "give a store with an array of numbers; gpuzarr info shows what is in this one"
+
+
 def test_an_empty_folder(tmp_path, capsys):
     assert told(capsys, "info", str(tmp_path))[1] == "name the folder that holds one of them"
 
 
 def test_a_kind_of_address_that_is_not_known(capsys):
-    assert told(capsys, "info", "nope://bucket/s.zarr")[1].startswith("mend what stands before ://; usual are s3, ")
+    assert told(capsys, "info", "nope://bucket/s.zarr")[1].startswith("correct what stands before ://, which ")
 
 
 def remedy(error, address, monkeypatch):

@@ -95,7 +95,7 @@ def test_failure_is_an_error_that_names_the_file(kvikio, call):
         ({}, "None"),
         ({"compat": True}, "compatibility mode"),
         ({"available": False}, "nvidia-fs"),
-        ({"failing": {"is_gds_available"}}, "cannot be asked (RuntimeError: is_gds_available failed)"),
+        ({"failing": {"is_gds_available"}}, "does not answer (RuntimeError: is_gds_available failed)"),
     ],
 )
 def test_where_files_cannot_be_read_there_is_a_reason(kvikio, change, why):

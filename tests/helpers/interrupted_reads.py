@@ -202,7 +202,7 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
     def check() -> None:
         gc.collect()
         resources = reads.decoder._devices.resources[device.index]
-        assert resources.lock.n_reading == 0
+        assert resources.reads_lock.n_reading == 0
         assert not resources.is_in_read
         free, total = device.memory_nbytes()
         assert total - free <= SMALL["n_slots"] * SMALL["slot_nbytes"], "memory that workspaces do not keep"

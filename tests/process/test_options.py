@@ -166,7 +166,7 @@ def test_a_setting_of_the_environment_alone_is_named_as_one(name, variable):
     with pytest.raises(OptionError, match="unknown option") as error:
         configure(**{name: 2})
 
-    do = f"set XARRAY_GPUZARR_{variable} in the environment, before Python starts; only there is {name} a setting"
+    do = f"set XARRAY_GPUZARR_{variable} in the environment before Python starts; configure cannot change {name}"
     assert str(error.value).splitlines()[-1].removeprefix("  do:    ") == do
 
 

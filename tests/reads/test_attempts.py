@@ -161,7 +161,7 @@ def test_what_the_host_decodes_for_a_full_device_is_tried_alone_as_often_as_anyt
     device = SimulatedDevice(0, fail_allocations=lambda nbytes: bool(is_full) and nbytes >= made.expected.nbytes)
     reads = CudaReads(device, may_decode_again=True)
     monkeypatch.setattr("xarray_gpuzarr.cuda.resources._PATIENCE_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(DeviceResources, "trim", lambda self: (alone.append(self.lock.is_alone), trim(self)))
+    monkeypatch.setattr(DeviceResources, "trim", lambda self: (alone.append(self.reads_lock.is_alone), trim(self)))
     with limits():
         with ThreadPoolExecutor(2) as threads:  # several have read
             together = Barrier(2, timeout=30)

@@ -31,14 +31,14 @@ in Python:
 """
 
 
-_FILE = {
+_PATH_COMPLETION = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
     "tcsh": "f",
     "fish": "(__fish_complete_path (commandline -ct))",
     "powershell": "_shtab_powershell_compgen_files",
 }
-"""Shell -> function that completes paths there. Equals ``shtab.FILE``, since shtab need not be installed."""
+"""Shell -> function that completes paths there. A copy of ``shtab.FILE``, because shtab need not be installed."""
 
 
 class _Suggested(tuple[str, ...]):
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # redirected to a file that takes everything.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # rich turns one into exit status 1
+        if not isinstance(end.__context__, BrokenPipeError):  # rich turns a BrokenPipeError into exit status 1
             raise
     return 0
 
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = __version__ or "of a folder that is not installed"
+    version = __version__ or "(version unknown: the package is not installed)"
     parser.add_argument("--version", action="version", version=f"gpuzarr {version}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
@@ -184,7 +184,7 @@ def _add_bench(commands: Any) -> argparse.ArgumentParser:
     _add_store(bench)
     bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
     bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
-    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each (5)")
+    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each reader (5)")
     return bench
 
 
@@ -209,4 +209,4 @@ def _add_store(command: argparse.ArgumentParser) -> None:
 
 def _complete_paths(argument: argparse.Action) -> None:
     """Let shells complete the argument as a path. shtab looks for an attribute of this name."""
-    vars(argument)["complete"] = _FILE
+    vars(argument)["complete"] = _PATH_COMPLETION

@@ -34,6 +34,8 @@ from xarray_gpuzarr.process.settings import parse_nbytes
 _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 """Setting with which readers without this package use zarr-python's default pipeline, whatever the user has set."""
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "speed")
+_MOST_ERROR_CHARACTERS = 300
+"""Largest number of characters that are printed of an error, so that long ones do not hide the table."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,11 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     Readers without this package may fail if a server gives no byte ranges.
     """
-    tried = f"--nbytes {options.nbytes!r}"
-    most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
-    for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
-        if value < 1:
-            raise OptionError(f"--{name} must be at least 1", tried=f"{value}", found="less than 1", do="give more")
+    most_nbytes = _parse_most_nbytes(options)
     address = address_of(options)
     contents = open_contents(address, "host")
     group, variable = _location(address, contents, options.variable)
@@ -59,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if box_shape != array.shape:
         size += f" of {_format_shape(array.shape)}"
     say(f"{path or address.store}: {size} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
-    if options.variable is None and array.nbytes < most_nbytes:  # so small that its times say little
+    if options.variable is None and array.nbytes < most_nbytes:  # the array is so small that its times say little
         _say_larger_group(address, contents, array.nbytes)
     line = StatusLine()
     try:
@@ -82,6 +80,17 @@ def run(options: argparse.Namespace) -> int:
     # On a server without byte ranges, readers without this package are expected to fail.
     unexpected_failures = [name for name in failures if name.startswith("gpuzarr") or not lacks_ranges]
     return 1 if unexpected_failures else 0
+
+
+def _parse_most_nbytes(options: argparse.Namespace) -> int:
+    """Return the bytes that ``--nbytes`` gives. Raises `OptionError` if these or ``--rounds`` are less than 1."""
+    tried = f"--nbytes {options.nbytes!r}"
+    most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
+    for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
+        if value < 1:
+            headline = f"--{name} must be at least 1"
+            raise OptionError(headline, tried=f"--{name} {value}", found="less than 1", do="give a larger number")
+    return most_nbytes
 
 
 def _say_larger_group(address: Address, contents: Contents, nbytes: int) -> None:
@@ -113,11 +122,15 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
         known = ", ".join(sorted(readable)) or "none"
         below = groups_below(address, contents)
         groups = listed([group.path for group in below])
-        do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
-        do += f": {groups}" if below else ""
         larger = larger_group(below, 0)
         if not readable and larger is not None:
             do = f"choose a group, such as {larger.option}; there are {groups}"
+        elif not readable and not below:
+            do = "give a store with an array of numbers; gpuzarr info shows what is in this one"
+        else:
+            do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
+            if below:
+                do += f": {groups}"
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
@@ -125,7 +138,7 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
             do=do,
         )
     group = address.group
-    if isinstance(contents.node, zarr.Array):  # the address is that of the array
+    if isinstance(contents.node, zarr.Array):  # the path at the address is that of the array, not of its group
         group, _, name = address.group.rpartition("/")
     return group, name
 
@@ -170,11 +183,12 @@ def _measure(
                 times[name].append(time.perf_counter() - start)
                 if number == 0:
                     host_values = values.get() if hasattr(values, "get") else values
-                    first = reference or (name, host_values)  # the first reader is compared with itself
-                    _require_same(host_values, *first)
-                    reference = first
+                    if reference is None:
+                        reference = (name, host_values)
+                    _require_same(host_values, *reference)
             except Exception as error:  # noqa: BLE001  # codecs and stores raise anything, and it is printed
-                failures[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+                one_line = " ".join(f"{type(error).__name__}: {error}".split())
+                failures[name] = masked(one_line)[:_MOST_ERROR_CHARACTERS]
                 del times[name]
     return {name: seconds[1:] for name, seconds in times.items()}, failures
 
@@ -187,10 +201,12 @@ def _require_same(values: np.ndarray[Any, Any], other_name: str, other_values: n
 
 
 def _print(times: Mapping[str, Sequence[float]], failures: Mapping[str, str], nbytes: int) -> None:
+    """Print a table of the readers' times for `nbytes` bytes, and why readers failed."""
     if times:
         n_rounds = len(next(iter(times.values())))
         say("", f"median of {counted(n_rounds, 'round')}; speed relative to the best without this package")
-        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]  # see `readers.reads_of`
+        # The names of readers without this package begin with "zarr"; see `readers`.
+        stock_medians = [median(times[name]) for name in times if name.startswith("zarr")]
         rows = []
         for name, seconds in times.items():
             typical = median(seconds)

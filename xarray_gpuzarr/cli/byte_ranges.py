@@ -21,14 +21,14 @@ _FIRST_BYTE = RangeByteRequest(0, 1)
 def sends_whole_objects(array: zarr.Array[Any]) -> bool:
     """Whether the store of an array answers a request for the first byte of an object with more bytes.
 
-    One request is made, for the shard at the origin, or the chunk if there are no shards. False also if that does not
-    tell: there is no such object, or the request fails.
+    One request is made, for the shard at the origin, or the chunk if there are no shards. If there is no such object,
+    or the request fails, the answer is unknown, and False is returned.
     """
     name = array.metadata.encode_chunk_key((0,) * array.ndim)
     key = f"{array.path}/{name}".lstrip("/")
-    with suppress(Exception):  # stores raise anything, and the readers' own errors are printed
-        found = run_on_loop(
+    with suppress(Exception):  # stores raise anything, and `bench` has already printed why its reads failed
+        answer = run_on_loop(
             str(array.store_path), lambda: array.store.get(key, cpu.buffer_prototype, byte_range=_FIRST_BYTE)
         )
-        return found is not None and len(found) > 1
+        return answer is not None and len(answer) > 1
     return False

@@ -64,7 +64,7 @@ def open_contents(address: Address, device: str) -> Contents:
             dataset = xr.open_dataset(address.store, engine="gpuzarr", store=opened, device=device)
         except Exception:
             arrays = _open_arrays(address, Place.of(device, storage="auto"))
-            if arrays is None:
+            if arrays is None:  # then the error of opening the dataset is the one to report
                 raise
             return arrays
     order = [*dataset.data_vars, *dataset.coords]
@@ -72,7 +72,7 @@ def open_contents(address: Address, device: str) -> Contents:
 
 
 def _open_arrays(address: Address, place: Place) -> Contents | None:
-    """Return arrays that are no dataset, each by itself.
+    """Return the arrays at an address, each as a variable by itself, if they are no dataset.
 
     None if nothing can be opened, or if the arrays may be a dataset as far as metadata tell.
     """
@@ -168,11 +168,11 @@ def groups_below(address: Address, contents: Contents) -> tuple[GroupBelow, ...]
 
 
 def larger_group(groups: Sequence[GroupBelow], nbytes: int) -> GroupBelow | None:
-    """Return the group whose arrays are the largest together, or the first one that was not looked into.
+    """Return the group whose arrays are the largest together, if they have more than `nbytes` bytes.
 
-    None if no group is known to hold more than `nbytes`, and all were looked into.
+    Otherwise, return the first group whose members were not listed; None if there is none.
     """
-    known = max(groups, key=lambda group: group.decompressed_nbytes or 0, default=None)
-    if known is not None and (known.decompressed_nbytes or 0) > nbytes:
-        return known
+    largest = max(groups, key=lambda group: group.decompressed_nbytes or 0, default=None)
+    if largest is not None and (largest.decompressed_nbytes or 0) > nbytes:
+        return largest
     return next((group for group in groups if group.n_arrays is None and not group.failure), None)

@@ -238,7 +238,8 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # installed with the extra "demo" only
 
     field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
-    # Other coordinates than numbers and times, such as text, cannot be drawn. Without one, an axis shows positions.
+    # Coordinates other than numbers and times, such as text, cannot be drawn. So they are dropped, and their axes show
+    # positions.
     field = field.drop_vars([dim for dim in field.dims if dim in field.coords and field[dim].dtype.kind not in "iufM"])
     for labelled in [field, *field.coords.values()]:  # their attributes become labels
         labelled.attrs = {key: visible(value) for key, value in labelled.attrs.items() if isinstance(value, str)}

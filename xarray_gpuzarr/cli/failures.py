@@ -111,18 +111,19 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
         errors.append(link)
         link = link.__cause__ or link.__context__
     if any(isinstance(e, PermissionError) or type(e).__name__ in _NO_CREDENTIALS for e in errors):
-        credentials = (
-            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
-            "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
-        )
-        permissions = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
-        return "", credentials if address.scheme else permissions
+        do = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
+        if address.scheme:
+            do = (
+                "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its "
+                "fsspec client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
+            )
+        return "", do
     import_errors = [e for e in errors if isinstance(e, ImportError)]
     if import_errors:
         packages = [e.name for e in import_errors if e.name]  # fsspec's own ImportError has no name, its cause has one
         return "", f"pip install {packages[0]}" if packages else _USUAL_ADVICE
     if any(str(e).startswith("Protocol not known") for e in errors):
-        return "", "mend what stands before ://; usual are s3, gs, az, https and file"
+        return "", "correct what stands before ://, which is usually s3, gs, az, https or file"
     if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
         return "", "leave --storage-options out: a local path has none"
     try:
@@ -147,6 +148,7 @@ def _examine_place(address: Address) -> tuple[str, str]:
     path = Path(address.store)
     if node is None and not address.group and not address.scheme and path.is_dir():
         return explain_folder(path) or ("", _USUAL_ADVICE)
+    # Nothing more is known about what a URL names, or about a path that exists.
     if "::" in address.store or "://" in address.store or path.exists():
         return "", _USUAL_ADVICE
     return _NOTHING, _advise_on_path(path.absolute())

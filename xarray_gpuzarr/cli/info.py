@@ -158,7 +158,10 @@ def _row_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int | None) -> dict[
 def _print_variables(
     explained: Explanation, lazy_arrays: Mapping[str, LazyArray], options: argparse.Namespace, gpu_nbytes: int | None
 ) -> None:
-    """Print tables of the variables with axes, and one line for each scalar; if there are many, one line for each."""
+    """Print tables of the variables with axes, and one line for each scalar.
+
+    If there are more than `_MOST_DETAILED` variables with axes, each variable gets one line, and there are no tables.
+    """
     detailed, brief = _divide_rows(explained.rows, show_all=options.all)
     lazy_rows = [(row, lazy_arrays[row.variable]) for row in detailed if row.variable in lazy_arrays]
     console = Console()

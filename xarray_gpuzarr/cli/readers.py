@@ -47,12 +47,13 @@ def reads_of(
     -------
     dict of str to callable
         Name of each reader -> function that reads and decodes. The first reader is xarray's own engine, without dask.
+        The names of this package's readers begin with "gpuzarr", those of others with "zarr".
     """
     engines: dict[str, dict[str, Any]] = {"zarr": {"engine": "zarr"}}
     for name, device in _devices():
         engines[name] = {"engine": "gpuzarr", "device": device}
 
-    @cache
+    @cache  # each reader opens the store once, during the warm-up
     def open_variable(name: str, chunks: str) -> xr.Variable:
         options = {"group": group or None, "chunks": chunk_lengths(chunks), **address.keywords, **engines[name]}
         dataset = xr.open_dataset(address.store, cache=False, **options)  # xarray's cache would keep the values

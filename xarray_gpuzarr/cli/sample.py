@@ -78,7 +78,8 @@ class Weather:
         slope : float
             Amplitudes are proportional to the degree to the power of -`slope`.
         """
-        # The field is a sum of products, each of a function of time and a function of space.
+        # A wave cos(order * lam - angle) is cos(order * lam) * cos(angle) + sin(order * lam) * sin(angle). So the field
+        # is a sum of products, each of a function of space and a function of time.
         in_time = []
         in_space = []
         for degree in degrees:
@@ -113,8 +114,8 @@ def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray
     Abramowitz and Stegun, 8.5.3, with normalised coefficients.
     """
     factor = math.prod((2 * k + 1) / (2 * k) for k in range(1, order + 1))
-    previous = np.zeros_like(x)  # the function of degree n - 1
-    current = math.sqrt(factor) * np.maximum(1 - x * x, 0) ** (order / 2)  # that of degree n
+    previous = np.zeros_like(x)  # the function of degree `order` - 1
+    current = math.sqrt(factor) * np.maximum(1 - x * x, 0) ** (order / 2)  # the function of degree `order`
     for n in range(order + 1, degree + 1):
         a = math.sqrt((4 * n * n - 1) / (n * n - order * order))
         b = math.sqrt(((n - 1) ** 2 - order * order) / (4 * (n - 1) ** 2 - 1))
@@ -201,6 +202,8 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
     """Return eastward and northward winds in m/s: trade winds, westerlies, and the curl of a stream function."""
     stream = weather.waves(range(4, 22), slope=1.6)
     cos_phi = np.maximum(np.cos(weather.phi), 0.05)  # at the poles, a division by 0 would follow
+    # Latitudes decrease along axis 1, from pi/2 to -pi/2, so their step is negative. Longitudes are periodic, with a
+    # step of 2 * pi / n_lon: the neighbours on both sides are two steps apart.
     northward_slope = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
     difference = np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)
     eastward_slope = difference * (weather.grid.n_lon / (4 * np.pi)) / cos_phi

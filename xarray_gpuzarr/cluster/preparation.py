@@ -80,6 +80,7 @@ class Preparation:
             _cuda_decoder(device).prepare_threads(n_threads)
 
     def _prepare(self, device: Device, options: Mapping[str, Any]) -> None:
+        """Make the changes, and keep a function that undoes each in `_undo`."""
         if options:
             previous = options_in_force()
             configure(**options)

@@ -38,7 +38,8 @@ class GpuZarrPlugin(WorkerPlugin):
     name = "xarray_gpuzarr"
     """Name under which the scheduler knows the plugin."""
     idempotent = True
-    """Tells distributed to ignore a second plugin of this name. `register` unregisters the first one before."""
+    """Tells distributed to ignore a second plugin of this name. So `register` unregisters the first one before it
+    registers another."""
 
     def __init__(self, *, device: str = "auto", **options: Any) -> None:
         if device == "workers" or not is_device(device):  # "workers" is for clients only: the device of each worker

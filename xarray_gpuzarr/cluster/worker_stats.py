@@ -108,7 +108,8 @@ class Stats:
 def _columns(total: Counts) -> list[tuple[str, Callable[[Counts], str]]]:
     """Return the title of each column, and the function that formats its cells.
 
-    The columns after the first five are left out if they would be 0 in all rows.
+    The columns after the first five are shown only if something was counted for them in any row. Two columns that
+    belong together, such as "found" and "not found", are shown or left out together.
     """
     columns: list[tuple[str, Callable[[Counts], str]]] = [
         ("reads", lambda counts: str(counts.n_reads)),
@@ -192,6 +193,6 @@ async def _gather(client: Any) -> Stats:
         earlier = rows.get(answer.process)
         workers = answer.workers if earlier is None else (*earlier.workers, *answer.workers)
         rows[answer.process] = replace(answer, workers=workers)
-    note = f"Without {', '.join(silent)}." if silent else ""
+    note = f"These workers did not answer: {', '.join(silent)}." if silent else ""
     ordered = sorted(rows.values(), key=lambda row: row.workers)
     return Stats(rows=tuple(ordered), note=note)

@@ -3,9 +3,9 @@
 `device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it a second time as a simulator on
 host memory, whose streams run late and in any order that the events allow, so that a missing wait fails a test.
 
-Addresses are plain integers, which only `cuda` and `decoders.cuda` pass on. Work is enqueued on streams. Nothing here
-waits for the device except `synchronize`, `synchronize_event`, `trim` and reads of files. Pinning memory and compiling
-kernels take long, too.
+Addresses are plain integers, which only `cuda` and `decoders.cuda` pass on. Work is enqueued on streams. Only
+`synchronize`, `synchronize_event`, `trim` and reads of files wait for the device. Other calls return soon, except that
+pinning memory and compiling kernels take milliseconds or more.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stream(Protocol):
 
 
 class Event(Protocol):
-    """A point in a stream that others can wait for. Recording it again moves it."""
+    """A point in a stream, for which other streams and the host can wait. Recording it again moves it."""
 
 
 class DeviceMemory(Protocol):
@@ -144,13 +144,13 @@ class DeviceApi(Protocol):
 
     @property
     def identity(self) -> DeviceIdentity | None:
-        """Identity of the device; None for a stand-in, which needs no self-checks."""
+        """Identity of the device; None for a simulated or modelled device, which needs no self-checks."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block.
 
         A thread that has used no GPU before keeps this device afterwards: restoring its initial device would create a
-        CUDA context there.
+        CUDA context on that one.
         """
 
     def memory_nbytes(self) -> tuple[int, int]:

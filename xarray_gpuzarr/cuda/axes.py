@@ -40,8 +40,8 @@ LEAST_TILE = 32
 """Lower bound of the average number of elements in the tiles of a box that has several tiles.
 
 `_even_part` cuts a dimension into parts that are, on average, more than half as long as they may be. Tiles are smallest
-if a box is transposed and its last axis has one element. They then have up to `MAX_TRANSPOSED_LINES` lines of one
-element, so more than half as many on average. The bound does not hold if neighbours on the last axis are about
+if a box is transposed and its last axis has one element. They may then have `MAX_TRANSPOSED_LINES` (64) lines of one
+element, so they have more than 32 on average. The bound does not hold if neighbours on the last axis are about
 `MAX_STEP` bytes apart or more: tiles are then one element wide, and a box of one line has as many tiles as elements.
 `fits_kernels`, which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises
 `ValueError`.
@@ -146,20 +146,22 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
         walk = _widen(walk, itemsize=itemsize, out=out)
     if walk.n_elements >= MAX_BOX:
         raise ValueError(f"a box of {walk.n_elements} elements: kernels place fewer than {MAX_BOX} at once")
-    # Put the axis along which the chunk is contiguous before the last one, along which the output is.
+    # The output is contiguous along the last axis. Put the axis along which the chunk is contiguous, the one with the
+    # shortest stride, before it. If several axes have this stride, take the last of them.
     n = len(walk.axes)
     fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
-    if fastest >= n - 2:  # it is there already, or is the last one itself
+    if fastest >= n - 2:  # it is the last axis but one already, or the last axis itself
         return walk
     order = [*(i for i in range(n - 1) if i != fastest), fastest, n - 1]
     return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))
 
 
 def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
-    """Handle several elements as one: the largest power of two of them that divides all starts, counts and strides."""
+    """Handle `factor` elements as one: the largest power of two that divides all starts, counts and strides."""
     last, others = walk.axes[-1], walk.axes[:-1]
-    # Kernels copy units of up to MAX_UNIT_NBYTES bytes. The address of the output is given, and a unit must begin
-    # there. The addresses of chunks do not count here: callers align chunks to `unit_nbytes` of the kernel.
+    # `bits` has the bits of all numbers that the factor must divide. A unit, which is what is handled as one element,
+    # has at most MAX_UNIT_NBYTES bytes, and its length divides the address of the output. The addresses of chunks need
+    # no such condition: callers align chunks to `unit_nbytes` of the kernel.
     bits = walk.in_first | (out // itemsize) | (MAX_UNIT_NBYTES // itemsize)
     for column in (last.in_start, last.count, last.out_start):
         bits |= int(np.bitwise_or.reduce(column, initial=0))
@@ -179,20 +181,21 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     last = walk.axes[-1]
     length = last.max_count
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
-    if not length * n_all_lines:
+    if length == 0 or n_all_lines == 0:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
-    # A unit is an element or a bank of shared memory (4 bytes), whichever is longer. In shared memory, the lines of a
-    # transposed box are an odd number of units apart (`pitch`), so that neighbours lie in different banks.
-    elements_per_unit = max(1, 4 // itemsize)
-    # MAX_STEP is in bytes. Strides are in elements, each of MAX_UNIT_NBYTES bytes at most.
+    # Transposed tiles lie in shared memory, whose banks are 4 bytes wide. A cell is a bank, or an element if that is
+    # longer. Lines are an odd number of cells apart (`pitch`), so that neighbours lie in different banks.
+    elements_per_cell = max(1, 4 // itemsize)
+    # MAX_STEP is in bytes, but strides are in elements. Those of the chunk and of the output may differ in length, so
+    # both are taken for the longest ones.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
         max_lines = MAX_LINES
     elif walk.is_transposed:
         max_lines = min(MAX_TRANSPOSED_LINES, n_all_lines)
-        # The largest odd number of units at which all lines fit into shared memory limits the width.
-        max_units = STAGE_NBYTES // itemsize // max_lines // elements_per_unit
-        max_width = _largest_odd(max_units) * elements_per_unit
+        # The largest odd number of cells at which all lines fit into shared memory limits the width.
+        max_cells = STAGE_NBYTES // itemsize // max_lines // elements_per_cell
+        max_width = _largest_odd(max_cells) * elements_per_cell
         width = _even_part(length, min(max_width, MAX_TILE // max_lines))
     else:
         width = _even_part(length, MAX_TILE)
@@ -202,8 +205,8 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     n_tiles = tiles_across * -(-n_all_lines // n_lines)
     pitch = 0
     if walk.is_transposed and width > 1:
-        # The smallest odd number of units that has room for a line.
-        pitch = _smallest_odd(-(-width // elements_per_unit)) * elements_per_unit
+        # The smallest odd number of cells that has room for a line.
+        pitch = _smallest_odd(-(-width // elements_per_cell)) * elements_per_cell
     return Tiling(width=width, n_lines=n_lines, tiles_across=tiles_across, n_tiles=n_tiles, pitch=pitch)
 
 
@@ -239,7 +242,7 @@ def _drop_single(axes: Sequence[AxisColumns]) -> Walk:
         else:
             longer.append(axis)
             columns.append(column)
-    if not longer:
+    if not longer:  # the kernel needs an axis, so it gets one with a single element
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
         longer = [AxisColumns(in_start=zero, count=one, out_start=zero, index=None, step=1, in_stride=1, out_stride=1)]
         columns = [0]

@@ -14,8 +14,8 @@ MAX_NBYTES = 2**31 - 1
 """Largest length in bytes of a block or a stream, compressed or not. C-Blosc makes none that is longer."""
 
 _TILE_NBYTES = 1 << 15
-"""Number of bytes of the longest Blosc block that one block of threads unshuffles. ``unshuffle.cu`` accepts any number
-of blocks of threads for a Blosc block, so this number may be chosen freely."""
+"""Number of bytes for which the longest Blosc block of a launch gets a block of threads. All other Blosc blocks get as
+many blocks of threads. ``unshuffle.cu`` accepts any number of them, so this one may be chosen freely."""
 _N_STREAMS = 8
 """Number of blosclz streams that a block of threads decompresses. It must be ``n_warps * n_streams`` of
 ``blosclz.cu``."""

@@ -132,6 +132,7 @@ def all_cast_defines() -> list[Defines]:
         # A cast that keeps the bytes is one of `copies`, unless it masks or scales, which only floating results allow.
         if result.kind == "f" or not _same_bytes(stored, result)
     ]
+    # The only wide arithmetic that reads ask for is that of float64 for results of float32.
     wide = [_cast_defines(stored, np.dtype("f4"), np.dtype("f8")) for stored in dtypes]
     return copies + casts + wide
 

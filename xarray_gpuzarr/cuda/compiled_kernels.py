@@ -35,7 +35,8 @@ class CompiledKernels:
             if kernel not in self.functions:
                 try:
                     module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
-                    # `kernel` is the function on this device. CuPy's `RawKernel` would look it up at each launch.
+                    # The attribute `kernel` of CuPy's `RawKernel` is the function on this device. Launching the
+                    # `RawKernel` itself would look it up each time.
                     self.functions[kernel] = module.get_function(kernel.name).kernel
                 except FAILURES as error:
                     raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error

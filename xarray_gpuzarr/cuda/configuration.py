@@ -39,10 +39,10 @@ def check_options(options: Mapping[str, object]) -> None:
         do = f"choose one of these{similar_name_hint(unknown[0], known)}"
         if unknown[0] in ENVIRONMENT_ONLY:
             variable = environment_variable(unknown[0])
-            do = f"set {variable} in the environment, before Python starts; only there is {unknown[0]} a setting"
+            do = f"set {variable} in the environment before Python starts; configure cannot change {unknown[0]}"
         raise OptionError("unknown option", tried=", ".join(unknown), found="valid options: " + ", ".join(known), do=do)
     for in_force, names in _RECORDS:
-        # A record checks its values when it is made; this one is not used.
+        # A record of options checks its values when it is made. This one is made for the check alone.
         in_force.with_changes({name: options[name] for name in options if name in names})
 
 

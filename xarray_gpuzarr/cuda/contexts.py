@@ -40,8 +40,9 @@ def enter_device(index: int) -> int:
 def restore_context(context: int) -> None:
     """Make `context`, the result of `enter_device`, the calling thread's context again.
 
-    The context is set, not the device, because a device may have several contexts. If `context` is 0, the device stays:
-    setting the thread's initial device would create a context there, which takes some 500 MiB.
+    The context is set, not the device, because a device may have several contexts. If `context` is 0, nothing is done:
+    either the thread had the context already, or it had none. A thread that had none keeps the device of
+    `enter_device`, because going back to its initial device would create a context there, which takes some 500 MiB.
     """
     if context:
         cupy.cuda.driver.ctxSetCurrent(context)

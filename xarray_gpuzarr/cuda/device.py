@@ -35,7 +35,7 @@ from xarray_gpuzarr.cuda.api import (
 )
 from xarray_gpuzarr.cuda.compiled_kernels import CompiledKernels
 from xarray_gpuzarr.cuda.contexts import enter_device, restore_context
-from xarray_gpuzarr.cuda.driver import driver_version
+from xarray_gpuzarr.cuda.driver import cuda_version_text, driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error
 from xarray_gpuzarr.cuda.native_stream import NativeStream, StreamOwner
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
@@ -70,20 +70,18 @@ class NativeDevice:
         """Identity of the device, with its driver and libraries."""
         runtime = cupy.cuda.runtime
         properties = runtime.getDeviceProperties(self.index)
-        version = runtime.runtimeGetVersion()
-        major, minor = divmod(runtime.driverGetVersion(), 1000)
         # CuPy reads the 16 bytes of the UUID as a C string. So it may end early, or go on with the bytes behind them.
         uuid = bytes(properties["uuid"])[:16]
         return DeviceIdentity(
             name=properties["name"].decode(),
             uuid=f"{uuid.hex()} at {runtime.deviceGetPCIBusId(self.index)}",
             compute_capability=f"{properties['major']}.{properties['minor']}",
-            driver=driver_version() or f"of CUDA {major}.{minor // 10}",
+            driver=driver_version() or f"of CUDA {cuda_version_text(runtime.driverGetVersion())}",
             versions={
                 "CuPy": cupy.__version__,
                 "RMM": rmm.__version__,
                 "nvCOMP": self.nvcomp.version,
-                "CUDA": f"{version // 1000}.{version % 1000 // 10}",
+                "CUDA": cuda_version_text(runtime.runtimeGetVersion()),
             },
         )
 
@@ -213,8 +211,9 @@ class NativeDevice:
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
         """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
         function = self._kernels.functions.get(kernel) or self._kernels.compile(kernel)
+        words = list(np.array(args, np.uint64))  # CuPy passes each NumPy scalar with the type that it has
         try:
-            function((n_blocks,), (n_threads,), list(np.array(args, np.uint64)), stream=_native(stream).for_cupy)
+            function((n_blocks,), (n_threads,), words, stream=_native(stream).for_cupy)
         except FAILURES as error:
             call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
             raise cuda_error(call, error) from error

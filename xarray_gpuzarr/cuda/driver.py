@@ -41,6 +41,11 @@ def cuda_version() -> int | None:
     return version.value
 
 
+def cuda_version_text(version: int) -> str:
+    """Return a version of CUDA, as the driver and the runtime encode it, as text: ``"12.8"`` for 12080."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def driver_version() -> str | None:
     """Return the driver's version, such as ``"580.65.06"``; None if NVML does not tell."""
     with _nvml() as nvml:

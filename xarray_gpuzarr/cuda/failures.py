@@ -12,7 +12,7 @@ from functools import wraps
 
 from cupy.cuda.compiler import CompileException
 
-from xarray_gpuzarr.cuda.driver import cuda_version
+from xarray_gpuzarr.cuda.driver import cuda_version, cuda_version_text
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 
 FAILURES = (RuntimeError, CompileException)
@@ -39,7 +39,7 @@ _REMEDIES = {
     "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
     "compatnotsupportedondevice": "take the folder of cuda-compat out of LD_LIBRARY_PATH: it is not for this GPU",
 }
-_NO_DEVICE_REMEDY = 'see what nvidia-smi lists, and start workers with "spawn" rather than fork'
+_NO_DEVICE_REMEDY = 'see if nvidia-smi lists a GPU, and start worker processes with "spawn" rather than fork'
 _FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
 _CUDA_12, _CUDA_13 = 12000, 13000
 """Versions of CUDA as the driver encodes them."""
@@ -59,7 +59,7 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*args, **kwargs)
             except GpuZarrError:
-                raise  # as it is: `CudaError` is a RuntimeError, and `DeviceMemoryError` a MemoryError
+                raise  # translated already; `CudaError` is a RuntimeError, and `DeviceMemoryError` a MemoryError
             except (*FAILURES, MemoryError) as error:
                 raise cuda_error(call, error) from error
 
@@ -79,8 +79,8 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
     if name in _FATAL:
         state = "this process can no longer use the GPU"
         do = (
-            "restart this process (a dask worker: client.restart()); work given earlier may be the cause, which "
-            'CUDA_LAUNCH_BLOCKING=1 finds; device="host" reads without the GPU'
+            "restart this process (a dask worker: client.restart()); work enqueued earlier may be the cause: "
+            'set CUDA_LAUNCH_BLOCKING=1 to find it; device="host" reads without the GPU'
         )
     elif name in _NO_DEVICE:
         state = "no usable GPU"
@@ -97,7 +97,7 @@ def _driver_remedy() -> str:
     version = cuda_version()
     if not version:
         return "there is no NVIDIA driver here, or it cannot be loaded: install one"
-    supported = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
+    supported = f"the driver has CUDA {cuda_version_text(version)}"
     if _CUDA_12 <= version < _CUDA_13:
         return f"{supported}: pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
     return f"{supported}, older than these packages want: update it"

@@ -30,13 +30,14 @@ _BOOLEANS_PER_TILE = 32 * N_THREADS
 _N_FLOAT_DELTA_THREADS = 64
 """Number of threads in a block of ``float_delta.cu``, which is written for two warps."""
 _DELTA_KERNELS = {
-    (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
-    for stored in (1, 2, 4, 8)
+    (encoded, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(encoded)), ("TO", str(decoded))))
+    for encoded in (1, 2, 4, 8)
     for decoded in (1, 2, 4, 8)
 }
+"""Kernel for each pair of lengths in bytes, of an encoded and of a decoded element."""
 _DELTA_TILE = 4096
-"""A segment is the part of a chunk that one block of threads of ``delta.cu`` decodes. All segments except the last one
-of a chunk have a multiple of this many elements: one tile of the kernel, or two if elements have 8 bytes."""
+"""Number of elements in one tile of ``delta.cu``, or in two if elements have 8 bytes. A segment, which is the part of a
+chunk that one block of threads decodes, has a multiple of this number, except the last segment of a chunk."""
 _WHOLE, _SUMS, _OFFSETS, _SEGMENTS = range(4)
 """Steps of ``delta.cu``, numbered as in its ``Step``. Chunks of one segment take `_WHOLE`, others the other three."""
 _LEAST_TILES = 4
@@ -81,7 +82,7 @@ class FilterChunks:
     n_elements: int
     """Number of elements of every chunk; fewer than 2**31."""
     flags: Address
-    """uint64, shape (n,): must hold zeros. The kernel sets it to 1 where a chunk is damaged, or holds an element that
+    """uint64, shape (n,): must hold zeros. The kernel writes 1 for each chunk that is damaged, or holds an element that
     the host has to decode."""
     words: Address
     """The codec's `words`."""
@@ -180,10 +181,10 @@ class Delta:
             _launch(api, stream, kernel, chunks.n, args, n_threads=_N_FLOAT_DELTA_THREADS)
             return
         blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(chunks.n, 1))
-        n_tiles = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
-        segment_length = n_tiles * _DELTA_TILE
+        tiles_per_segment = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
+        segment_length = tiles_per_segment * _DELTA_TILE
         n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
-        if n_segments > 1 and blocks_per_chunk > 1:
+        if n_segments > 1 and blocks_per_chunk > 1:  # the chunks alone would not fill a device
             steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
         else:  # a chunk is one segment
             steps = [(_WHOLE, chunks.n)]

@@ -33,7 +33,7 @@ def why_no_gds() -> str | None:
     try:
         available = importlib.import_module("kvikio.cufile_driver").get("is_gds_available")
     except (ImportError, RuntimeError, KeyError) as err:
-        return f"cuFile's driver cannot be asked ({type(err).__name__}: {err})"
+        return f"cuFile's driver does not answer ({type(err).__name__}: {err})"
     return None if available else "cuFile's driver says that GPUDirect Storage is not available (nvidia-fs)"
 
 
@@ -92,7 +92,7 @@ def _failed(path: str, action: str, err: Exception) -> StoreReadError:
         f"cannot read {path} into device memory",
         tried=f"{action}, with kvikio",
         found=f"{type(err).__name__}: {err}",
-        do='check the file and the installation of GPUDirect Storage, or say storage="posix"',
+        do='check the file and the installation of GPUDirect Storage, or choose storage="posix"',
     )
 
 

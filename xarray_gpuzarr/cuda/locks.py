@@ -90,7 +90,7 @@ class SharedLock:
             is_inside = thread in [read.thread for read in earlier if read.is_under_way]
             n_earlier_threads = len({read.thread for read in earlier})
             has_turn = self._exclusive_thread is None and n_earlier_threads < self._n_together
-            # The thread that reads alone may also read by `shared`, before all that wait.
+            # The thread that reads alone may also call `shared`. It goes before all reads that wait.
             if not (is_inside or has_turn or self._exclusive_thread == thread):
                 return False
             own_read.is_under_way = True

@@ -24,7 +24,7 @@ _TEMP_SIZE_VERSION = 6000
 _BACKEND_CUDA = 2
 """Backend of all calls: the CUDA kernels, which report corrupt LZ4. The hardware engine need not report it."""
 _LOOKAHEAD = 1
-"""Algorithm of gzip that looks ahead."""
+"""Number of the algorithm for gzip that looks ahead. All other calls choose algorithm 0."""
 _CUDA_ERROR = 1000
 _INTERNAL = 10000
 _STATUS_NAMES = {
@@ -213,7 +213,7 @@ class Nvcomp:
         described = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
         args = (n_chunks, max_nbytes, _OPTIONS[fmt], temp_nbytes, total_nbytes)
         if self._has_temp_size:
-            self._call(fmt, "GetTempSize", described, (*args, None))
+            self._call(fmt, "GetTempSize", described, (*args, None))  # None is the default stream
         else:
             self._call(fmt, "GetTempSizeAsync", described, args)
         return temp_nbytes.value

@@ -23,7 +23,8 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 """Largest compressed and largest decompressed chunk, in bytes (``nvcomp<Format>DecompressionMaxAllowedChunkSize``)."""
 
 _MAX_NAIVE_NBYTES = 64 * 1024
-"""Decoded length of gzip chunks above which the header recommends to look ahead, rather than the naive algorithm."""
+"""Decoded length of gzip chunks, in bytes, above which nvCOMP's header ``gzip.h`` recommends the algorithm that looks
+ahead, rather than its naive one."""
 
 
 def fastest_format(fmt: Format, max_nbytes: int) -> Format:

@@ -151,6 +151,7 @@ class _Placer:
 
         Parameters and errors are those of `launch`.
         """
+        # The parameters for missing chunks follow those for decoded chunks in the table.
         missing_table = Address(table + self._n_words * 8)
         self.launch(api, stream, table=missing_table, source=Address(0), row=row, n_rows=n_rows)
 

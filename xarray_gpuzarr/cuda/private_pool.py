@@ -76,7 +76,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         try:
             address = super().allocate(nbytes, stream)
         except MemoryError:
-            if self._waits:
+            if self._waits:  # then the failed allocation was allowed to wait already
                 raise
             with self._waiting_lock:
                 self._set_waiting(allowed=True)
@@ -105,7 +105,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
     def _update_threshold(self) -> None:
         """Set CUDA's threshold so that the pool keeps `kept_nbytes` bytes besides those that are in use now.
 
-        The setting `pool_kept_nbytes` replaces both.
+        The setting `pool_kept_nbytes`, if it is given, is the threshold itself.
         """
         nbytes = self._fixed_nbytes
         if nbytes is None:

@@ -27,7 +27,8 @@ class DeviceResources:
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
-        self.lock = SharedLock(options.n_reads)
+        self.reads_lock = SharedLock(options.n_reads)
+        """Lets up to `n_reads` threads read at once, or one thread alone."""
         self._shortage = Shortage()
         self._workspaces: list[Workspace] = []
         """All workspaces, the oldest first."""
@@ -35,7 +36,8 @@ class DeviceResources:
         """Workspaces of reads that are under way, by the id of the reading thread."""
         self._threads: set[int] = set()
         """Ids of all threads that have ever read."""
-        self._lock = threading.Lock()
+        self._workspaces_lock = threading.Lock()
+        """Held while `_workspaces` or `_threads` changes, or an idle workspace is chosen."""
 
     def run_read[Result](self, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for a workspace of its own; waits as `SharedLock.shared` does.
@@ -47,13 +49,13 @@ class DeviceResources:
         if outer is not None:
             return read(outer)
         with self.api.activate():
-            return self.lock.shared(self._run_with_own, thread, read)
+            return self.reads_lock.shared(self._run_with_own, thread, read)
 
     def run_alone[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
 
-        If several threads have read and memory is still short, the last two steps are repeated after pauses: the users
-        of other threads' results may free them a little later.
+        If memory is still short, and several threads have read to this device, the last two steps are repeated after
+        pauses: results of other threads may hold the memory, and may be dropped a moment later.
         """
 
         def read_after_trim() -> Result:
@@ -69,12 +71,12 @@ class DeviceResources:
                     time.sleep(seconds)
             return read_after_trim()
 
-        return self.lock.exclusive(read_patiently)
+        return self.reads_lock.exclusive(read_patiently)
 
     def _run_with_own[Result](self, thread: int, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for an idle workspace, or a new one if all are in use."""
         try:
-            with self._lock:
+            with self._workspaces_lock:
                 idle = self._idle_workspaces()
                 if not idle:
                     idle = [Workspace(self.api, self.options, shortage=self._shortage)]
@@ -84,7 +86,7 @@ class DeviceResources:
                 workspace = self._in_use[thread] = idle[0]
             return workspace.run(read)
         finally:
-            # Without the lock, since a KeyboardInterrupt that arrives while a thread waits for it would leave the
+            # This takes no lock: a KeyboardInterrupt that arrives while a thread waits for one would leave the
             # workspace in use for ever. One `pop` cannot be interrupted, and `_idle_workspaces` iterates over a copy.
             self._in_use.pop(thread, None)
 
@@ -95,8 +97,8 @@ class DeviceResources:
 
     @property
     def is_in_read(self) -> bool:
-        """Whether the calling thread is inside a read, or holds the lock alone, so that it must not call `close`."""
-        return threading.get_ident() in self._in_use or self.lock.is_alone
+        """Whether the calling thread is inside a read, or reads alone, so that it must not call `close`."""
+        return threading.get_ident() in self._in_use or self.reads_lock.is_alone
 
     @property
     def is_shared(self) -> bool:
@@ -106,9 +108,9 @@ class DeviceResources:
     def prepare(self, n_threads: int) -> None:
         """Make the streams and allocate the pinned memory that the reads of `n_threads` more threads use.
 
-        There are never more workspaces than reads that may run at once.
+        No more than `ResourceOptions.n_reads` workspaces are made, because no more reads run at once.
         """
-        with self._lock:
+        with self._workspaces_lock:
             n_new = min(n_threads, self.options.n_reads - len(self._workspaces))
             self._workspaces += [Workspace(self.api, self.options, shortage=self._shortage) for _ in range(n_new)]
             for workspace in self._idle_workspaces():
@@ -117,7 +119,7 @@ class DeviceResources:
     def trim(self) -> None:
         """Free unused memory in the pools of array libraries, and that of idle workspaces. No other thread may read."""
         self.api.trim()
-        with self._lock:
+        with self._workspaces_lock:
             for workspace in self._idle_workspaces():
                 workspace.trim()
 
@@ -133,4 +135,4 @@ class DeviceResources:
                 self._workspaces[-1].close()
                 self._workspaces.pop()
 
-        self.lock.exclusive(close)
+        self.reads_lock.exclusive(close)

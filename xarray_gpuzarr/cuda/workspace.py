@@ -188,7 +188,7 @@ class Workspace:
             self._is_clean = True
         finally:
             if not self._is_clean:
-                # Signals raise errors, such as KeyboardInterrupt, that are no `Exception`.
+                # What signals raise, such as KeyboardInterrupt, is no `Exception`.
                 self._was_interrupted |= not isinstance(sys.exception(), Exception)
             self._clean()
         return result
@@ -214,7 +214,8 @@ class Workspace:
 
     def prepare(self) -> None:
         """Allocate all pinned memory now."""
-        # `fill` replaces slots that are too short. After an interrupted cleaning, streams may still copy from them.
+        # `fill` replaces slots that are too short. After an interrupted cleaning, streams may still copy from them, so
+        # clean first.
         self._clean()
         for ring in self._rings:
             ring.fill()

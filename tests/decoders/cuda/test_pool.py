@@ -269,7 +269,7 @@ def test_there_is_one_pool_at_a_time(end):
             configure(n_slots=3)
         else:
             threads.submit(decoder.close)
-            assert eventually(lambda: pool.lock._exclusive_thread is not None, expected=True)
+            assert eventually(lambda: pool.reads_lock._exclusive_thread is not None, expected=True)
         after = threads.submit(lambda: pool_now().run_read(lambda _: order.append("after")))
         with suppress(TimeoutError):
             after.result(0.1)

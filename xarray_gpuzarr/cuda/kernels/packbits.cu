@@ -12,7 +12,8 @@ typedef unsigned long long u8;
 
 constexpr u4 n_threads = 256, n_each = 4, n_per_tile = 8192;
 
-// Return the lower four bits as four bytes, the highest bit first. The factor shifts the others by 24, 15 and 6 bits.
+// Return the lower four bits as four bytes. Bit 3 goes to the first byte; the factor shifts bits 0, 1 and 2 by 24, 15 and 6,
+// to the fourth, third and second byte.
 __device__ inline u4 spread(u4 bits) { return (bits * 0x01008040u | bits >> 3) & 0x01010101u; }
 
 extern "C" __global__ void packbits(u8 table, u8 n, u8 tiles_per_chunk, u8 n_elements, u8 flags)

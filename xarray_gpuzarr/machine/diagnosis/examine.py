@@ -64,7 +64,7 @@ def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL_SIZES) -> I
     """
     if device == "workers":
         raise OptionError(
-            "this machine is examined, not workers",
+            "doctor cannot examine workers",
             tried="device='workers'",
             found="doctor examines this machine, not the workers of a cluster",
             do="run doctor there: client.run(xarray_gpuzarr.doctor)",
@@ -107,7 +107,7 @@ def answers_section(api: DeviceApi) -> Section:
     facts = []
     for answer in check_all(api):
         verdict = "right" if answer.passed else "WRONG"
-        rate = ""  # of a check that could not begin
+        rate = ""  # a check that could not begin has none
         if answer.seconds > 0:
             rate = f"{answer.nbytes / answer.seconds / 1e6:.3g}"
         rows.append((answer.name, verdict, f"{answer.seconds * 1e3:.2f}", rate))
@@ -122,12 +122,13 @@ def answers_section(api: DeviceApi) -> Section:
                 "nbytes": answer.nbytes,
             }
         )
+    n_right = len(rows) - len(failures)
     return Section(
         name="answers",
         title="Does the GPU decode correctly?",
         columns=("test", "", "ms", "MB/s"),
         rows=rows,
-        notes=[f"{len(rows) - len(failures)} of {len(rows)} are right; the first of a kind waits for its kernel."],
+        notes=[f"{n_right} of {len(rows)} are right. The first test of each kernel also compiles it."],
         failures=failures,
         facts=facts,
     )
@@ -137,7 +138,7 @@ def _find_device(name: Device) -> tuple[DeviceApi | None, str]:
     """Return the device and an empty text; or None and a text that says why the device cannot be used."""
     try:
         device = find_gpu(name)
-        _ = device.identity  # its versions include that of nvCOMP, which may be missing
+        _ = device.identity  # raises an error if nvCOMP is missing, because it includes the version of nvCOMP
     except GpuZarrError as error:
         return None, f"{one_line(error)}. To mend it: {error.do}"
     except Exception as error:  # noqa: BLE001  # packages that do not fit together raise anything

@@ -15,7 +15,7 @@ from typing import Any
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.configuration import known_options
-from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
+from xarray_gpuzarr.cuda.driver import cuda_version, cuda_version_text, driver_version, gpu_names
 from xarray_gpuzarr.cuda.workspace import pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders.choice import missing_for_cuda
 from xarray_gpuzarr.machine.diagnosis.report import Section
@@ -40,8 +40,7 @@ def machine_section(api: DeviceApi | None) -> Section:
     cuda = cuda_version()
     driver = None
     if cuda is not None:
-        # The driver encodes version 12.8 of CUDA as 12080.
-        driver = ", ".join(filter(None, [driver_version(), f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"]))
+        driver = ", ".join(filter(None, [driver_version(), f"CUDA {cuda_version_text(cuda)}"]))
     extra = "cuda12" if cuda is not None and cuda < _CUDA_13 else "cuda13"
     facts = {
         "python": platform.python_version(),

@@ -16,6 +16,8 @@ from typing import Any
 
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
+_NAME_ENDS = r"(?=[/\s'\":;,)]|$)"
+"""Regular expression that matches where the name of a file or folder ends in a text, without a character of it."""
 FORMAT = "xarray_gpuzarr doctor"
 """Value of the key "format" of a document, by which programs recognise it."""
 VERSION = 1
@@ -116,10 +118,14 @@ def without_names(document: Any) -> Any:
         return [without_names(value) for value in document]
     if not isinstance(document, str):
         return document
+    text = document
     home = str(Path("~").expanduser())
-    text = re.sub(rf"{re.escape(home)}(?=[/\s'\":;,)]|$)", "~", document) if len(home) > 1 else document
+    if len(home) > 1:  # "/" is the home folder of some system users, and would match in any path
+        text = re.sub(re.escape(home) + _NAME_ENDS, "~", text)
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # in a container, the user may have no name
         user = ""
-    return re.sub(rf"(?<=/){re.escape(user)}(?=[/\s'\":;,)]|$)", "user", text) if user else text
+    if user:
+        text = re.sub(rf"(?<=/){re.escape(user)}{_NAME_ENDS}", "user", text)
+    return text
