@@ -23,7 +23,7 @@ from helpers.simulated.fake_cuda import (
 
 from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
-from xarray_gpuzarr.cuda.configuration import native_device
+from xarray_gpuzarr.cuda.find_gpu import native_device
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force

@@ -17,11 +17,12 @@ from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.backend.block_reader import find_block_reader
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
+from xarray_gpuzarr.cuda.find_gpu import find_gpu
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.choice import decoder_for, resolve_device
 from xarray_gpuzarr.decoders.cuda import devices as process_devices
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, find_gpu
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads
 
 VALUES = np.arange(800.0).reshape(40, 20)
 

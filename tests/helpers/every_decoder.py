@@ -15,7 +15,7 @@ import pytest
 from helpers.loops import without_loops
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr.backend import lazy_array
-from xarray_gpuzarr.cuda.configuration import native_device
+from xarray_gpuzarr.cuda.find_gpu import native_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder

@@ -23,9 +23,10 @@ import zarr
 
 from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.find_gpu import find_gpu
 from xarray_gpuzarr.cuda.nvcomp_formats import Format
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads, find_gpu
+from xarray_gpuzarr.machine.diagnosis.rates import DeviceReads
 from xarray_gpuzarr.machine.diagnosis.samples import COMPRESSORS, Values, on_host, series, write_shard
 from xarray_gpuzarr.read import read_array
 

@@ -28,9 +28,9 @@ from xarray_gpuzarr.backend.open_errors import IMAGE_RECIPES_HINT
 from xarray_gpuzarr.cli.contents import Contents, GroupBelow, list_groups, open_contents
 from xarray_gpuzarr.cli.lengths_of_files import disk_nbytes
 from xarray_gpuzarr.cli.terminal import address_of, aligned, counted, say, table_of
+from xarray_gpuzarr.cuda.find_gpu import find_gpu
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, masked
-from xarray_gpuzarr.machine.diagnosis.rates import find_gpu
 from xarray_gpuzarr.native.library import why_absent
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import resource_options

@@ -1,4 +1,4 @@
-"""`configure`, the one function for all options of a process, and `native_device`, which finds a GPU."""
+"""`configure`, the one function for all options of a process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, similar_name_hint
+from xarray_gpuzarr.errors import OptionError, similar_name_hint
 from xarray_gpuzarr.process import device_options, fetch_options
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.fetch_options import FetchOptions
@@ -81,25 +80,3 @@ def configure(**options: object) -> dict[str, Any]:
     for in_force, names in _RECORDS:
         in_force.choose({name: chosen[name] for name in chosen if name in names})
     return options_in_force()
-
-
-def native_device(index: int | None = None) -> DeviceApi:
-    """Return the GPU number `index`, or the calling thread's current GPU if it is None.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If CuPy or RMM cannot be imported.
-    CudaError
-        If there is no usable GPU.
-    """
-    try:
-        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            "CuPy or RMM cannot be imported",
-            tried="import cupy, rmm",
-            found=str(error),
-            do="install or repair them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
-        ) from error
-    return device.native_device(index)

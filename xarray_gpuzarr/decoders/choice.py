@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
-from xarray_gpuzarr.cuda.configuration import native_device
+from xarray_gpuzarr.cuda.find_gpu import native_device
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import CupyStandIn, WorkersDecoder

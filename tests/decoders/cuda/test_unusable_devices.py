@@ -19,12 +19,12 @@ import xarray_gpuzarr
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.cluster.preparation import Preparation
 from xarray_gpuzarr.cluster.worker import check_device
+from xarray_gpuzarr.cuda.find_gpu import find_gpu
 from xarray_gpuzarr.decoders.choice import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import outcome_cache
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.machine.diagnosis import doctor
-from xarray_gpuzarr.machine.diagnosis.rates import find_gpu
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import read, stored_array

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceApi, Undo
-from xarray_gpuzarr.cuda.configuration import native_device
+from xarray_gpuzarr.cuda.find_gpu import native_device
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.cuda.workspace import Workspace

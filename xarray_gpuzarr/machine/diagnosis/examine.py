@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.find_gpu import find_gpu
 from xarray_gpuzarr.decoders.choice import resolve_device
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 from xarray_gpuzarr.decoders.protocol import Device
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
-from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, find_gpu, host_section
+from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, one_line
 
 Progress = Callable[[str], None]

@@ -14,19 +14,12 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.configuration import native_device
 from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.machine.diagnosis.samples import CodecSample, Values, sample_of
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 from xarray_gpuzarr.read import read_array
 from xarray_gpuzarr.stored.cf import Cast
-
-
-def find_gpu(device: str = "cuda") -> DeviceApi:
-    """Return a GPU: the current one of the calling thread for ``"cuda"``, the one with number 1 for ``"cuda:1"``."""
-    number = device.partition(":")[2]
-    return native_device(int(number) if number else None)
 
 
 @dataclass(frozen=True, slots=True)
