@@ -122,7 +122,7 @@ def _plan_write(
     if not is_plain or coords is None:
         return None
     data = np.asarray(array).astype(native, copy=False)
-    shape = data.shape or _selection_shape(batch)
+    shape = data.shape or _selection_shape(batch)  # zarr-python passes a scalar as an array without axes
     if shape is None:
         return None
     selection = join_batch(coords, batch, spec.grid.shard_shape, shape, drop_axes)
