@@ -273,7 +273,7 @@ def _current_pass(info: Any, number: int) -> Pass:
         Number of passes that this process has begun before.
     """
     parent = parent_process()
-    if info is None or parent is None or parent.pid is None:  # a worker has a parent with an id
+    if info is None or parent is None or parent.pid is None:  # `parent` for type checkers: a worker has one with an id
         return Pass(os.getpid(), number)
     worker: Any = current_process()
     # Number of this worker among the consumer's child processes. The worker's name ends with the same number, but

@@ -97,9 +97,9 @@ def batches(  # noqa: PLR0913
     memory : int or str, optional
         Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. A result
         is a batch, or a window. The worker processes of a rank share the limit, which must suffice for one result of
-        each. By default, results on the host may take a quarter of its free memory, divided by the number of ranks that
-        ``torchrun`` has started on it; each process may always hold one result. By default, results on a GPU are
-        limited by `prefetch` alone.
+        each. By default, results on the host may take a quarter of the host's free memory, divided by the number of
+        ranks that ``torchrun`` has started there, and always one result per process. Results on a GPU are then limited
+        by `prefetch` alone.
     drop_last : bool
         Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional

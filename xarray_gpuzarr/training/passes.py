@@ -1,6 +1,6 @@
 """`Passes`: lets all processes that read for a pass over batches agree on the epoch that it reads.
 
-A pass is one ``iter()`` of a loader. The process that consumes the batches reads for it itself, or starts workers that
+A pass is one ``iter()`` of a loader. The process that consumes its batches reads them itself, or starts workers that
 do. Workers may begin long after one another, or never. Each process that begins a pass appends an entry to a file that
 all of them have open, and then reads the entries of all processes. The operating system appends entries one after
 another, so all processes see them in the same order and derive the same epochs (`_History`). An entry is written by one
