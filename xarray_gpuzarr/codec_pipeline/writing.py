@@ -71,8 +71,8 @@ class ArrayWriter:
         if other_items:
             # A name consists of the address of the array in the store and the rest of the object's key. If `_path` is
             # still empty, it consists of the address of the store and the whole key, which gives the same name. Items
-            # that are no paths in a store need no turn, since nothing else writes them. They share a name, which is that
-            # of no object.
+            # that are no paths in a store need no turn, since nothing else writes them. They share a name that belongs
+            # to no object.
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
                 await fallback.write(other_items, value, drop_axes)
