@@ -98,7 +98,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "stats": "cluster",
     "zarr_pipeline": "codec_pipeline",
 }
-"""Public name -> module below this package that defines it."""
+"""Public name -> module below this package that defines it: `errors`, unless another one is listed."""
 _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}
 """Attribute -> module that is imported when it is accessed. All other modules have to be imported explicitly."""
 
@@ -106,9 +106,9 @@ _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cl
 class _XarrayFinder:
     """Import hook that registers the accessors ``.gpuzarr`` as soon as xarray has been imported.
 
-    Importing xarray here would cost programs that need only zarr-python, and the command line, 2 seconds of one core
-    (November 2026). The hook changes a method of the loader that other finders return. It does not replace the loader,
-    because other code asks it for sources and resources.
+    Importing xarray here would take 2 seconds of one core (November 2026), also in the command line and in programs
+    that need only zarr-python. The hook replaces `exec_module` of the loader that another finder returns, and not the
+    loader itself, because other code asks loaders for sources and resources.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

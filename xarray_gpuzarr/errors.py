@@ -90,7 +90,10 @@ def _shortened(text: str) -> str:
 
 
 class GpuZarrWarning(UserWarning):
-    """Something works, but is slow or incomplete. The message says what to do, once in a process for each subject."""
+    """Something works, but is slow, is incomplete, or may spoil data. The message says what to do.
+
+    A process warns of a slow or incomplete operation once for each subject, and of one that may spoil data each time.
+    """
 
 
 class OptionError(GpuZarrError, ValueError):
@@ -154,7 +157,7 @@ class NativeLayoutError(GpuZarrError, ImportError):
 
 
 class CudaError(GpuZarrError, RuntimeError):
-    """A CUDA or nvCOMP call failed."""
+    """A CUDA or nvCOMP call failed or, with ``checks="strict"``, a self-check of the GPU."""
 
 
 def similar_name_hint(name: str, known: Iterable[object]) -> str:
@@ -185,7 +188,7 @@ _WORD = re.compile(r'[^\s<>"]+')
 _USER = re.compile(
     # The scheme. In those that are excluded, a container, a bucket or a repository precedes the @.
     r"\b(?!(?:abfss?|oci|git|github)://)([a-z][\w+.-]{0,20}://)"
-    # User and password. A password that was not quoted may contain a slash, unless what precedes the slash is a port.
+    # User and password. A password that was not quoted may contain a slash, but digits followed by a slash are a port.
     r"(?:[^/?#]*|[^/?#@:\[]*:(?!:|\d*(?:[/?#]|$)).{,200}?)@",
     re.IGNORECASE,
 )

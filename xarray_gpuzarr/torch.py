@@ -1,9 +1,9 @@
 """`IterableBatches`: batches for PyTorch's `DataLoader`; and `tensors`, which converts a batch.
 
-This is the only module that imports torch, and no other module imports it. Without worker processes a `DataLoader` adds
-little, because `Batches` reads ahead on threads already. Each of n workers reads every n-th batch, so that the batches
-of a rank have the same order with and without workers. All processes that read for one ``iter()`` of a loader agree on
-its epoch through `Passes`.
+This is the only module that imports PyTorch, and no other module of the package imports this one. Without worker
+processes a `DataLoader` adds little, because `Batches` reads ahead on threads already. Each of n workers reads every
+n-th batch, so that batches have the same order with and without workers; with a window, each reads every n-th window.
+All processes that read for one ``iter()`` of a loader agree on its epoch through `Passes`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
-        From now on, their epochs must be chosen through this dataset.
+        The batches. Once they are given to this dataset, their epochs must be chosen through it.
     convert : callable, optional
         Converts a batch, an `xarray.Dataset` or `xarray.DataArray`, to what the loader returns. By default `tensors`.
 
@@ -129,7 +129,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         """
         if get_worker_info() is not None:
             raise OptionError(
-                "the epoch is not for one worker to choose",
+                "a worker cannot choose the epoch",
                 tried=f"IterableBatches.set_epoch({epoch!r})"[:200] + " in a worker of a DataLoader",
                 found="all workers of a pass read the same epoch",
                 do="call it in the process that goes through the loader, before each pass",
@@ -152,9 +152,9 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
             return {}
         if self._passes.n_workers():
             raise OptionError(
-                "the state of batches that worker processes read is not known here",
+                "the state is unknown, because worker processes read the batches",
                 tried="IterableBatches.state_dict() beside workers of a DataLoader",
-                found="the loader has taken more batches from them than it has handed over",
+                found="the loader has taken more batches from the workers than it has handed over",
                 do="use num_workers=0, which reads ahead on threads, or torchdata's StatefulDataLoader",
             )
         return self._batches.state_dict()
@@ -181,15 +181,15 @@ class BatchesOfPass(Iterator[Any]):
         self._iterator: BatchIterator | None = None
         """None until the first batch is requested."""
         epoch, batch = passes.begin(current)
-        # If `batch` is not 0, a state was loaded. `set_epoch` would forget for which rank that was.
+        # If `batch` is not 0, a state was loaded. `set_epoch` would forget which rank that state belongs to.
         if not batch:
             batches.set_epoch(epoch)  # the state of `batches` is of this epoch from now on
         error = None
         if batch and current.n_workers:
             error = OptionError(
-                "a part of an epoch that has begun",
+                "worker processes cannot continue in the middle of an epoch",
                 tried=f"going on at batch {batch} of epoch {epoch} in {current.n_workers} processes",
-                found="how far each of them had come is not in the state",
+                found="the loaded state does not say how far each worker had come",
                 do="let torchdata's StatefulDataLoader keep the state, or read with num_workers=0",
             )
         self._move(epoch, batch, error)
@@ -243,7 +243,8 @@ class BatchesOfPass(Iterator[Any]):
 
 def _require_no_collation(caller: FrameType | None) -> None:
     """Raise an `OptionError` if the caller is a part of a loader that would collate batches to larger ones."""
-    # The local variables of other callers are not accessed, because that keeps them alive, and they may be batches.
+    # Only the local variables of a loader are accessed. Accessing those of any other caller would keep them alive, and
+    # they may be batches.
     fetcher = None
     if caller is not None and str(caller.f_globals.get("__name__")).startswith("torch.utils.data."):
         fetcher = caller.f_locals.get("self")
@@ -272,7 +273,7 @@ def _current_pass(info: Any, number: int) -> Pass:
         Number of passes that this process has begun before.
     """
     parent = parent_process()
-    if info is None or parent is None or parent.pid is None:  # a worker has a parent with an id
+    if info is None or parent is None or parent.pid is None:  # `parent` for type checkers: a worker has one with an id
         return Pass(os.getpid(), number)
     worker: Any = current_process()
     # Number of this worker among the consumer's child processes. The worker's name ends with the same number, but
@@ -283,7 +284,8 @@ def _current_pass(info: Any, number: int) -> Pass:
     with suppress(AttributeError, KeyError, TypeError, OSError):
         arguments = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
         pipe = os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
-    # PyTorch starts the workers in the order of their ids, and adds the id to the seed that it has drawn for all.
+    # PyTorch starts the workers in the order of their ids, and adds the id to the seed that it has drawn for all. So
+    # the number of the first child and the seed without the id are the same for all workers of a pass.
     return Pass(
         consumer=parent.pid,
         number=number,

@@ -97,7 +97,7 @@ class VirtualCrew:
         """Threads that work."""
         return sum(len(run.free) for run in self._runs)
 
-    def reserve_threads(self, _n_wanted: int, _budget: int | None = None) -> AbstractContextManager[int]:
+    def reserve_threads(self, _max_threads: int, _budget: int | None = None) -> AbstractContextManager[int]:
         """Give 1: threads of the compiled loops are not modelled."""
         return nullcontext(1)
 

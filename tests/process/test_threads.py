@@ -142,9 +142,9 @@ def test_threads_are_counted_while_callers_come_and_go(budget):
 
 
 @pytest.mark.parametrize(
-    ("n_wanted", "n_other", "expected"), [(9, 1, 4), (3, 1, 3), (1, 1, 1), (9, 3, 2), (2, 3, 2), (9, 6, 1)]
+    ("max_threads", "n_other", "expected"), [(9, 1, 4), (3, 1, 3), (1, 1, 1), (9, 3, 2), (2, 3, 2), (9, 6, 1)]
 )
-def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(budget, n_wanted, n_other, expected):
+def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(budget, max_threads, n_other, expected):
     crew = Crew()
     budget(4)
     taken, active = [], []
@@ -152,7 +152,7 @@ def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(bu
     def work(_):
         with crew.reserve_threads(n_other) as n_before:
             assert n_before == min(4, n_other)
-            with crew.reserve_threads(n_wanted) as n:
+            with crew.reserve_threads(max_threads) as n:
                 taken.append(n)
                 active.append(crew.n_active)
             active.append(crew.n_active)

@@ -536,7 +536,7 @@ IMPOSSIBLE = {
     "larger than the dataset": [{"sizes": {"time": 25}}],
     "too few samples for a batch on each rank": [{"batch": 13, "drop_last": True}, {"rank": 0, "world_size": 13}],
     "more samples than an epoch can have": [{"random": 2**40}],
-    "asked for in two ways": [{"random": 3, "stride": {"time": 1}}],
+    "specified in several ways": [{"random": 3, "stride": {"time": 1}}],
     "positions= along 'time' lie outside": [
         {"positions": {"time": at}} for at in ([-1], [0, 23], np.array([2**63], "u8"))
     ],

@@ -138,7 +138,7 @@ def test_any_sequence_of_passes(dataset, epochs, seed):
 
 
 def test_workers_do_not_choose_an_epoch(dataset):
-    with pytest.raises(OptionError, match="not for one worker to choose"):
+    with pytest.raises(OptionError, match="a worker cannot choose the epoch"):
         list(loader(dataset, 1, worker_init_fn=lambda _: dataset.set_epoch(3)))
 
 
@@ -150,7 +150,7 @@ def test_workers_do_not_begin_in_the_middle_of_an_epoch(dataset, epochs, persist
     assert firsts(loading) == epochs[1]
 
     dataset.load_state_dict(middle)
-    with pytest.raises(OptionError, match="a part of an epoch that has begun"):
+    with pytest.raises(OptionError, match="cannot continue in the middle of an epoch"):
         list(loading)
 
     assert firsts(loader(dataset, 0)) == epochs[0][2:]

@@ -57,8 +57,9 @@ class BatchSelection:
         if self.outer is None or not self.outer.undo:
             return out
         for _, index in self.outer.undo:
-            if not isinstance(index, int):  # an integer only drops an axis of length 1, which `key` adds
+            if not isinstance(index, int):  # an index array reorders elements, which a view cannot undo
                 return None
+        # The other steps of `undo` are integers. Each drops an axis of length 1, which None adds again.
         key = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
         return out[(*key, ...)]
 
@@ -145,6 +146,8 @@ def _join_product(
     _, _, first_inside, _, _ = batch[0]
     if not isinstance(first_inside, tuple) or len(first_inside) != ndim:
         return None, ()
+    # If a selection has index arrays, zarr-python passes its integers as arrays, and lists their axes in `drop_axes`.
+    # Without index arrays, integers stay integers, and `drop_axes` is empty.
     dropped = drop_axes or tuple([axis for axis, key in enumerate(first_inside) if isinstance(key, INTEGERS)])
     out_axes = [axis for axis in range(ndim) if axis not in dropped]
     if len(out_axes) != len(out_shape):

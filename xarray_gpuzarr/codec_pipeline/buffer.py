@@ -1,4 +1,7 @@
-"""`NDBuffer`: zarr-python's results in recycled memory. zarr-python allocates a result before it calls a pipeline."""
+"""`NDBuffer`: zarr-python's results in recycled memory.
+
+A codec pipeline cannot choose this memory, since zarr-python allocates a result before it calls the pipeline.
+"""
 
 from __future__ import annotations
 

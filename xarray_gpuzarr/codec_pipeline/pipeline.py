@@ -265,7 +265,8 @@ class _Settings:
     def begin(self) -> None:
         """Change the settings, unless they are changed already."""
         with self._lock:
-            # Either no block is open, or another pipeline was set since one began.
+            # If the setting has another value, no block is open, or the program has set another pipeline since one
+            # began. Either way, blocks are counted anew.
             if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
                 self._n_users = 0
                 self._before[_PIPELINE_SETTING] = zarr.config.get(_PIPELINE_SETTING)

@@ -92,7 +92,8 @@ class ArrayReader:
         drop_axes : tuple of int
             Axes that `out` lacks; see `zarr.abc.codec.CodecPipeline.read`.
         fallback : zarr.abc.codec.CodecPipeline
-            zarr-python's own pipeline. It has ``read_sync`` if stores have ``get_sync``, which `MemorySource` needs.
+            zarr-python's own pipeline. Its ``read_sync`` is called for short reads of a `MemorySource`, which exists
+            only with zarr-python 3.3 or newer; the fused pipeline of these versions has that method.
 
         Returns
         -------
@@ -259,7 +260,8 @@ class PipelineRead:
         selection = join_batch(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
         if selection is None:
             return None
-        # The array may have been resized since the pipeline was made, so the selection's bounds take its shape's place.
+        # The array may have been resized since the pipeline was made. So the bounds of the selection take the place of
+        # the shape that the metadata declare.
         if selection.outer is not None:
             return selection, box_target(selection.outer, spec.grid, selection.bounds)
         assert selection.points is not None

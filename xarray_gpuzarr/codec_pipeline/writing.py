@@ -35,7 +35,7 @@ Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or unsharded chunk as zarr-python passes it: byte setter, spec, selection inside it, selection of the value,
 and whether it is written completely."""
 _MAX_PLANNED_ON_LOOP = 4
-"""Number of objects up to which a write is planned on the event loop; larger ones are planned on a thread."""
+"""Number of objects up to which a write is planned on the event loop. Writes of more are planned on a thread."""
 
 
 class ArrayWriter:
@@ -69,9 +69,10 @@ class ArrayWriter:
         """
         other_items = await self.write_by_loops(batch, value, drop_axes)
         if other_items:
-            # Turns are held for the names of objects. An object has the same name if `_path` is still empty, since the
-            # name then consists of the store's address and the whole key. Items that are no paths in a store share a
-            # meaningless name. They need no turn, since nothing else writes them.
+            # A name consists of the address of the array in the store and the rest of the object's key. If `_path` is
+            # still empty, it consists of the address of the store and the whole key, which gives the same name. Items
+            # that are no paths in a store need no turn, since nothing else writes them. They share a name that belongs
+            # to no object.
             keys = [getattr(item[0], "path", "") for item in other_items]
             async with turns.hold_async(place_of(self._store, self._path), keys):
                 await fallback.write(other_items, value, drop_axes)
@@ -109,12 +110,11 @@ class ArrayWriter:
 
 
 def _plan_write(
-    stored: StoredArray, encoder: Encoder | str, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
+    stored: StoredArray, encoder: Encoder, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
 ) -> WriteCall | None:
     """Return the call of the compiled loops that writes a batch; None if they cannot write it."""
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
-    assert isinstance(encoder, Encoder)
     array: Any = value.as_ndarray_like()
     native = spec.numpy_dtype.newbyteorder("=")
     # Subclasses, such as masked arrays and matrices, assign in ways of their own.
@@ -123,7 +123,7 @@ def _plan_write(
     if not is_plain or coords is None:
         return None
     data = np.asarray(array).astype(native, copy=False)
-    shape = data.shape or _selection_shape(batch)
+    shape = data.shape or _selection_shape(batch)  # zarr-python passes a scalar as an array without axes
     if shape is None:
         return None
     selection = join_batch(coords, batch, spec.grid.shard_shape, shape, drop_axes)

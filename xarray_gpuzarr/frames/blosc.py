@@ -120,23 +120,22 @@ def walk_blosc(
     if cname is not None:
         frames = _frames_of_codec(frames, cname)
     blocks = cut_blocks(data, frames, decoded_nbytes)
-    # A frame that is not compressed is one stream.
-    stored = np.flatnonzero(frames.flags & STORED)
-    source = frames.start[stored] + HEADER_NBYTES
-    stored_streams = np.stack(np.broadcast_arrays(frames.chunk[stored], source, decoded_nbytes, 0, decoded_nbytes, RAW))
-    # The rows are the columns of BloscStreams from `chunk` to `codec`.
-    streams = np.concatenate([stored_streams, *_walk_splits(data, frames, blocks)], axis=1)
+    streams = np.concatenate([_stored_streams(frames, decoded_nbytes), *_walk_splits(data, frames, blocks)], axis=1)
     ready = np.zeros(len(start), np.bool_)
     ready[frames.chunk] = True
-    ready[streams[0, ~_sound_streams(data, streams)]] = False
-    is_of_ready_frame = ready[streams[0]]
+    chunk_of_stream = streams[0]
+    is_sound = _sound_streams(data, streams)
+    ready[chunk_of_stream[~is_sound]] = False  # a frame with one unsound stream is left to the host
+    is_of_ready_frame = ready[chunk_of_stream]
     if not is_of_ready_frame.all():
         streams = streams[:, is_of_ready_frame]
     chunk, source, source_nbytes, target, target_nbytes, codec = streams
     block_shuffle = _shuffles(frames, blocks)
-    # A frame with a shuffled block has a row for each of its blocks.
-    is_shuffled = np.bincount(blocks.frame, block_shuffle, len(frames.chunk)) > 0
-    kept = np.flatnonzero((is_shuffled & ready[frames.chunk])[blocks.frame])
+    # A frame with a shuffled block has a row for each of its blocks, shuffled or not.
+    has_rows = np.zeros(len(frames.chunk), np.bool_)
+    has_rows[blocks.frame[block_shuffle != UNSHUFFLED]] = True
+    has_rows &= ready[frames.chunk]
+    kept = np.flatnonzero(has_rows[blocks.frame])
     return BloscStreams(
         ready=ready,
         chunk=chunk,
@@ -162,6 +161,18 @@ def _frames_of_codec(frames: BloscHeaders, cname: str) -> BloscHeaders:
     return BloscHeaders._make(column[is_of_codec] for column in frames)
 
 
+def _stored_streams(frames: BloscHeaders, decoded_nbytes: int) -> Column:
+    """Return the streams of frames that are not compressed, of which each is one stream.
+
+    They are an array of shape (6, n_streams), whose rows are the columns of `BloscStreams` from `chunk` to `codec`.
+    """
+    stored = np.flatnonzero(frames.flags & STORED)
+    chunk = frames.chunk[stored]
+    source = frames.start[stored] + HEADER_NBYTES
+    # The source is as long as the target, which begins at the first byte of the chunk.
+    return np.stack(np.broadcast_arrays(chunk, source, decoded_nbytes, 0, decoded_nbytes, RAW))
+
+
 def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iterator[Column]:
     """Yield the streams of the first split of all blocks, then those of the second split, and so on.
 
@@ -181,7 +192,8 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
         end = blocks.end[block]
         decoded_nbytes = target_nbytes[block]
         # A damaged offset of the block, or a damaged length of an earlier split, may have led to a `source` outside the
-        # frame. The frame's last bytes are then read in place of the length. No stream fits there, whatever they say.
+        # frame. The frame's last bytes are then read in place of the length. Whatever they say, no stream is inside:
+        # `end - source` is not positive, and a length of 0 is not sound.
         source_nbytes = words[np.minimum(source, end) - 4].astype(np.int64)
         is_inside = source_nbytes <= np.minimum(longest[block], end - source)
         kind = np.where(source_nbytes == decoded_nbytes, RAW, codec[block])
@@ -193,7 +205,7 @@ def _walk_splits(data: Bytes, frames: BloscHeaders, blocks: BloscBlocks) -> Iter
 def _sound_streams(data: Bytes, streams: Column) -> Flags:
     """Return whether each stream lies inside its frame and has a valid header; bool, shape (n_streams,)."""
     _, source, source_nbytes, _, target_nbytes, kind = streams
-    sound: Flags = source_nbytes > 0
+    sound: Flags = source_nbytes > 0  # 0 is the length that `_walk_splits` gives to streams outside their frames
     for codec, spec in _SPECS.items():
         streams_of_codec = np.flatnonzero(sound & (kind == codec))
         sound[streams_of_codec] = False
@@ -232,6 +244,7 @@ def _shuffles(frames: BloscHeaders, blocks: BloscBlocks) -> npt.NDArray[np.uint8
     typesize = frames.typesize[blocks.frame]
     flags = frames.flags[blocks.frame]
     n_elements = blocks.nbytes // typesize
+    # Shuffling the bytes of no elements, or of elements of one byte, changes nothing.
     shuffled = (flags & BYTE_SHUFFLED != 0) & (typesize > 1) & (n_elements > 0)
     # c-blosc 1.x does not shuffle the bits of a block whose number of elements is not a multiple of 8.
     bit_shuffled = (flags & BIT_SHUFFLED != 0) & (n_elements > 0) & (n_elements % 8 == 0)

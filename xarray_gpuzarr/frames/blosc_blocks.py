@@ -107,10 +107,10 @@ def read_headers(data: Bytes, start: Column, nbytes: Column, decoded_nbytes: int
     # last block is one stream.
     least = 4 * frames.n_blocks(decoded_nbytes) + 5 * (n_full_blocks * n_splits + (last_block_nbytes > 0))
     payload = frames.nbytes - HEADER_NBYTES
-    fits = np.where(frames.flags & STORED, payload == decoded_nbytes, payload >= least)
+    is_valid = np.where(frames.flags & STORED, payload == decoded_nbytes, payload >= least)
     # c-blosc leaves the end of a block undefined if it is not a whole number of splits.
-    fits &= frames.blocksize % n_splits == 0
-    return BloscHeaders._make(column[fits] for column in frames)
+    is_valid &= frames.blocksize % n_splits == 0
+    return BloscHeaders._make(column[is_valid] for column in frames)
 
 
 def cut_blocks(data: Bytes, frames: BloscHeaders, decoded_nbytes: int) -> BloscBlocks:

@@ -97,7 +97,8 @@ def _zlib(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags
     first, second = data[start], data[start + 1]
     is_deflate = first & 0x8F == 8  # the method 8, and a window of at most 32 KiB
     has_no_dictionary = second & 0x20 == 0
-    ready: Flags = is_deflate & has_no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
+    has_valid_check = (first * np.uint16(256) + second) % 31 == 0  # FCHECK of RFC 1950, in the second byte
+    ready: Flags = is_deflate & has_no_dictionary & has_valid_check
     return ready
 
 
@@ -134,8 +135,9 @@ _DESCRIPTOR_FIELDS = _descriptor_fields()
 def _zstd(data: Bytes, start: Column, end: Column, decoded_nbytes: int) -> Flags:
     words = _words(data, _I8)
     head = words[start]
-    first = head[0] & 0xFF_FFFF_FFFF
-    if ((head & 0xFF_FFFF_FFFF) == first).all():  # usually, all frames have the same descriptor
+    magic_and_descriptor = head & 0xFF_FFFF_FFFF
+    first = magic_and_descriptor[0]
+    if (magic_and_descriptor == first).all():  # usually, all frames have the same descriptor
         offset, shift, mask, addend = _DESCRIPTOR_FIELDS[:, first >> 32].tolist()
         has_magic = first & 0xFFFFFFFF == _ZSTD_MAGIC
     else:

@@ -44,9 +44,9 @@ def checked_metadata(metadata: Metadata) -> Metadata:
 
 @dataclass(frozen=True)
 class FrameCheck(BytesBytesCodec):
-    """Codec that follows another one of format 3 and does not change its frames, but checks them before decoding.
+    """Codec of Zarr format 3 that stands after another one. It checks the other codec's frames before they are decoded.
 
-    It raises a `FrameError` for a frame with a wrong header.
+    It raises a `FrameError` for a frame with a wrong header, and does not change frames.
     """
 
     is_fixed_size = True
@@ -77,7 +77,7 @@ class FrameCheck(BytesBytesCodec):
 
 
 class CheckedNumcodec(Numcodec):  # type: ignore[misc]  # numcodecs has no types
-    """Codec of format 2 that does what another one does, but raises a `FrameError` for frames with a wrong header."""
+    """Codec of Zarr format 2 that does what another one does, but raises a `FrameError` if the header is wrong."""
 
     codec_id = "checked"  # zarr-python requires that the class has an id; an instance has that of the other codec
 
@@ -108,7 +108,7 @@ def _checked_numcodec(codec: Any) -> Any:
 
 
 def _checked_codecs(codecs: Iterable[Codec]) -> Iterator[Codec]:
-    """Yield codecs of format 3, including those inside of shards, with a check after each that needs one."""
+    """Yield codecs of Zarr format 3, with a `FrameCheck` after each that needs one, also inside of shards."""
     for codec in codecs:
         if isinstance(codec, FrameCheck):  # the metadata have checks already; they are added again below
             continue

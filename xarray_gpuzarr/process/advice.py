@@ -45,7 +45,8 @@ def _warn(headline: str, found: str, do: str, *, repeats: bool = False) -> None:
     """Emit a `GpuZarrWarning`. If `repeats` is set, a line of the user's code may cause it any number of times."""
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
-    if frame is None:  # only the standard library called, such as a pool's thread: the warning names a line of it
+    if frame is None:  # no code of the user called, as on a thread of a pool
+        # The warning names a line of the standard library.
         warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
         return
     path, name = frame.f_code.co_filename, frame.f_globals.get("__name__")
@@ -57,7 +58,7 @@ def _warn(headline: str, found: str, do: str, *, repeats: bool = False) -> None:
 def _users_frame() -> FrameType | None:
     """Return the innermost frame of the user's code, or None if there is none.
 
-    It is looked for on this thread and, if this is a thread of dask, on the main thread, which waits for dask.
+    It is looked for on this thread, and then on the main thread, which waits if this is a thread of dask.
     """
     frame = _innermost_users_frame(sys._getframe(1))  # noqa: SLF001
     main_thread = threading.main_thread()
@@ -75,7 +76,8 @@ def _innermost_users_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         path = frame.f_code.co_filename
         is_standard_library = path.startswith(_STANDARD_LIBRARY) and not _INSTALLED.intersection(Path(path).parts)
-        if not is_standard_library and not path.startswith((*library_folders, "<frozen ")):
+        is_frozen = path.startswith("<frozen ")  # a module inside the interpreter, such as importlib
+        if not is_standard_library and not is_frozen and not path.startswith(library_folders):
             return frame
         frame = frame.f_back
     return None

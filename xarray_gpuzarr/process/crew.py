@@ -30,7 +30,17 @@ returns whether this thread should continue."""
 class _Run:
     """One call of `Crew.run` that may use several threads, and the threads that work on it."""
 
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "max_threads", "n_own_threads", "n_wanted", "stage", "work")
+    __slots__ = (
+        "_at_work",
+        "_lock",
+        "budget",
+        "errors",
+        "max_threads",
+        "n_own_threads",
+        "n_requested",
+        "stage",
+        "work",
+    )
 
     def __init__(self, work: Work, max_threads: int, budget: int, n_own_threads: c_int64 | None) -> None:
         self._lock = Lock()
@@ -44,7 +54,7 @@ class _Run:
         """Largest number of threads of this process that decode at once."""
         self.n_own_threads = n_own_threads
         """Number of threads that `work` itself has started and that have not ended; None if it starts none."""
-        self.n_wanted = 0
+        self.n_requested = 0
         """Number of helpers that were asked for and have not begun."""
         self.stage: Stage | None = counters.local.account.stage
         """Stage that the seconds of helpers count for."""
@@ -55,12 +65,12 @@ class _Run:
     def n_threads(self) -> int:
         """Number of threads that work on this run or soon will, including the caller's."""
         n_own_threads = 0 if self.n_own_threads is None else self.n_own_threads.value
-        return 1 + self.n_wanted + len(self._at_work) + n_own_threads
+        return 1 + self.n_requested + len(self._at_work) + n_own_threads
 
     @property
     def n_helpers(self) -> int:
         """Number of threads of the pool that work on this run or soon will."""
-        return self.n_wanted + len(self._at_work)
+        return self.n_requested + len(self._at_work)
 
     def reserve_helpers(self, n_active: int) -> int:
         """Reserve one helper for each free core, up to what the run can use, and return their number.
@@ -71,7 +81,7 @@ class _Run:
             if self.work is None:
                 return 0
             n = max(0, min(self.max_threads - self.n_threads, self.budget - n_active))
-            self.n_wanted += n
+            self.n_requested += n
         return n
 
     def help(self, n_active: Callable[[], int]) -> None:
@@ -84,7 +94,7 @@ class _Run:
                 return
             has_left.acquire()
             self._at_work[helper] = has_left
-            self.n_wanted -= 1
+            self.n_requested -= 1
         try:
             with counters.stage(self.stage):
                 work(lambda: self.work is not None and n_active() <= self.budget)
@@ -98,7 +108,7 @@ class _Run:
         """Let no more helpers begin, and wait until those that have begun have left."""
         with self._lock:
             self.work = None
-            self.n_wanted = 0
+            self.n_requested = 0
         for has_left in list(self._at_work.values()):
             with has_left:
                 pass
@@ -134,15 +144,15 @@ class Crew:
         """Number of threads that decode or soon will."""
         return sum([run.n_threads for run in list(self._runs)]) + len(self.lone_threads)
 
-    def reserve_threads(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
+    def reserve_threads(self, max_threads: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Return a context manager that counts threads which the caller starts by other means, such as in C.
 
         The calling thread must be counted already, by `run` or by a token in `lone_threads`.
 
         Parameters
         ----------
-        n_wanted : int
-            Number of threads that have something to do, including the calling one.
+        max_threads : int
+            Largest number of threads that have something to do at once, including the calling one.
         budget : int, optional
             As for `run`.
 
@@ -151,13 +161,13 @@ class Crew:
         context manager
             Yields the number of threads, including the calling one, for which cores are free; at least 1.
         """
-        return self._reserve(n_wanted, budget or thread_budget()) if n_wanted > 1 else _ONE_THREAD
+        return self._reserve(max_threads, budget or thread_budget()) if max_threads > 1 else _ONE_THREAD
 
     @contextmanager
-    def _reserve(self, n_wanted: int, budget: int) -> Iterator[int]:
+    def _reserve(self, max_threads: int, budget: int) -> Iterator[int]:
         # No lock is held: two callers may count the same free core, so that there is one thread too many until one of
         # them has done a few milliseconds of work. `n_free` may be negative, which `range` treats as 0.
-        n_free = min(n_wanted - 1, budget - self.n_active)
+        n_free = min(max_threads - 1, budget - self.n_active)
         tokens = [object() for _ in range(n_free)]
         try:
             self.lone_threads.update(tokens)
@@ -214,8 +224,9 @@ class Crew:
         finally:
             self._runs.discard(run)
         # Writes began with threads of their own instead of helpers, so they get the helpers of runs that end.
-        for other in [other for other in list(self._runs) if other.n_own_threads is not None]:
-            self._ask_for_help(other)
+        for other in list(self._runs):
+            if other.n_own_threads is not None:
+                self._ask_for_help(other)
         if run.errors:
             try:
                 raise run.errors.pop(0)
@@ -228,9 +239,9 @@ class Crew:
             n = run.reserve_helpers(self.n_active)
         if not n:
             return
-        n_helpers = sum([other.n_helpers for other in list(self._runs)])
-        if n_helpers > len(self.threads):
-            self._start_threads(n_helpers)
+        n_helpers_of_all = sum([other.n_helpers for other in list(self._runs)])
+        if n_helpers_of_all > len(self.threads):
+            self._start_threads(n_helpers_of_all)
         for _ in range(n):
             self._requests.put(run)
 

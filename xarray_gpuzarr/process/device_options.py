@@ -36,8 +36,9 @@ N_AT_ONCE = 528
 four are assumed, not measured."""
 
 PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "checks": "strict", "verify": "all"}
-"""Values that ``engine="plain"`` selects, with which a read takes the fewest ways: one batch at a time, short reads on
-the device like all others, and every chunk compared with the host's."""
+"""Values that ``engine="plain"`` selects. Reads then take as few paths through the code as possible: one read and one
+batch at a time, short reads on the device like all others. A failed self-check is an error, and the host decodes every
+chunk as well, to compare."""
 
 _MIB = 1024**2
 _MINIMA = {"slot_nbytes": 64 * 1024, "n_slots": 2}
@@ -121,7 +122,8 @@ class ResourceOptions:
         chosen |= {
             name: environ[environment_variable(name)] for name in _CHOICES if environment_variable(name) in environ
         }
-        return cls(**with_engine({"engine": environ.get(environment_variable("engine"), "usual"), **chosen}))
+        chosen["engine"] = environ.get(environment_variable("engine"), "usual")
+        return cls(**with_engine(chosen))
 
 
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:

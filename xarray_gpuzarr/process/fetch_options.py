@@ -48,9 +48,9 @@ class FetchOptions:
     cache_nbytes: int = 256 * _MIB
     """Host memory in bytes for decoded chunks that reads used only a part of. 0: none are kept."""
     ahead_nbytes: int = 64 * _MIB
-    """Encoded bytes of whole shards, and of chunks that are objects, that this process requests before the dask task
-    that decodes them runs. Does not apply to local files. 0: each task requests its own bytes, and occupies its thread
-    while it waits."""
+    """Largest number of encoded bytes, of whole shards and of chunks that are objects, that this process requests
+    before the dask tasks that decode them run. Does not apply to local files. 0: each task requests its own bytes, and
+    occupies its thread while it waits."""
 
     def __post_init__(self) -> None:
         if self.max_gap_nbytes is not None:

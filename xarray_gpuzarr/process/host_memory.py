@@ -81,8 +81,8 @@ class ResultMemory:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised array in C order, in kept memory of the same size if there is any.
 
-        If memory is short, everything that this process keeps for later reads is released, and the array allocated
-        then. Raises `MemoryError` if that does not suffice.
+        If memory is short, everything that this process keeps for later reads is released, and the allocation is tried
+        again. Raises `MemoryError` if that does not suffice.
         """
         try:
             return self._empty(shape, dtype)

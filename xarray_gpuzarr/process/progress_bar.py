@@ -34,7 +34,7 @@ from xarray_gpuzarr.process.read_progress import ShownBars, shown_bars
 def can_draw(console: Console) -> bool:
     """Whether a console can redraw a bar in place. A log file cannot.
 
-    A notebook without ipywidgets cannot either, of which a warning is emitted.
+    A notebook without ipywidgets cannot either. A warning then says so.
     """
     if not console.is_jupyter:
         return console.is_terminal

@@ -62,7 +62,8 @@ def side_by_side[Result](
         The first error that a call raised. Calls that had begun by then have ended, and others are not made. If a
         signal interrupts, those that have begun end later.
     """
-    waiting = deque(range(len(calls)))
+    untaken = deque(range(len(calls)))
+    """Numbers of the calls that no thread has taken yet."""
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
     end_locks: list[Lock] = []
@@ -71,11 +72,11 @@ def side_by_side[Result](
     def work(ended: Lock) -> None:
         try:
             with as_caller():
-                while (number := _take(waiting)) is not None:
+                while (number := _take(untaken)) is not None:
                     results[number] = calls[number]()
         except BaseException as err:  # noqa: BLE001  # raised below, on the calling thread
             errors.append(err)
-            waiting.clear()
+            untaken.clear()
         finally:
             ended.release()
 
@@ -87,7 +88,7 @@ def side_by_side[Result](
         for context in contexts:
             ended = Lock()
             ended.acquire()
-            start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", waiting.clear)
+            start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", untaken.clear)
             end_locks.append(ended)
 
     try:
@@ -98,17 +99,17 @@ def side_by_side[Result](
                 raise
         _wait_for(end_locks)
     except BaseException:  # calls that have begun end by themselves
-        waiting.clear()
+        untaken.clear()
         raise
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(calls))]
 
 
-def _take(waiting: deque[int]) -> int | None:
+def _take(untaken: deque[int]) -> int | None:
     """Take the number of the next call, or return None if no calls are left."""
     with suppress(IndexError):
-        return waiting.popleft()
+        return untaken.popleft()
     return None
 
 

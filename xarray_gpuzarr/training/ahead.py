@@ -67,7 +67,8 @@ class _Shared:
             with as_caller():
                 while (number := self._next_number()) is not None:
                     self._carry_out(number, read)
-        except BaseException as error:  # noqa: BLE001  # the consumer raises it when it asks for its next result
+        except BaseException as error:  # noqa: BLE001  # an error of `as_caller`, which belongs to no read
+            # The consumer raises it when it asks for the first read that it has not finished with.
             self.errors[self.oldest_wanted] = error
         finally:
             running.release()

@@ -117,8 +117,10 @@ class _GraphTracer:
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
         if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
-            is_constant = not node.dependencies  # then a call of the node returns the list, tuple, set or dict
-            return node({}) if is_constant else [self._value_of_node(arg) for arg in node.args]
+            # One with tasks is a sequence of blocks, for which a list will do. One without is an argument such as an
+            # index, whose type matters: calling the node returns it as it is.
+            has_tasks = bool(node.dependencies)
+            return [self._value_of_node(arg) for arg in node.args] if has_tasks else node({})
         if isinstance(node, Task):
             return _select(node.func, node.args, node.kwargs, self._value_of_node)
         return node
@@ -140,8 +142,8 @@ class _GraphTracer:
         return self._value_of_key(node) if is_key else node
 
 
-def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: Callable[[Any], Any]) -> BlockRow:
-    """Return the row that a call of one of dask's functions selects; `value` returns the value of an argument."""
+def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value_of: Callable[[Any], Any]) -> BlockRow:
+    """Return the row that a call of one of dask's functions selects; `value_of` returns the value of an argument."""
     module = str(getattr(func, "__module__", ""))
     name = getattr(func, "__name__", type(func).__name__)
     package = module.partition(".")[0].lstrip("_")  # `operator.getitem` says that it is of "_operator"
@@ -149,7 +151,7 @@ def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: 
     if select is None or keywords.get("lock"):
         raise UnresolvedError(f"dask computes it, with {name}")
     # The other keywords, such as ``asarray``, do not change which elements are selected.
-    return select(*map(value, args))
+    return select(*map(value_of, args))
 
 
 def _as_row(value: Any) -> BlockRow:

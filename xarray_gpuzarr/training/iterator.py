@@ -147,8 +147,8 @@ class Budget:
     prefetch: int
     """Number of batches, or windows, that are read ahead."""
     memory: int | None
-    """Bytes of results in all processes of a rank. None: a quarter of the free host memory for results on the host, no
-    limit for results on a GPU."""
+    """Largest number of bytes of results, in all processes of a rank together. None: for results on the host, a quarter
+    of its free memory, shared by the ranks on this machine; no limit for results on a GPU."""
 
     def n_ahead(self, template: Template, order: Order, samples: Samples) -> int:
         """Return the largest number of results that one process of a rank may hold, or 0 if nothing is read ahead.
@@ -186,4 +186,5 @@ def _n_processes(order: Order) -> int:
     """Return the number of processes on this machine that read batches, as far as torchrun says."""
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun; without it, this rank counts alone
     n_local_ranks = max(1, int(local_ranks)) if local_ranks.isdecimal() else 1
+    # The caller may have given a smaller `world_size` than that of torchrun.
     return order.n_parts * min(order.world_size, n_local_ranks)

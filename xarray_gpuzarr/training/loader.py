@@ -92,7 +92,7 @@ class Batches:
         earlier_order = self._progress.order
         if n_done and order != earlier_order:
             raise OptionError(
-                "batches go on in an epoch of another rank",
+                "batches cannot continue in an epoch of another rank",
                 tried=f"batch {n_done} of epoch {epoch} on rank {order.rank} of {order.world_size}",
                 found=f"this was rank {earlier_order.rank} of {earlier_order.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",

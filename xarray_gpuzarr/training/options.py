@@ -96,17 +96,18 @@ def batches(  # noqa: PLR0913
         Batches, or windows, that are read ahead on other threads. 0: read when a batch is asked for.
     memory : int or str, optional
         Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet. A result
-        is a batch, or a window. Processes of this rank share the limit, and it must have room for one result of each.
-        By default, results on the host may take a quarter of its free memory, divided among the ranks that ``torchrun``
-        has started there, but always one result. Results on a GPU are then limited by `prefetch` alone.
+        is a batch, or a window. The worker processes of a rank share the limit, which must suffice for one result of
+        each. By default, results on the host may take a quarter of the host's free memory, divided by the number of
+        ranks that ``torchrun`` has started there, and always one result per process. Results on a GPU are then limited
+        by `prefetch` alone.
     drop_last : bool
         Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional
         Which part of the samples this process reads. By default the values of ``torch.distributed`` when an epoch
         starts, if it is initialised, otherwise 0 and 1.
     dtype : "float32", optional
-        Dtype of data variables that are float64, such as packed integers. They are decoded straight to it: masked and
-        scaled in float64, and rounded once.
+        Dtype in place of float64, for data variables that are stored as float64, or that become float64 when packed
+        integers are decoded. They are decoded straight to float32: masked and scaled in float64, and rounded once.
     stack : hashable, optional
         Name of a new dimension. All data variables, which must have the same dimensions and dtype, become one array: a
         batch is a DataArray with the dimensions ``sample``, `stack`, and those of the variables. Their names are the
@@ -244,7 +245,10 @@ def _require_bool(name: str, value: Any) -> bool:
     """Return the value of an option as a bool, or raise an `OptionError` if it is something else."""
     if not isinstance(value, bool | np.bool_):
         raise OptionError(
-            f"unusable {name}=", tried=f"{name}={value!r}"[:200], found="neither True nor False", do="give one"
+            f"unusable {name}=",
+            tried=f"{name}={value!r}"[:200],
+            found="neither True nor False",
+            do="give True or False",
         )
     return bool(value)
 

@@ -1,6 +1,6 @@
 """`Passes`: lets all processes that read for a pass over batches agree on the epoch that it reads.
 
-A pass is one ``iter()`` of a loader. The process that consumes the batches reads for it itself, or starts workers that
+A pass is one ``iter()`` of a loader. The process that consumes its batches reads them itself, or starts workers that
 do. Workers may begin long after one another, or never. Each process that begins a pass appends an entry to a file that
 all of them have open, and then reads the entries of all processes. The operating system appends entries one after
 another, so all processes see them in the same order and derive the same epochs (`_History`). An entry is written by one
@@ -26,8 +26,8 @@ Position = tuple[int, int]
 _ENTRY = struct.Struct("<8q")
 """The fields of a `Pass`, the number of an epoch or `_NEXT_EPOCH`, and the number of batches that are left out."""
 _MOVE = -1
-"""Stands in place of `Pass.number` in an entry with which no pass begins, and which says where the consumer's next one
-will. Its `first_child` is the number of the consumer's latest child process. Its `n_workers` is what
+"""Stands in place of `Pass.number` in an entry with which no pass begins. Such an entry says where the consumer's next
+pass will begin. Its `first_child` is the number of the consumer's latest child process. Its `n_workers` is what
 `Passes.n_workers` returns from then on."""
 _NEXT_EPOCH = -1
 """Stands in place of the number of an epoch in the entry of a pass that begins where the entries before it say."""
@@ -75,7 +75,7 @@ class Passes:
     epoch, batch : int
         Where the first pass begins.
     n_workers : int
-        Number of workers of the pass before it.
+        Number of workers of the pass before the first one.
     """
 
     def __init__(self, epoch: int, batch: int, n_workers: int = 0) -> None:
@@ -120,8 +120,8 @@ class Passes:
 
     def move(self, epoch: int, batch: int = 0) -> None:
         """Let the next pass that this process consumes begin after `batch` batches of an epoch."""
-        # The number that a new child process would get. Later ones get larger numbers. Making a `Process` takes one,
-        # but starts nothing.
+        # Making a `Process` takes the next number of a child process, but starts nothing. So this number is larger than
+        # those of earlier children, and smaller than those of later ones.
         latest_child = Process()._identity[-1]  # noqa: SLF001
         self._append(Pass(os.getpid(), _MOVE, first_child=latest_child), epoch, batch)
 
@@ -188,8 +188,8 @@ class _History:
         A consumer that has no entries yet begins where the process that made the `Passes` would begin its next pass.
         """
         if consumer not in self._moves:
-            # The first entry of the file, a move of the process that made it, asks for this as well. There is no other
-            # entry then, and the move at once takes the place of (0, 0).
+            # There is no maker yet when the first entry of the file is added. It is a move of the process that made the
+            # file, and replaces (0, 0) at once.
             maker = next(iter(self._moves), None)
             self._moves[consumer] = {0: (0, 0) if maker is None else self.next_position(maker)}
         return self._moves[consumer]

@@ -122,8 +122,12 @@ def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
 
 def _merge(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
     """Return parts that follow each other along an axis, with those neighbours joined that `can_join` each other."""
-    run_starts = [number for number, (a, b) in enumerate(pairwise(parts), start=1) if not a.can_join(b, axis)]
-    return tuple(join_parts(parts[start:stop], axis) for start, stop in pairwise([0, *run_starts, len(parts)]))
+    run_bounds = [0]
+    for number, (part, next_part) in enumerate(pairwise(parts), start=1):
+        if not part.can_join(next_part, axis):
+            run_bounds.append(number)
+    run_bounds.append(len(parts))
+    return tuple(join_parts(parts[start:stop], axis) for start, stop in pairwise(run_bounds))
 
 
 def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:

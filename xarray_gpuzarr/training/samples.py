@@ -121,7 +121,7 @@ def choose_samples(
     used = [name for name, value in options.items() if value is not None]
     if len(used) > 1:
         raise OptionError(
-            "samples are asked for in two ways",
+            "samples are specified in several ways",
             tried=", ".join(f"{name}=" for name in used),
             found="stride= makes a regular grid of boxes, random= draws boxes at random, positions= takes those given",
             do="choose one of these, or none for boxes side by side",
@@ -178,7 +178,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             f"unusable {name}=",
             tried=f"{name}={value!r}"[:200],
             found="no dimension" if isinstance(value, Mapping) else "not a mapping from dimensions",
-            do=f'give {name}= one, such as {{"time": ...}}',
+            do=f'give {name}= a mapping such as {{"time": ...}}',
         )
     unknown = [dim for dim in value if dim not in known]
     if unknown:

@@ -243,8 +243,8 @@ def read_sources[Name](
     if blocks_of_dask:
         (computed,) = dask.base.compute(blocks_of_dask)  # together, so that variables share tasks
         for name, blocks in computed.items():
-            # `Variable` converts as xarray does, datetime64[D] to datetime64[s] for example. Any names of dimensions
-            # will do.
+            # The dtype is the one that xarray would give, which turns datetime64[D] to datetime64[s], for example. Any
+            # names of dimensions will do to make a `Variable`.
             dtype = Variable(range(blocks[0].ndim), blocks[0]).dtype
             arrays[name] = _stack(blocks, dtype)
     for name, array in arrays.items():

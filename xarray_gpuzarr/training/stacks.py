@@ -83,6 +83,7 @@ def _in_increasing_order(selection: range | Column, start: Column, n: int) -> tu
     first = int(start[0])
     is_same_for_all = bool((start == first).all())
     if is_same_for_all and first >= 0 and first + n <= len(selection):
+        # All boxes take the same elements, so one slice or index serves them all.
         elements = selection[first : first + n]
         if not isinstance(elements, range):
             return _sorted(elements)
@@ -91,6 +92,7 @@ def _in_increasing_order(selection: range | Column, start: Column, n: int) -> tu
         increasing = elements[::-1]
         return slice(increasing.start, increasing.stop, increasing.step), slice(None, None, -1)
     if isinstance(selection, range) and start.min() >= 0 and start.max() + n <= len(selection):
+        # All boxes lie inside the part, and the elements of each are evenly spaced.
         if selection.step > 0:
             return Crops(start=selection.start + start * selection.step, count=n, step=selection.step), None
         lowest = selection.start + (start + n - 1) * selection.step

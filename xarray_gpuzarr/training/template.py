@@ -172,10 +172,10 @@ class Template:
 
         The shards are those of the variable with the largest samples.
         """
-        stored = [cut for cut in self.cuts.values() if cut.source.shard_numbers is not None]
-        if not stored:
+        cuts_with_shards = [cut for cut in self.cuts.values() if cut.source.shard_numbers is not None]
+        if not cuts_with_shards:
             return np.zeros(len(start), np.int64)
-        return max(stored, key=lambda cut: cut.nbytes).shard_numbers(start)
+        return max(cuts_with_shards, key=lambda cut: cut.nbytes).shard_numbers(start)
 
     def batch(self, arrays: Arrays, samples: slice) -> Dataset | DataArray:
         """Return a batch of some of the samples that `read` returned. Its arrays are views."""
