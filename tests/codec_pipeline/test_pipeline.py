@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -58,6 +59,24 @@ def test_arrays_of_the_same_store_are_equal(array):
     with zarr_pipeline():
         assert array == zarr.open_array(array.store)
     assert copy.copy(array) == array
+
+
+COPIES = {"pickled": lambda array: pickle.loads(pickle.dumps(array)), "copied": copy.deepcopy}
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("layout", [SHARDED, {"chunks": (2, 3), "compressors": None}], ids=["sharded", "raw"])
+def test_arrays_that_are_made_again_where_another_pipeline_is_set_read_and_write(memory, layout, again):
+    write(memory, DATA, **layout)
+    with zarr_pipeline():
+        opened = zarr.open_array(memory)
+
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        array = again(opened)
+
+    np.testing.assert_array_equal(array[:2, :3], DATA[:2, :3])
+    array[:3] = 7
+    np.testing.assert_array_equal(array[...], np.concatenate([np.full((3, 6), 7), DATA[3:]]))
 
 
 def test_reading_brings_no_xarray_no_dask_and_no_cupy(local):

@@ -54,6 +54,7 @@ class CodecPipeline(codec.CodecPipeline):
 
     zarr-python makes one for each array that is opened while its setting ``codec_pipeline.path`` is
     ``"xarray_gpuzarr.CodecPipeline"``. zarr-python's fastest pipeline reads and writes what this package cannot plan.
+    For an array that is copied or unpickled while the setting names another pipeline, that one does so instead.
 
     Parameters
     ----------

@@ -92,8 +92,9 @@ class ArrayReader:
         drop_axes : tuple of int
             Axes that `out` lacks; see `zarr.abc.codec.CodecPipeline.read`.
         fallback : zarr.abc.codec.CodecPipeline
-            zarr-python's own pipeline. Its ``read_sync`` is called for short reads of a `MemorySource`, which exists
-            only with zarr-python 3.3 or newer; the fused pipeline of these versions has that method.
+            zarr-python's own pipeline. Its ``read_sync`` is called for short reads of a `MemorySource`. The fused
+            pipeline of zarr-python 3.3 and newer has this method. An array that was copied or unpickled while
+            zarr-python's settings name another pipeline may lack it.
 
         Returns
         -------
@@ -122,7 +123,7 @@ class ArrayReader:
         if refuses_missing(chunk_spec.config):
             stored = replace(stored, source=StrictSource(source))
         read = PipelineRead(stored, batch, out, drop_axes)
-        if device == "host" and read.is_short_copy(self._short_nbytes):
+        if device == "host" and hasattr(fallback, "read_sync") and read.is_short_copy(self._short_nbytes):
             fallback.read_sync(batch, out, drop_axes)  # on this thread, since a change to another takes longer
             return True
         start = time.monotonic()

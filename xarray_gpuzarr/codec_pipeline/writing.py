@@ -73,8 +73,10 @@ class ArrayWriter:
             # still empty, it consists of the address of the store and the whole key, which gives the same name. Items
             # that are no paths in a store need no turn, since nothing else writes them. They share a name that belongs
             # to no object.
+            setter = other_items[0][0]
+            store = setter.store if isinstance(setter, StorePath) else self._store
             keys = [getattr(item[0], "path", "") for item in other_items]
-            async with turns.hold_async(place_of(self._store, self._path), keys):
+            async with turns.hold_async(place_of(store, self._path), keys):
                 await fallback.write(other_items, value, drop_axes)
 
     async def write_by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:

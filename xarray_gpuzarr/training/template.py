@@ -56,15 +56,16 @@ class CutVariable:
                 starts[:, axis] = start[:, column]
         return Boxes(start=starts, shape=self.shape)
 
-    def shard_numbers(self, start: Column) -> Column:
+    def shard_numbers(self, start: Column) -> Column | None:
         """Return the number of the shard that each sample begins in, shape (n,), given the starts, shape (n, n_dims).
 
-        The numbers of shards are in C order of those axes that are cut.
+        The numbers of shards are in C order of those axes that are cut. Returns None for a source without shards.
         """
+        shard_numbers = self.source.shard_numbers
+        if shard_numbers is None:
+            return None
         numbers = np.zeros(len(start), np.int64)
-        if self.source.shard_numbers is None:
-            return numbers
-        for shard_of_element, column in zip(self.source.shard_numbers, self.start_columns, strict=True):
+        for shard_of_element, column in zip(shard_numbers, self.start_columns, strict=True):
             if column is not None:
                 n_shards = int(shard_of_element.max(initial=0)) + 1
                 numbers = numbers * n_shards + shard_of_element[start[:, column]]
@@ -170,12 +171,13 @@ class Template:
     def shard_numbers(self, start: Column) -> Column:
         """Return the number of the shard that each sample begins in, shape (n,), given the starts, shape (n, n_dims).
 
-        The shards are those of the variable with the largest samples.
+        The shards are those of the variable with the largest samples. If no variable has shards, all numbers are zero.
         """
-        cuts_with_shards = [cut for cut in self.cuts.values() if cut.source.shard_numbers is not None]
-        if not cuts_with_shards:
-            return np.zeros(len(start), np.int64)
-        return max(cuts_with_shards, key=lambda cut: cut.nbytes).shard_numbers(start)
+        for cut in sorted(self.cuts.values(), key=lambda cut: cut.nbytes, reverse=True):
+            numbers = cut.shard_numbers(start)
+            if numbers is not None:
+                return numbers
+        return np.zeros(len(start), np.int64)
 
     def batch(self, arrays: Arrays, samples: slice) -> Dataset | DataArray:
         """Return a batch of some of the samples that `read` returned. Its arrays are views."""
