@@ -27,9 +27,11 @@ from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 from xarray_gpuzarr.tasks.reads_ahead import watch_computations
 
 MANY_TASKS = 50_000
-"""Smallest number of tasks of an array for which the user is advised to use larger chunks."""
+"""Smallest number of tasks of an array for which the user is advised to use larger chunks. dask says that a task costs
+it 0.2 to 1 ms, so these take it 10 s or more."""
 SMALL_TASK_NBYTES = 1_000_000
-"""A task is small, and the user is advised to use larger chunks, if its result has fewer bytes than this."""
+"""A task is small, and the user is advised to use larger chunks, if its result has fewer bytes than this. Decoding them
+takes about 1 ms, no longer than dask's own work for the task."""
 
 
 def chunks_of_whole_shards(

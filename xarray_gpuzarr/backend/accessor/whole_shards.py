@@ -38,7 +38,8 @@ from xarray_gpuzarr.backend.accessor.xarray_encoding import (
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
-"""Largest number of bytes of a NumPy variable that is written without tasks. Tasks would not make this faster."""
+"""Largest number of bytes of a NumPy variable that is written without tasks. Tasks limit the memory of packed values,
+which is small here. They would not make this faster, since one call of the loops uses all cores."""
 
 
 @record
