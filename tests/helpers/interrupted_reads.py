@@ -1,4 +1,4 @@
-"""Reads that are interrupted, again and again: ``python -m helpers.interrupted_reads shards 2 points 1``.
+"""Reads that a signal interrupts, again and again: ``python -m helpers.interrupted_reads shards 2 60`` (seconds).
 
 After each interrupt, nothing that reads hold may be held, and the next read must give the right values.
 """
@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -39,57 +40,8 @@ from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.process.turns import turns
 from xarray_gpuzarr.read import stored_array
 
-_TOOL = 4
-_EVENTS = sys.monitoring.events
-_WATCHED = _EVENTS.PY_START | _EVENTS.PY_RESUME | _EVENTS.CALL | _EVENTS.JUMP  # returns from C come with calls
-_WAITS = ("acquire", "get", "sleep", "preadv", "open", "put")
-"""C functions that handle signals while they wait, and then have done nothing."""
 _HELPERS = str(Path(__file__).parent)
 _PACKAGE = str(Path(xarray_gpuzarr.__file__).parent)
-
-
-class Interrupts:
-    """Counts points of the thread that made it, and interrupts at one of them."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._n = 0
-        self._at: int | None = None
-        self._on = False
-        sys.monitoring.use_tool_id(_TOOL, "interrupts")
-        for event in (_EVENTS.PY_START, _EVENTS.PY_RESUME, _EVENTS.C_RETURN):
-            sys.monitoring.register_callback(_TOOL, event, self._point)
-        sys.monitoring.register_callback(_TOOL, _EVENTS.CALL, self._call)
-        sys.monitoring.register_callback(_TOOL, _EVENTS.JUMP, self._jump)
-        sys.unraisablehook = lambda _: None  # an interrupt within a finalizer is lost
-
-    def run(self, work: Callable[[], Any], at: int | None = None) -> int:
-        """Do some work, interrupted at one of its points, counted from 1; return how many points came up."""
-        self._n, self._at = 0, at
-        sys.monitoring.set_events(_TOOL, _WATCHED)
-        self._on = True
-        try:
-            work()
-        finally:
-            self._on = False
-            sys.monitoring.set_events(_TOOL, 0)
-        return self._n
-
-    def _call(self, code: CodeType, offset: int, function: Any, _: object) -> None:
-        if getattr(function, "__name__", "") in _WAITS and not hasattr(function, "__code__"):
-            self._point(code, offset)
-
-    def _jump(self, code: CodeType, offset: int, to: int) -> None:
-        if to <= offset:
-            self._point(code, offset)
-
-    def _point(self, code: CodeType, *_: object) -> None:
-        if not self._on or threading.get_ident() != self._thread or is_foreign(sys._getframe(1)):
-            return
-        self._n += 1
-        if self._n == self._at:
-            self._on = False
-            raise KeyboardInterrupt
 
 
 def is_foreign(frame: FrameType | None) -> bool:
@@ -263,62 +215,53 @@ SUBJECTS: dict[str, Callable[[str, int], Subject]] = {
 }
 
 
-def at_every_point(subject: Subject, first: int = 1, step: int = 1) -> int:
-    """Interrupt a read at each of its points in turn, or at every `step`-th."""
-    interrupts, n_hits, at = Interrupts(), 0, first
-    n_points = max(interrupts.run(subject.read) for _ in range(3))
-    while at <= n_points:
-        n_hits += subject.interrupted(lambda: interrupts.run(subject.read, at))  # noqa: B023
+def interrupt_reads(kind: str, n_threads: int, seconds: float) -> int:
+    """Interrupt reads in this process, which does nothing else; return the number of reads that were interrupted."""
+    HostDecoder.costs = replace(HostDecoder.costs, serial_s=0.0)
+    with tempfile.TemporaryDirectory() as path:
+        subject = SUBJECTS[kind](path, n_threads)
+        gc.freeze()  # checks collect garbage, and need not look at what libraries have made
+        n_interrupted = interrupt_for(subject, seconds)
         subject.read()
-        at += step
-    return n_hits
+    return n_interrupted
 
 
-def by_timer(subject: Subject, seconds: float) -> int:
-    """Interrupt reads by a signal, a little later each time."""
-    armed: list[bool] = []
+def interrupt_for(subject: Subject, seconds: float) -> int:
+    """Interrupt reads by a signal, at times that spread over the whole read; return how many were interrupted."""
+    is_armed = False
 
-    def interrupt(_: int, frame: Any) -> None:
-        if not armed:  # it came when the read had ended, and is handled only now
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if not is_armed:  # the signal came when the read had ended, and is handled only now
             return
         if is_foreign(frame):
             signal.setitimer(signal.ITIMER_REAL, 2e-5)
         else:
             raise KeyboardInterrupt
 
+    def read_interrupted(after_s: float) -> None:
+        nonlocal is_armed
+        is_armed = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, after_s))
+            subject.read()
+        finally:
+            is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda _: None  # an interrupt within a finalizer is lost
     begin = time.monotonic()
     subject.read()
-    longest = 1.2 * (time.monotonic() - begin)
-    n_hits, n, deadline = 0, 0, begin + seconds
-    while time.monotonic() < deadline:
+    longest_s = 1.2 * (time.monotonic() - begin)
+    n_interrupted, n = 0, 0
+    while time.monotonic() < begin + seconds:
         n += 1
-
-        def read() -> None:
-            armed[:] = [True]
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, longest * (n * 0.618034 % 1)))  # noqa: B023
-                subject.read()
-            finally:
-                armed.clear()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-
-        n_hits += subject.interrupted(read)
+        n_interrupted += subject.interrupted(partial(read_interrupted, longest_s * (n * 0.618034 % 1)))
         if n % 10 == 0:
             subject.read()
-    return n_hits
-
-
-def interrupt_reads(kind: str, n_threads: int, way: str, amount: float) -> int:
-    """Interrupt reads in this process, which does nothing else; return how many interrupts there were."""
-    HostDecoder.costs = replace(HostDecoder.costs, serial_s=0.0)
-    with tempfile.TemporaryDirectory() as path:
-        subject = SUBJECTS[kind](path, n_threads)
-        n = by_timer(subject, amount) if way == "timer" else at_every_point(subject, step=int(amount))
-        subject.read()
-    return n
+    return n_interrupted
 
 
 if __name__ == "__main__":
-    kind, n_threads, way, amount = sys.argv[1:]
-    sys.stdout.write(f"{interrupt_reads(kind, int(n_threads), way, float(amount))} interrupts\n")
+    kind, n_threads, seconds = sys.argv[1:]
+    sys.stdout.write(f"{interrupt_reads(kind, int(n_threads), float(seconds))} reads were interrupted\n")

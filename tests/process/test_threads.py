@@ -83,26 +83,17 @@ def test_budget_is_the_cores_of_this_process(monkeypatch):
     assert thread_budget() == (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_one_caller_gets_all_threads_of_the_budget(budget, n):
+@pytest.mark.parametrize(("n", "most"), [(1, 100), (2, 100), (5, 100), (4, 1), (4, 2), (1, 4)])
+def test_one_caller_gets_all_threads_of_the_budget_that_could_be_busy(budget, n, most):
     budget(n)
-    together = threading.Barrier(n, timeout=30)
-    work = Work(n, together.wait)
-
-    Crew().run(work, max_threads=100)
-
-    assert work.most_inside == len(work.threads) == n
-
-
-@pytest.mark.parametrize(("n", "most"), [(4, 1), (4, 2), (1, 4)])
-def test_no_more_threads_than_could_be_busy(budget, n, most):
-    budget(n)
-    work = Work(50)
+    n_threads = min(n, most)
+    together = threading.Barrier(n_threads, timeout=30)
+    work = Work(10 * n_threads, together.wait)
 
     Crew().run(work, most)
 
-    assert work.done == 50
-    assert len(work.threads) <= min(n, most)
+    assert work.done == 10 * n_threads
+    assert work.most_inside == len(work.threads) == n_threads
 
 
 @pytest.mark.parametrize("n_callers", [1, 2, 6])

@@ -1,13 +1,14 @@
-"""Fewer combinations say as much: every pair of choices is among them."""
+"""Tests of many parameters run with fewer combinations, among which is every pair of values."""
 
 import random
-from collections import Counter
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 from helpers import every_pair, not_run
 from helpers.covering import covering, every_value, pairs_of
+
+pytest_plugins = ["pytester"]
 
 PRODUCTS = {
     "two choices": [*product("abc", "de")],
@@ -20,86 +21,67 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
-def test_every_pair_is_covered(rows):
-    taken = [rows[number] for number in covering(rows)]
+def test_every_pair_and_every_value_is_covered(rows):
+    pairs = [rows[number] for number in covering(rows)]
+    numbers = every_value(rows)
+    few = [rows[number] for number in numbers]
 
-    assert set().union(*map(pairs_of, taken)) == set().union(*map(pairs_of, rows))
+    assert set().union(*map(pairs_of, pairs)) == set().union(*map(pairs_of, rows))
+    assert [set(column) for column in zip(*few, strict=True)] == [set(column) for column in zip(*rows, strict=True)]
+    assert len(few) <= max((len(set(column)) for column in zip(*rows, strict=True)), default=0)
+    assert every_value(rows, also=numbers) == numbers
 
 
-@pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
-def test_every_value_is_covered_by_few_rows_that_differ(rows):
-    def counts(taken):
-        return [Counter(rows[number][place] for number in taken) for place in range(len(rows[0]) if rows else 0)]
-
-    taken = every_value(rows)
-
-    assert [set(count) for count in counts(taken)] == [{row[p] for row in rows} for p in range(len(counts([])))]
-    assert len(taken) <= max((len(count) for count in counts(taken)), default=0)
-    assert every_value(rows, taken) == taken
-
+EXAMPLES = """
+import pytest
 
 @pytest.mark.also_with("z-2-True-4")
 @pytest.mark.parametrize("fourth", range(5))
 @pytest.mark.parametrize("third", [False, True])
 @pytest.mark.parametrize("second", range(4))
 @pytest.mark.parametrize("first", "xyz")
-def test_example(first, second, third, fourth):
-    """What the next test looks at."""
-
+def test_pairs(first, second, third, fourth):
+    pass
 
 @pytest.mark.every_combination
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("second", range(3))
 @pytest.mark.parametrize("first", range(3))
-def test_whole_example(first, second, third):
-    """Another one."""
-
+def test_all(first, second, third):
+    pass
 
 @pytest.mark.every_value
 @pytest.mark.parametrize("second", range(3))
 @pytest.mark.parametrize("first", range(5))
-def test_long_example(first, second):
-    """And one that takes long."""
+def test_values(first, second):
+    pass
+"""
 
 
-def ran_of(request, name):
-    if any("::" in argument for argument in request.config.args):
-        pytest.skip("a user who names tests gets them all")
-    start = f"{request.path.name}::{name}["
-    return [item.callspec for item in request.session.items if start in item.nodeid]
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnknownMarkWarning")
+@pytest.mark.parametrize(
+    ("full", "named", "counts"), [(False, "", (20, 27, 5)), (True, "", (120, 27, 15)), (False, "::test_pairs", (120,))]
+)
+def test_marks_and_names_choose_how_many_combinations_run(pytester, monkeypatch, full, named, counts):
+    monkeypatch.setattr(every_pair, "FULL", full)
+    monkeypatch.setattr(every_pair, "_RUN", "pairs")
+    path = pytester.makepyfile(EXAMPLES)
+
+    items, _ = pytester.inline_genitems(f"{path}{named}")
+    every_pair.leave_out(pytester.parseconfig(f"{path}{named}"), items)
+
+    names = [item.originalname for item in items]
+    assert tuple(names.count(name) for name in dict.fromkeys(names)) == counts
+    assert "z-2-True-4" in {item.callspec.id for item in items}
 
 
-def test_tests_of_many_parameters_run_with_every_pair(request):
-    ran = ran_of(request, "test_example")
-    pairs = set().union(*(pairs_of(c._idlist) for c in ran))
-
-    assert len(pairs) == 3 * 4 + 3 * 2 + 3 * 5 + 4 * 2 + 4 * 5 + 2 * 5
-    assert "z-2-True-4" in {c.id for c in ran}
-    assert (len(ran) == 120) if every_pair.FULL else (20 <= len(ran) < 30)
-
-
-def test_tests_may_ask_for_every_combination(request):
-    assert len(ran_of(request, "test_whole_example")) == 27
-
-
-def test_tests_that_take_long_run_with_every_value(request):
-    ran = [c._idlist for c in ran_of(request, "test_long_example")]
-
-    assert {first for first, _ in ran} == {*"01234"}
-    assert {second for _, second in ran} == {*"012"}
-    assert len(ran) == (15 if every_pair.FULL else 5)
-
-
-def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():
-    def skipped(why):
-        return SimpleNamespace(longrepr=("file.py", 3, f"Skipped: {why}"))
-
+def test_reasons_why_tests_did_not_run_are_said_once_each():
+    skipped = [SimpleNamespace(longrepr=("file.py", 3, f"Skipped: {why}")) for why in ("no file", "no disk", "no file")]
     config = SimpleNamespace(stash=pytest.Stash())
-    of_a_worker = SimpleNamespace(stash=pytest.Stash(), workeroutput={})
-    not_run.count(of_a_worker, "of a kind", 7)
-    not_run.count(of_a_worker, "of another", 0)
-    not_run.take_over(config, of_a_worker.workeroutput)
+    worker = SimpleNamespace(stash=pytest.Stash(), workeroutput={})
+    not_run.count(worker, "of a kind", 7)
+    not_run.count(worker, "of another", 0)
 
-    lines = [*not_run.lines(config, [skipped("no file"), skipped("no module"), skipped("no file")])]
+    not_run.take_over(config, worker.workeroutput)
 
-    assert lines == ["not run: 7 of a kind", "not run: 2 no file", "not run: 1 no module"]
+    assert [*not_run.lines(config, skipped)] == ["not run: 7 of a kind", "not run: 2 no file", "not run: 1 no disk"]
