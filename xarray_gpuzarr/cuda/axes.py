@@ -43,9 +43,8 @@ LEAST_TILE = 32
 The worst case is a transposed box whose last axis has one element: tiles then have at most `MAX_TRANSPOSED_LINES` (64)
 lines of one element. `_even_part` fills, on average, more than half of such a limit, so tiles have more than 32
 elements on average. The bound does not hold if neighbours on the last axis are about `MAX_STEP` bytes apart or more:
-tiles are then one element wide, and a box of one line has as many tiles as elements.
-`fits_kernels`, which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises
-`ValueError`.
+tiles are then one element wide, and a box of one line has as many tiles as elements. `fits_kernels` of the decoder,
+which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises `ValueError`.
 """
 
 
