@@ -129,7 +129,7 @@ class NativeDevice:
             raise DeviceUnavailableError(
                 "cannot read to CuPy's per-thread default stream",
                 tried="a read while cupy.cuda.get_current_stream() is Stream.ptds",
-                found="arrays may be freed on other threads, whose streams do not wait for this one; values would be lost",
+                found="arrays freed on other threads, whose streams do not wait for this one, could be overwritten",
                 do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream():`",
             )
         return stream
