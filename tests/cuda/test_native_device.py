@@ -449,8 +449,8 @@ def test_the_array_library_may_lack_memory(fake, device):
     ("version", "do"),
     [
         (12040, "the driver has CUDA 12.4: pip install 'xarray-gpuzarr[cuda12]' instead of"),
-        (11080, "the driver has CUDA 11.8, older than these packages want: update it"),
-        (13000, "the driver has CUDA 13.0, older than these packages want: update it"),
+        (11080, "the driver has CUDA 11.8, older than the installed packages need: update the driver"),
+        (13000, "the driver has CUDA 13.0, older than the installed packages need: update the driver"),
         (None, "there is no NVIDIA driver here, or it cannot be loaded: install one"),
     ],
 )

@@ -78,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # raises errors here rather than when Python exits
     except BrokenPipeError:
-        # The reader, such as `head`, has read enough. Python flushes standard output again when it exits, so that is
-        # redirected to a file that takes everything.
+        # The reader, such as `head`, has read enough. Python flushes standard output again when it exits, so standard
+        # output is redirected to a file that takes everything.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # rich turns a BrokenPipeError into exit status 1
@@ -88,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
+    """Parse the arguments and run their command. Return its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    options = parser().parse_args(arguments or ["--help"])
     from xarray_gpuzarr.cli.terminal import complain, printing_warnings  # noqa: PLC0415  # imports xarray and rich
 
     # If several requests fail, zarr raises one error, and its event loop logs the others with their tracebacks.
@@ -140,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
             default="auto",
             metavar="DEVICE",
             choices=_Suggested(("auto", "cuda", "host")),
-            help="auto, cuda, cuda:1 (any number) or host (auto)",
+            help="auto, cuda, cuda:1 (any number) or host (default: auto)",
         )
     return parser
 
@@ -154,7 +156,7 @@ def _add_demo(commands: Any) -> argparse.ArgumentParser:
         "--dir",
         type=Path,
         default=Path("demo"),
-        help="folder for the store and the picture; older ones are replaced (demo)",
+        help="folder for the store and the picture; older ones are replaced (default: demo)",
     )
     demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)  # for tests
     _complete_paths(source)
@@ -183,8 +185,10 @@ def _add_bench(commands: Any) -> argparse.ArgumentParser:
     )
     _add_store(bench)
     bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
-    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
-    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each reader (5)")
+    bench.add_argument(
+        "--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (default: 256 MB)"
+    )
+    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each reader (default: 5)")
     return bench
 
 

@@ -41,7 +41,7 @@ _MOST_ERROR_CHARACTERS = 300
 def run(options: argparse.Namespace) -> int:
     """Run the command. Return 1 if a reader failed or read other values than the first reader, otherwise 0.
 
-    Readers without this package may fail if a server gives no byte ranges.
+    Failures of readers without this package do not count if the server gives no byte ranges.
     """
     most_nbytes = _parse_most_nbytes(options)
     address = address_of(options)

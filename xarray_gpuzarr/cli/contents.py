@@ -57,9 +57,11 @@ def open_contents(address: Address, device: str) -> Contents:
     GpuZarrError
         Nothing can be opened; see `naming_failures`.
     """
-    of_group = f", group={address.group!r}" if address.group else ""
-    with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
+    group_argument = f", group={address.group!r}" if address.group else ""
+    with naming_failures(address, f"xarray.open_dataset({address.store!r}{group_argument}, engine='gpuzarr')"):
         try:
+            # Opened here rather than by xarray, because `Contents.node` is its zarr group. With `store=`, xarray does
+            # not open it again.
             opened = open_group(address.store, group=address.group or None, **address.keywords)
             dataset = xr.open_dataset(address.store, engine="gpuzarr", store=opened, device=device)
         except Exception:

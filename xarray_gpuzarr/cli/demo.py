@@ -61,7 +61,7 @@ class DemoReader:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Return 1 if the two engines read different things, otherwise 0."""
     folder, source, device = options.dir, options.source, options.device
-    resolve_device(device)
+    resolve_device(device)  # raises an error now if the device cannot be used, rather than after writing
     # The suffix keeps a source in the same folder from being overwritten.
     name = f"{Path(source).stem}-sharded" if source else "weather"
     _make_folder(folder)
@@ -113,7 +113,8 @@ def _write(store: Path, source: str | None, size: str, *, prints_source: bool) -
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)  # concerns the source file, not the demo
-        with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
+        opened = weather_dataset(SAMPLES[size]) if source is None else open_store(None, source)
+        with opened as dataset:
             if source is not None and prints_source:
                 say(f"writing {source} to {store}")
             try:
@@ -131,7 +132,7 @@ def _say_left_out(source: str) -> None:
     """Name the groups of a source that the demo does not read, if there are any."""
     left_out = _groups_below(source)
     if left_out:
-        say(f"left    {listed(left_out)}: groups below the root, which alone was read")
+        say(f"left    {listed(left_out)}: groups below the root were not read")
         opening = f'xr.open_dataset("{masked(source)}", group="{left_out[0]}")'
         say(f"        {opening} opens one; ds.gpuzarr.to_zarr writes it")
 

@@ -23,7 +23,8 @@ def run(options: argparse.Namespace, sizes: Sizes = USUAL_SIZES) -> int:
     """Examine this machine and print the results. Return 1 if something is wrong, otherwise 0."""
     is_shown = options.json != "-" and not options.report
     line = StatusLine()
-    examination = examine(options.device, progress=line.show, sizes=sizes)  # checks the device; the rest is done below
+    # This call only checks the device. Each part is examined when the loop below draws its section.
+    examination = examine(options.device, progress=line.show, sizes=sizes)
     if options.json not in (None, "-"):  # a file that cannot be written fails now rather than after the examination
         with naming_unwritable("--json", Path(options.json)):
             Path(options.json).open("a").close()

@@ -106,10 +106,10 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
 def _cause(err: BaseException, address: Address) -> tuple[str, str]:
     """Return the cause of an error and what to do. The cause is empty if the error itself names it, or if unknown."""
     errors: list[BaseException] = []
-    link: BaseException | None = err
-    while link is not None and link not in errors:  # libraries may set causes that form a cycle
-        errors.append(link)
-        link = link.__cause__ or link.__context__
+    error: BaseException | None = err
+    while error is not None and error not in errors:  # libraries may set causes that form a cycle
+        errors.append(error)
+        error = error.__cause__ or error.__context__
     if any(isinstance(e, PermissionError) or type(e).__name__ in _NO_CREDENTIALS for e in errors):
         do = f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
         if address.scheme:

@@ -235,7 +235,10 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, show_all: bool) -> None:
 
 
 def _block_shape(row: Row) -> tuple[int, ...]:
-    """Return the shape of the block that one dask task reads: a shard, or a chunk if there are no shards."""
+    """Return the shape of the first block that a dask task reads: a shard, or a chunk if there are no shards.
+
+    It is cut off at the end of the array.
+    """
     return tuple(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
 
 

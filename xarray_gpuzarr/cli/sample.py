@@ -134,7 +134,8 @@ def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
     for corners in json.loads((resources.files(__package__) / "continents.json").read_text()).values():
         x, y = np.array(corners, float).reshape(-1, 2).T
         inside = np.zeros_like(land)
-        # A point is inside if a ray from it to the east crosses an odd number of edges.
+        # A point is inside if a ray from it to the east crosses an odd number of edges. No ray crosses an edge that
+        # runs east or west itself.
         for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
             if y0 != y1:
                 inside ^= ((y0 > lat) != (y1 > lat)) & (lon < (x1 - x0) * (lat - y0) / (y1 - y0) + x0)
@@ -228,7 +229,8 @@ def write_sharded(dataset: xr.Dataset, path: str) -> None:
             else:  # coordinates are read as a whole, so their chunks are as long as shards would be
                 encoding[name] |= {"chunks": shard}
     with warnings.catch_warnings():
-        # zarr-python warns that the v3 specification lacks consolidated metadata. Without it, xarray warns instead.
+        # zarr-python warns that the v3 specification lacks consolidated metadata. If a store lacks them, xarray warns
+        # when it opens the store.
         warnings.filterwarnings("ignore", message="Consolidated metadata")
         dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=encoding)
 

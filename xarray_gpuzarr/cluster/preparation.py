@@ -35,7 +35,7 @@ class Preparation:
     def enter(self, *, device: str, options: Mapping[str, Any]) -> Device:
         """Prepare this process for one more worker.
 
-        Only the first worker's `options` take effect. If the first preparation raises an error, all changes have been
+        Only the first worker's `options` take effect. If preparing the process for it raises an error, all changes are
         undone.
 
         Parameters
@@ -93,7 +93,10 @@ class Preparation:
             self._undo.append(decoder.close)
 
     def _undo_all(self) -> None:
-        """Undo the changes in reverse order: release workspaces first, then pools, then what is kept for devices."""
+        """Undo the changes in reverse order.
+
+        So workspaces are closed first. Then CuPy stops using RMM's pool, devices are forgotten, and options restored.
+        """
         while self._undo:
             self._undo.pop()()
 

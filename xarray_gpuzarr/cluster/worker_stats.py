@@ -144,7 +144,7 @@ def _html_row(cells: Sequence[str], tag: str) -> str:
 
 
 def stats(client: Any = None) -> Any:
-    """Return what this engine has read since processes started.
+    """Return what this engine has read since each process started.
 
     Parameters
     ----------

@@ -80,12 +80,13 @@ class DeviceMemory(Protocol):
         """Length in bytes."""
 
     def free(self) -> None:
-        """Free the memory once the work that its stream has been given so far is done. Does not block."""
+        """Free the memory once its stream has done all work that it has been given so far. Does not block."""
 
     def free_behind(self, stream: Stream) -> None:
-        """Free the memory once the work that `stream`, rather than its own stream, has been given so far is done.
+        """Free the memory once `stream` has done all work that it has been given so far.
 
-        Does not block. The garbage collector may call it on any thread, at any point, with any current device.
+        The memory's own stream is not waited for. Does not block. The garbage collector may call this on any thread, at
+        any point, with any current device.
         """
 
 

@@ -29,8 +29,9 @@ STAGE_NBYTES = 17408
 """Bytes of shared memory through which a tile is transposed: 64 lines of 17 elements of 16 bytes. It must be
 ``stage_nbytes`` of ``scatter.cu``."""
 MAX_TRANSPOSED_LINES = 64
-"""Largest number of lines in a transposed tile, and so of neighbours in the chunk that are read together. The kernel
-would take up to `MAX_LINES`, as long as the tile fits into `STAGE_NBYTES`."""
+"""Largest number of lines in a transposed tile. Consecutive lines are neighbours in the chunk there, so at most this
+many neighbours are read together. The kernel would take up to `MAX_LINES`, as long as the tile fits into
+`STAGE_NBYTES`."""
 MAX_STEP = 2**31
 """Limit of the distance in bytes between neighbours on the last axis, because the kernel keeps it in a signed 32-bit
 number. Farther neighbours are in different tiles, one element wide."""
@@ -39,12 +40,11 @@ MAX_BOX = 2**31
 LEAST_TILE = 32
 """Lower bound of the average number of elements in the tiles of a box that has several tiles.
 
-`_even_part` cuts a dimension into parts that are, on average, more than half as long as they may be. Tiles are smallest
-if a box is transposed and its last axis has one element. They may then have `MAX_TRANSPOSED_LINES` (64) lines of one
-element, so they have more than 32 on average. The bound does not hold if neighbours on the last axis are about
-`MAX_STEP` bytes apart or more: tiles are then one element wide, and a box of one line has as many tiles as elements.
-`fits_kernels`, which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises
-`ValueError`.
+The worst case is a transposed box whose last axis has one element: tiles then have at most `MAX_TRANSPOSED_LINES` (64)
+lines of one element. `_even_part` fills, on average, more than half of such a limit, so tiles have more than 32
+elements on average. The bound does not hold if neighbours on the last axis are about `MAX_STEP` bytes apart or more:
+tiles are then one element wide, and a box of one line has as many tiles as elements. `fits_kernels` of the decoder,
+which relies on the bound, may then be wrong, and a launch of more than `MAX_BLOCKS` tiles raises `ValueError`.
 """
 
 
@@ -67,9 +67,9 @@ class AxisColumns:
     step: int
     """Distance between wanted elements, in elements of the axis."""
     in_stride: int
-    """Elements between neighbours in the stored chunk."""
+    """Stride of the axis in the stored chunk."""
     out_stride: int
-    """Elements between neighbours in the output."""
+    """Stride of the axis in the output."""
 
     @property
     def max_count(self) -> int:
@@ -90,7 +90,7 @@ class Walk:
     columns: tuple[int, ...]
     """For each axis, its column in the table of piece numbers, which has a row for each chunk."""
     in_first: int = 0
-    """Number of elements of the chunk to skip for the axes that were dropped."""
+    """Offset in the chunk, in elements, that takes the place of the axes that were dropped."""
     factor: int = 1
     """Number of stored elements that are copied as one. Lengths, starts and strides count these as one element."""
 
@@ -101,7 +101,10 @@ class Walk:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the chunk is contiguous along another axis than the output: the one before the last, in that case."""
+        """Whether the chunk is contiguous along another axis than the last one, along which the output is contiguous.
+
+        If there is such an axis, `plan_walk` has put it before the last one. So only these two are compared.
+        """
         return len(self.axes) > 1 and abs(self.axes[-2].in_stride) < abs(self.axes[-1].in_stride)
 
 
@@ -161,7 +164,7 @@ def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
     last, others = walk.axes[-1], walk.axes[:-1]
     # `bits` has the bits of all numbers that the factor must divide. A unit, which is what is handled as one element,
     # has at most MAX_UNIT_NBYTES bytes, and its length divides the address of the output. The addresses of chunks need
-    # no such condition: callers align chunks to `unit_nbytes` of the kernel.
+    # no such condition: callers align chunks to `unit_nbytes` of the placer.
     bits = walk.in_first | (out // itemsize) | (MAX_UNIT_NBYTES // itemsize)
     for column in (last.in_start, last.count, last.out_start):
         bits |= int(np.bitwise_or.reduce(column, initial=0))
@@ -177,17 +180,17 @@ def _widen(walk: Walk, *, itemsize: int, out: int) -> Walk:
 
 
 def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
-    """Cut the largest box into nearly equal tiles; `itemsize` is the bytes of what is handled as one element."""
+    """Cut the largest box into nearly equal tiles; `itemsize` is the length in bytes of a unit (see `_widen`)."""
     last = walk.axes[-1]
     length = last.max_count
     n_all_lines = math.prod(axis.max_count for axis in walk.axes[:-1])
     if length == 0 or n_all_lines == 0:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     # Transposed tiles lie in shared memory, whose banks are 4 bytes wide. A cell is a bank, or an element if that is
-    # longer. Lines are an odd number of cells apart (`pitch`), so that neighbours lie in different banks.
+    # longer. Lines are an odd number of cells apart (`pitch`), so that neighbouring lines begin in different banks.
     elements_per_cell = max(1, 4 // itemsize)
-    # MAX_STEP is in bytes, but strides are in elements. Those of the chunk and of the output may differ in length, so
-    # both are taken for the longest ones.
+    # MAX_STEP is in bytes, strides are in elements. Elements of the chunk and of the output may differ in size, so the
+    # largest size that an element may have is assumed for both.
     if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // MAX_UNIT_NBYTES:
         width = 1
         max_lines = MAX_LINES
@@ -255,8 +258,8 @@ def _merge(walk: Walk) -> Walk:
     for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
         outer = axes[-1]
         n = inner.max_count
-        # The only piece of the inner axis fills exactly one stride of the outer axis, in the chunk and in the output.
-        # So it is the whole axis, and its starts, which are dropped here, are 0.
+        # If the only piece of the inner axis fills exactly one stride of the outer axis, in the chunk and in the
+        # output, it is the whole axis. Its starts, which are dropped here, are then 0.
         if (
             len(inner.count) == 1
             and outer.is_run

@@ -11,11 +11,11 @@ from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_BLOCKS, N_THREADS
 
 MAX_NBYTES = 2**31 - 1
-"""Largest length in bytes of a block or a stream, compressed or not. C-Blosc makes none that is longer."""
+"""Largest length in bytes of a Blosc block or a stream, compressed or not. C-Blosc makes none that is longer."""
 
 _TILE_NBYTES = 1 << 15
-"""Number of bytes for which the longest Blosc block of a launch gets a block of threads. All other Blosc blocks get as
-many blocks of threads. ``unshuffle.cu`` accepts any number of them, so this one may be chosen freely."""
+"""Every Blosc block of a launch gets as many blocks of threads as the longest one has parts of this length.
+``unshuffle.cu`` accepts any number of them, so the length may be chosen freely."""
 _N_STREAMS = 8
 """Number of blosclz streams that a block of threads decompresses. It must be ``n_warps * n_streams`` of
 ``blosclz.cu``."""

@@ -151,7 +151,7 @@ def pad_words(values: npt.NDArray[Any]) -> Words:
 
 
 def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
-    """Whether a conversion keeps the bytes, apart from their order."""
+    """Whether a conversion keeps the bytes, apart from their order, and the copying kernels take the dtypes."""
     if stored.kind in "iu" and result.kind in "iu":
         return stored.itemsize == result.itemsize
     return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_LENGTHS

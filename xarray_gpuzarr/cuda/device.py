@@ -129,7 +129,7 @@ class NativeDevice:
             raise DeviceUnavailableError(
                 "cannot read to CuPy's per-thread default stream",
                 tried="a read while cupy.cuda.get_current_stream() is Stream.ptds",
-                found="arrays may be freed on other threads, where that stream is another one; values would be lost",
+                found="arrays freed on other threads, whose streams do not wait for this one, could be overwritten",
                 do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream():`",
             )
         return stream
@@ -211,7 +211,7 @@ class NativeDevice:
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
         """Enqueue a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
         function = self._kernels.functions.get(kernel) or self._kernels.compile(kernel)
-        words = list(np.array(args, np.uint64))  # CuPy passes each NumPy scalar with the type that it has
+        words = list(np.array(args, np.uint64))  # CuPy passes NumPy scalars as they are, so each has 64 bits
         try:
             function((n_blocks,), (n_threads,), words, stream=_native(stream).for_cupy)
         except FAILURES as error:
@@ -285,7 +285,7 @@ def native_device(index: int | None = None) -> DeviceApi:
     Raises
     ------
     CudaError
-        If there is no usable GPU, or if a process that this one was forked from had used it.
+        If there is no usable GPU, or if this process was forked from one that had used a GPU.
     """
     if index is None:
         index = int(cupy.cuda.runtime.getDevice())

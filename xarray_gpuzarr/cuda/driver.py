@@ -55,7 +55,7 @@ def driver_version() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs of this machine, usable by this process or not; none if NVML does not tell."""
+    """Return the names of the GPUs of this machine, usable by this process or not; empty if NVML does not tell."""
     names = []
     with _nvml() as nvml:
         if nvml is None:

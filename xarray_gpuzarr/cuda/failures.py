@@ -99,8 +99,9 @@ def _driver_remedy() -> str:
         return "there is no NVIDIA driver here, or it cannot be loaded: install one"
     supported = f"the driver has CUDA {cuda_version_text(version)}"
     if _CUDA_12 <= version < _CUDA_13:
-        return f"{supported}: pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
-    return f"{supported}, older than these packages want: update it"
+        install = "pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13"
+        return f"{supported}: {install}, or update the driver"
+    return f"{supported}, older than the installed packages need: update the driver"
 
 
 def is_out_of_memory(error: Exception) -> bool:

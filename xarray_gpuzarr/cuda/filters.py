@@ -115,9 +115,12 @@ class ElementCodec:
     """A codec that decodes each element by itself."""
 
     encoded: np.dtype[Any]
+    """Dtype of encoded elements, with their byte order."""
     decoded: np.dtype[Any]
+    """Dtype of decoded elements, with their byte order."""
     rule: Rule
     rounding: Rounding = "nearest-even"
+    """How the rule ``cast_value`` rounds; the other rules ignore it."""
     scale: float = 1
     """Scale of the rules ``scaled`` and ``scaled_integer``; representable in `arithmetic_dtype` without rounding."""
     offset: float = 0
@@ -159,7 +162,9 @@ class Delta:
     """Differences between neighbours, which are summed in the dtype that NumPy promotes both dtypes to."""
 
     encoded: np.dtype[Any]
+    """Dtype of differences, with their byte order."""
     decoded: np.dtype[Any]
+    """Dtype of sums when they are stored, with their byte order."""
     words: ClassVar[Words] = np.zeros(0, np.uint64)
 
     @property
@@ -184,7 +189,8 @@ class Delta:
         tiles_per_segment = max(_LEAST_TILES, -(-chunks.n_elements // (blocks_per_chunk * _DELTA_TILE)))
         segment_length = tiles_per_segment * _DELTA_TILE
         n_segments = chunks.n_elements // segment_length  # the last one also takes the remaining elements
-        if n_segments > 1 and blocks_per_chunk > 1:  # the chunks alone would not fill a device
+        # Chunks are split if they are long enough, and too few to fill a device without that.
+        if n_segments > 1 and blocks_per_chunk > 1:
             steps = [(_SUMS, chunks.n * n_segments), (_OFFSETS, chunks.n), (_SEGMENTS, chunks.n * n_segments)]
         else:  # a chunk is one segment
             steps = [(_WHOLE, chunks.n)]

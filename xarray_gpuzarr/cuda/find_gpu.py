@@ -1,4 +1,4 @@
-"""`find_gpu`: the GPU that the option `device` names, and `native_device`: the GPU with a number. Both start CUDA."""
+"""Find a GPU: `find_gpu` by the option `device`, `native_device` by its number. Both start CUDA."""
 
 from __future__ import annotations
 

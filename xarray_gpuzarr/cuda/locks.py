@@ -66,7 +66,7 @@ class SharedLock:
                 self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
-        """Return what `read` returns, called once no other thread reads. Reads of other threads begin after that.
+        """Return what `read` returns, called once no other thread reads. Other threads begin no read until it returns.
 
         Reads of the calling thread that are under way do not count. Must not be called inside `exclusive`: the inner
         call would end the turn of the outer one.
@@ -77,7 +77,7 @@ class SharedLock:
             self._changed.wait_until(lambda: self._no_other_reads(thread))
             return read()
         finally:
-            if self._exclusive_thread == thread:
+            if self._exclusive_thread == thread:  # not so if a signal interrupted the first wait
                 self._exclusive_thread = None
             self._changed.ring_for_all()
 

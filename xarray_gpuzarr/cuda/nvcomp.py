@@ -152,7 +152,7 @@ def _check(code: int, call: str) -> None:
         return
     do = "report it: nvCOMP refused what it was asked; nothing was started, and the GPU works on"
     if code in (_CUDA_ERROR, _INTERNAL):
-        do = "see that nvidia-smi works and start a new process: a fault on the GPU may have cut this one off for good"
+        do = "see that nvidia-smi works and start a new process: after a fault, this one may never reach the GPU again"
     raise CudaError("nvCOMP refused a call", tried=call, found=f"status {status_name(code)} ({code})", do=do)
 
 

@@ -24,7 +24,7 @@ def load_nvcomp() -> ctypes.CDLL:
     Raises
     ------
     DeviceUnavailableError
-        If the package or the library is missing, or is of another version.
+        If the package or the library is missing, or the library's version is not supported.
     """
     try:
         libnvcomp = importlib.import_module("nvidia.libnvcomp")
@@ -39,7 +39,7 @@ def load_nvcomp() -> ctypes.CDLL:
         raise _unavailable(tried, f"the package's version is {libnvcomp.__version__}, but no library loads")
     version = library_version(library)
     if not _FIRST_VERSION <= version < _END_VERSION:
-        raise _unavailable(tried, f"nvCOMP {version_text(version)}; this package calls nvCOMP {_SUPPORTED_VERSIONS}")
+        raise _unavailable(tried, f"nvCOMP {version_text(version)}; supported are {_SUPPORTED_VERSIONS}")
     return library
 
 

@@ -20,23 +20,25 @@ from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BLOCKS, N_THREADS, AxisColumn
 from xarray_gpuzarr.cuda.cast import ElementCast, Words, pad_words
 from xarray_gpuzarr.process.records import Column
 
-_CAST_WORDS = 8
+_N_CAST_WORDS = 8
 """Number of words in ``struct Cast`` of ``cast.cuh``; see `ElementCast.words`."""
-_MASK_WORD = 2
+_MASK_POINTER = 2
 """Position in ``struct Cast`` of the address of the mask values."""
-_MISSING_WORD = 7
+_MISSING_POINTER = 7
 """Position in ``struct Cast`` of the address of the fill value, which is 0 for decoded chunks."""
+_OUT_WORD = _N_CAST_WORDS
+"""Position in ``struct Target`` of the address of the output: the first word behind the cast."""
 _N_TARGET_WORDS = 8
 """Number of words in ``struct Target`` between the cast and the axes (``scatter.cu``), or behind the cast
 (``points.cu``, which uses fewer)."""
-_AXIS_WORDS = 8
+_N_AXIS_WORDS = 8
 """Number of words in ``struct Axis`` of ``scatter.cu``."""
 _NO_COLUMN = -1
 """Takes the place of the number of an axis' column in the rows of piece numbers if the axis has a single piece."""
 _POINTS_PER_THREAD = 16
 """Number of points that a thread takes. ``points.cu`` has the same number, 16, in its code."""
-_WORD_MASK = 2**64 - 1
-"""Mask that turns any integer, also a negative one, into a word of 64 bits."""
+_ALL_BITS = 2**64 - 1
+"""All bits of a word. ``number & _ALL_BITS`` is the word of any integer, also of a negative one."""
 
 
 class _Placer:
@@ -67,16 +69,16 @@ class _Placer:
         self._fields = [0] * (2 * n_words)
         """Words of both sets of parameters."""
         self._columns: list[Words] = []
-        """Columns that follow them in the table."""
+        """Columns that follow the parameters in the table."""
         self._pointers: list[int] = []
-        """Positions of the words that are pointers. Until `pack`, they are offsets from the start of the table."""
+        """Positions of the words that are pointers. Until `pack`, they hold offsets from the start of the table."""
         self.nbytes = 2 * n_words * 8
         """Length of the table in bytes."""
         # The fill value comes first. It may be a unit of 16 bytes, and only this offset is always a multiple of 16.
         fill_offset = self._append(pad_words(np.full(factor, fill, cast.stored)))
         mask_offset = self._append(cast.mask_words())
-        self._write(0, [*cast.words(mask_offset), 0], (_MASK_WORD,))
-        self._write(n_words, [*cast.words(mask_offset), fill_offset], (_MASK_WORD, _MISSING_WORD))
+        self._write(0, [*cast.words(mask_offset), 0], (_MASK_POINTER,))
+        self._write(n_words, [*cast.words(mask_offset), fill_offset], (_MASK_POINTER, _MISSING_POINTER))
 
     def _append(self, values: npt.NDArray[Any]) -> int:
         """Add a column of words at the end; return its offset in bytes from the start of the table."""
@@ -93,7 +95,7 @@ class _Placer:
     @functools.cached_property
     def _words(self) -> Words:
         """All words of the table, with offsets in place of pointers. Made once, after everything has been added."""
-        fields = np.array([int(f) & _WORD_MASK for f in self._fields], np.uint64)
+        fields = np.array([int(f) & _ALL_BITS for f in self._fields], np.uint64)
         return np.concatenate([fields, *self._columns])
 
     def pack(self, into: Bytes, table: Address, out: Address | None = None) -> None:
@@ -112,8 +114,8 @@ class _Placer:
         words[:] = self._words
         words[self._pointers] += np.uint64(table)
         if out is not None:
-            words[_CAST_WORDS] = out
-            words[self._n_words + _CAST_WORDS] = out
+            words[_OUT_WORD] = out
+            words[self._n_words + _OUT_WORD] = out
 
     def launch(
         self, api: DeviceApi, stream: Stream, *, table: Address, source: Address, row: Address, n_rows: int
@@ -185,15 +187,15 @@ class Scatter(_Placer):
             raise ValueError(f"an array of {len(axes)} dimensions: kernels place at most {MAX_AXES}")
         itemsize = cast.stored.itemsize
         walk = plan_walk(axes, itemsize=itemsize, out=out, widen=cast.is_copy)
-        n_words = _CAST_WORDS + _N_TARGET_WORDS + _AXIS_WORDS * MAX_AXES
+        n_words = _N_CAST_WORDS + _N_TARGET_WORDS + _N_AXIS_WORDS * MAX_AXES
         super().__init__(cast, "scatter", n_words, fill=fill, factor=walk.factor)
         tiling = plan_tiles(walk, itemsize=self.unit_nbytes)
         self._n_tiles = tiling.n_tiles
         target = [out, walk.in_first, len(walk.axes), len(axes), tiling.width, tiling.n_lines, tiling.tiles_across]
-        self._write(_CAST_WORDS, [*target, tiling.pitch])
-        self._write(n_words + _CAST_WORDS, [*target, 0])  # fill values are not transposed
+        self._write(_OUT_WORD, [*target, tiling.pitch])
+        self._write(n_words + _OUT_WORD, [*target, 0])  # pitch 0: fill values are not transposed
         for i, (axis, column) in enumerate(zip(walk.axes, walk.columns, strict=True)):
-            word = _CAST_WORDS + _N_TARGET_WORDS + i * _AXIS_WORDS
+            first_word = _N_CAST_WORDS + _N_TARGET_WORDS + i * _N_AXIS_WORDS
             piece_column = column if len(axis.count) > 1 else _NO_COLUMN
             columns = [self._append(_as_column(c)) for c in (axis.in_start, axis.count, axis.out_start)]
             index = 0
@@ -202,9 +204,9 @@ class Scatter(_Placer):
                 index = self._append(_as_column(axis.index))
                 pointers.append(3)
             step = axis.step * axis.in_stride
-            self._write(word, [*columns, index, step, axis.in_stride, axis.out_stride, piece_column], pointers)
+            self._write(first_word, [*columns, index, step, axis.in_stride, axis.out_stride, piece_column], pointers)
             # Without index, step and stride, every element of a missing chunk is read from where the fill value is.
-            self._write(word + n_words, [*columns, 0, 0, 0, axis.out_stride, piece_column], (0, 1, 2))
+            self._write(first_word + n_words, [*columns, 0, 0, 0, axis.out_stride, piece_column], (0, 1, 2))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
         return n_rows * self._n_tiles, (self._n_tiles,)
@@ -228,7 +230,7 @@ class Points(_Placer):
     def __init__(
         self, bounds: Column, chunk_offset: Column, position: Column, cast: ElementCast, *, out: Address, fill: Any
     ) -> None:
-        n_words = _CAST_WORDS + _N_TARGET_WORDS
+        n_words = _N_CAST_WORDS + _N_TARGET_WORDS
         super().__init__(cast, "points", n_words, fill=fill, factor=1)
         longest = int(np.diff(bounds).max(initial=0))
         # As many threads as the longest group has points, rounded up to a power of two; at most all of a block.
@@ -238,13 +240,13 @@ class Points(_Placer):
         bounds_column, offset_column, position_column = (
             self._append(_as_column(column)) for column in (bounds, chunk_offset, position)
         )
-        self._write(_CAST_WORDS, [out, bounds_column, offset_column, position_column, self._log_lanes], (1, 2, 3))
+        self._write(_OUT_WORD, [out, bounds_column, offset_column, position_column, self._log_lanes], (1, 2, 3))
         # Without offsets, every point of a missing chunk is read from where the fill value is.
-        self._write(n_words + _CAST_WORDS, [out, bounds_column, 0, position_column, self._log_lanes], (1, 3))
+        self._write(n_words + _OUT_WORD, [out, bounds_column, 0, position_column, self._log_lanes], (1, 3))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
-        n_groups = N_THREADS >> self._log_lanes
-        return -(-n_rows // n_groups) * self._n_tiles, (n_rows, self._n_tiles)
+        rows_per_block = N_THREADS >> self._log_lanes
+        return -(-n_rows // rows_per_block) * self._n_tiles, (n_rows, self._n_tiles)
 
 
 def _as_column(values: Column) -> Column:

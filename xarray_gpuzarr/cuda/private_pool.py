@@ -23,7 +23,7 @@ from xarray_gpuzarr.process.settings import numbers_from_environment
 
 _KEPT_DIVISOR = 4
 """A pool keeps up to a quarter of the device's memory besides what is in use."""
-_SWITCHES = ("pool_waits", "pool_kept_nbytes")
+_SETTINGS = ("pool_waits", "pool_kept_nbytes")
 """Environment settings for measurements. With `pool_waits` = 1, streams wait for others, as by CUDA's default.
 `pool_kept_nbytes` is the number of bytes that a pool keeps, memory in use included."""
 
@@ -40,7 +40,7 @@ def private_pool(index: int, total_nbytes: int) -> PrivatePool:
 
 
 class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # RMM has no types here
-    """RMM's resource for a pool of the driver, which it owns.
+    """A pool of the driver as a resource of RMM. The pool is destroyed with this object.
 
     By default, CUDA may give one stream memory that another stream has freed, and then makes the first one wait for the
     other's kernels. This pool does so only if there is no other memory left. It gives idle memory back to the device
@@ -49,7 +49,7 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
     """
 
     _process = 0
-    """Id of the process that made the pool. It is 0 if `__init__` failed, and `__del__` then has no pool to destroy."""
+    """Id of the process that made the pool; 0 until `__init__` has set what `__del__` needs."""
 
     def __init__(self, handle: Any) -> None:  # RMM's class takes `handle` in its `__cinit__`, and has no `__init__`
         self._handle = handle
@@ -57,10 +57,13 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
         self._context = cupy.cuda.driver.ctxGetCurrent()
         self._process = os.getpid()
         self._waiting_lock = threading.Lock()
+        """Held while one allocation may wait, so that no other thread ends this permission too early."""
         self._kept_nbytes = 0
-        switches = numbers_from_environment(_SWITCHES, os.environ)
-        self._waits = bool(switches.get("pool_waits"))
-        self._fixed_nbytes = switches.get("pool_kept_nbytes")
+        settings = numbers_from_environment(_SETTINGS, os.environ)
+        self._waits = bool(settings.get("pool_waits"))
+        """Whether every allocation may wait for other streams."""
+        self._fixed_threshold = settings.get("pool_kept_nbytes")
+        """CUDA's threshold in bytes if the environment sets it, otherwise None."""
 
     def set_up(self, kept_nbytes: int) -> None:
         """Set the attributes of the pool, so that it keeps `kept_nbytes` bytes besides those in use.
@@ -107,12 +110,12 @@ class PrivatePool(rmm.mr.CudaAsyncViewMemoryResource):  # type: ignore[misc]  # 
 
         The setting `pool_kept_nbytes`, if it is given, is the threshold itself.
         """
-        nbytes = self._fixed_nbytes
-        if nbytes is None:
+        threshold = self._fixed_threshold
+        if threshold is None:
             attribute = runtime.cudaMemPoolAttr.cudaMemPoolAttrUsedMemCurrent
             in_use = _checked("cudaMemPoolGetAttribute", runtime.cudaMemPoolGetAttribute(self._handle, attribute))
-            nbytes = int(in_use) + self._kept_nbytes
-        self._set("cudaMemPoolAttrReleaseThreshold", driver.cuuint64_t(nbytes))
+            threshold = int(in_use) + self._kept_nbytes
+        self._set("cudaMemPoolAttrReleaseThreshold", driver.cuuint64_t(threshold))
 
     def _set(self, name: str, value: Any) -> None:
         attribute = getattr(runtime.cudaMemPoolAttr, name)

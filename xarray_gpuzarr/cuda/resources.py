@@ -49,7 +49,7 @@ class DeviceResources:
         if outer is not None:
             return read(outer)
         with self.api.activate():
-            return self.reads_lock.shared(self._run_with_own, thread, read)
+            return self.reads_lock.shared(self._run_with_own_workspace, thread, read)
 
     def run_alone[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until the reads of other threads have ended, free idle memory, and return what `read` returns.
@@ -73,7 +73,7 @@ class DeviceResources:
 
         return self.reads_lock.exclusive(read_patiently)
 
-    def _run_with_own[Result](self, thread: int, read: Callable[[Workspace], Result]) -> Result:
+    def _run_with_own_workspace[Result](self, thread: int, read: Callable[[Workspace], Result]) -> Result:
         """Return what `read` returns for an idle workspace, or a new one if all are in use."""
         try:
             with self._workspaces_lock:
@@ -82,8 +82,8 @@ class DeviceResources:
                     idle = [Workspace(self.api, self.options, shortage=self._shortage)]
                     self._workspaces += idle
                 self._threads.add(thread)
-                # The slots of the oldest workspace have grown most.
-                workspace = self._in_use[thread] = idle[0]
+                workspace = idle[0]  # the oldest, whose slots have grown most
+                self._in_use[thread] = workspace
             return workspace.run(read)
         finally:
             # This takes no lock: a KeyboardInterrupt that arrives while a thread waits for one would leave the

@@ -82,7 +82,7 @@ class RmmMemory:
         self._private: Any = None
         """Pool of reads alone; None until it is needed."""
         self._last_current: object = None
-        """RMM's current resource when it was last used. Advice is given once on each new one."""
+        """The application's resource that was last allocated from. Advice is given whenever this changes."""
 
     @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
     def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
@@ -128,7 +128,10 @@ class RmmMemory:
         return self._private
 
     def _new_resource(self) -> Any:
-        """Return a new pool: one of the driver if that is chosen, or if `choice` is "auto" and there are such pools."""
+        """Return a new pool: one of the driver if `choice` is "async", or "auto" and the device has such pools.
+
+        Otherwise, the pool is one of RMM.
+        """
         runtime = cupy.cuda.runtime
         if self.choice == "async" or (
             self.choice == "auto" and runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index)

@@ -62,7 +62,8 @@ class Workspace:
     options : ResourceOptions
         Numbers and lengths of slots, batches and scratch memory.
     shortage : Shortage, optional
-        Limit that the reads of a device share; by default this workspace has its own.
+        Limit of a batch's memory after an allocation has failed, shared by the reads of a device. By default, this
+        workspace has its own.
     is_own_consumer : bool
         Whether results are used on the `copy` stream alone, as in self-checks, rather than by an array library on its
         current stream.
@@ -94,7 +95,7 @@ class Workspace:
         self.receipts = _new_table_ring(api, options)
         """Pinned memory for statuses and actual sizes that are downloaded."""
         self._rings = self.slots, self.tables, self.receipts
-        idle_stream = api.stream()
+        idle_stream = api.stream()  # gets no work: memory that is freed on it can be reused without a wait
         self.device_slots = WorkspaceMemory(api, idle_stream, kept_nbytes=options.n_slots * options.slot_nbytes)
         """Device memory for encoded bytes, borrowed on the `copy` stream."""
         self.device_tables = WorkspaceMemory(api, idle_stream)
@@ -107,10 +108,10 @@ class Workspace:
         self._is_clean = True
         """Whether no read is under way, and the last one has left nothing behind."""
         self._was_interrupted = False
-        """Whether a read ended by a signal since the last cleaning, so that its helper threads may still run."""
+        """Whether a signal has ended a read since the last cleaning, so that its helper threads may still run."""
 
     def new_result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
-        """Return an uninitialised device array that `streams` may write to at once.
+        """Return an uninitialised device array that each of `streams` may write to without a further wait.
 
         The consumer, which is the library that uses the array, may use it once the host has waited for `streams`. When
         the array is dropped, its memory is freed on the consumer's stream, after all work that was enqueued there

@@ -48,7 +48,7 @@ class WorkspaceMemory:
                 break
         else:
             self.free_idle()  # all idle memory is too short; its bytes may be needed for this request
-            # Round up by at most a sixteenth, to a multiple of a power of two.
+            # Round long requests up by at most a sixteenth, to a multiple of a power of two.
             step = 1 if nbytes < _ROUNDED_NBYTES else 1 << (nbytes.bit_length() - 5)
             allocated_nbytes = max(1, -(-nbytes // step) * step)  # memory of 0 bytes has no address of its own
             memory = self._api.allocate(allocated_nbytes, stream)

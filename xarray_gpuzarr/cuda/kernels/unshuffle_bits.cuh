@@ -119,8 +119,9 @@ __device__ inline bool unshuffle_bits(Bytes<16>* shared, const Block& block, u4 
     const u4 edge = is_aligned ? 0 : 1, n_groups = block.n / 32 > edge ? block.n / 32 - edge : edge;
     Bytes<16>* const units = shared + warp * n_units;
     const u1* const in = block.in + lane % Mine::n_parts * 8 * Mine::n_bytes * plane;
-    constexpr u4 each = Mine::n_groups;
-    for (u4 first = edge + (tile * n_warps + warp) * each; first < n_groups; first += n_tiles * n_warps * each) {
+    constexpr u4 warp_groups = Mine::n_groups;
+    const u4 begin = edge + (tile * n_warps + warp) * warp_groups;
+    for (u4 first = begin; first < n_groups; first += n_tiles * n_warps * warp_groups) {
         const u4 group = first + lane / Mine::n_parts;
         if (group < n_groups) Mine(in + 4 * group, plane, is_aligned).put(units, lane);
         __syncwarp();
@@ -131,7 +132,7 @@ __device__ inline bool unshuffle_bits(Bytes<16>* shared, const Block& block, u4 
             if (at < count) out[at] = units[Mine::place(at)];
         __syncwarp();
     }
-    const bool any = n_groups > edge;
-    if (tile == 0) unshuffle_ends<true>(block, any ? 32 * edge : 0, any ? 32 * n_groups : 0);
+    const bool has_groups = n_groups > edge;
+    if (tile == 0) unshuffle_ends<true>(block, has_groups ? 32 * edge : 0, has_groups ? 32 * n_groups : 0);
     return true;
 }

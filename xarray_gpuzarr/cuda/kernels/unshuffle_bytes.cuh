@@ -26,7 +26,8 @@ __device__ inline Bytes<n_planes * width> elements(const u1* in, u4 n)
                           elements<n_planes / 2, width, is_aligned, 2 * step>(in + step * n, n));
 }
 
-// Write `n_words` words of 16 bytes, from element `begin` on.
+// Write `n_words` words of 16 bytes, each of `width` elements, from element `begin` on. A thread loads `ahead` words before
+// it writes them.
 template <u4 typesize, bool is_aligned>
 __device__ inline void unshuffle_words(const Block& block, u4 begin, u4 n_words, u4 tile, u4 n_tiles)
 {

@@ -79,7 +79,7 @@ def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Se
     api: DeviceApi | None = None
     failure = ""
     if device != "host":
-        api, failure = _find_device(device)
+        api, failure = _find_gpu(device)
     yield machine_section(api)
     if failure:
         yield Section(name="device", title="The GPU cannot be used", failures=[failure], facts=failure)
@@ -135,13 +135,13 @@ def answers_section(api: DeviceApi) -> Section:
     )
 
 
-def _find_device(name: Device) -> tuple[DeviceApi | None, str]:
-    """Return the device and an empty text; or None and a text that says why the device cannot be used."""
+def _find_gpu(device: Device) -> tuple[DeviceApi | None, str]:
+    """Return the GPU of a device and an empty text; or None and a text that says why the GPU cannot be used."""
     try:
-        device = find_gpu(name)
-        _ = device.identity  # raises an error if nvCOMP is missing, because it includes the version of nvCOMP
+        api = find_gpu(device)
+        _ = api.identity  # raises an error if nvCOMP is missing, because it includes the version of nvCOMP
     except GpuZarrError as error:
         return None, f"{one_line(error)}. To mend it: {error.do}"
     except Exception as error:  # noqa: BLE001  # packages that do not fit together raise anything
         return None, one_line(error)
-    return device, ""
+    return api, ""

@@ -17,7 +17,7 @@ from typing import Any
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
 _NAME_ENDS = r"(?=[/\s'\":;,)]|$)"
-"""Regular expression that matches where the name of a file or folder ends in a text, without a character of it."""
+"""Regular expression for the end of a file's or folder's name in a text. It looks ahead, and matches no character."""
 FORMAT = "xarray_gpuzarr doctor"
 """Value of the key "format" of a document, by which programs recognise it."""
 VERSION = 1

@@ -139,7 +139,7 @@ def write_shard(folder: Path, codec: str, chunk_length: int, encoded: Sequence[b
     Parameters
     ----------
     folder : pathlib.Path
-        Created if it does not exist.
+        Folder of the array. It is created if it does not exist.
     codec : str
         Key of `COMPRESSORS`.
     chunk_length : int
