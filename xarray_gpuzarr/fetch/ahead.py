@@ -122,10 +122,9 @@ class RequestsAhead:
         """The array's own source. `_source` is a copy of it for these requests."""
         if spec.index is None:
             self.most_nbytes = spec.max_encoded_nbytes
-            """Length in bytes of the longest object that is read whole. The answer for a longer one may have its length
-            only."""
+            """Length in bytes above which an object need not come whole: the answer may have its length only."""
             self._initial_nbytes = spec.expected_nbytes
-            """Length in bytes with which objects count until one has arrived."""
+            """Length in bytes with which an object counts in the budget until one has arrived."""
         else:
             self.most_nbytes = max_whole_nbytes(spec, spec.index)
             self._initial_nbytes = uncompressed_shard_nbytes(spec, spec.index)

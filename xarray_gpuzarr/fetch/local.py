@@ -137,8 +137,8 @@ class LocalSource:
         """Return a function that reads on its calling thread; see `ObjectSource.start`."""
         if len(requests) > 1 and requests[0][1].nbytes == WHOLE_OBJECT:
             # Several whole files: each gets memory of its own, since `allocate` may be called only once. They are
-            # unsharded chunks, of which no version is requested.
-            return lambda _allocate: [self._read_ranges(key, [part], _new_memory)[0] for key, part in requests]
+            # unsharded chunks, which may be of any version.
+            return lambda _allocate: [self._read_ranges(key, [whole], _new_memory)[0] for key, whole in requests]
         key = requests[0][0]
         ranges = [byte_range for _, byte_range in requests]
         return lambda allocate: self._read_ranges(key, ranges, allocate, version)

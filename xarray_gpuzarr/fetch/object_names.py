@@ -84,8 +84,8 @@ def _root_of(store: Store) -> tuple[Hashable, str]:
             return id(store.store), ""
         return server_of(store), str(getattr(store.store, "prefix", None) or "").strip("/")
     if isinstance(store, MemoryStore):
-        return str(store), ""  # has the address of the dictionary that holds the objects
-    return id(store), ""
+        return str(store), ""  # the text has the address of the dictionary that holds the objects
+    return id(store), ""  # nothing is known that another store on the same server would share
 
 
 class WrittenObjects:

@@ -60,7 +60,7 @@ class ObjectPieces:
         version = _NO_OBJECT if edge is None else edge.version
         if version is None:
             # For a piece behind the end of the object, `StoreSource` itself makes an answer, without bytes and without
-            # a version. It does not show whether the store sends versions.
+            # a version. This answer does not show whether the store sends versions.
             ends_before = edge is not None and not edge.data
             found = "an object that ends before the piece" if ends_before else "answers without a version"
             raise self._error(key, found, never_cut=not ends_before)

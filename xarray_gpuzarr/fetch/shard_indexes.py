@@ -89,7 +89,7 @@ class ShardIndexes:
         """By key, the version of each shard from which its index was read."""
         self.settled: set[str] = set()
         """Keys of shards whose index may be cached, since any later change gives them another version."""
-        self.show_changes = True
+        self.changes_are_visible = True
         """Whether each shard whose index came from the store would get another version by any later change."""
         self.whole: dict[str, WholeShard] = {}
         """By key, shards that were requested as a whole, until all their requested chunks have been taken."""
@@ -153,8 +153,8 @@ class ShardIndexes:
         for number, key in enumerate(plan.keys):
             whole = self.whole.get(key)
             if whole is not None:
-                rows = plan.object == number
-                whole.expect(plan.offset[rows], plan.nbytes[rows])
+                is_in_shard = plan.object == number
+                whole.expect(plan.offset[is_in_shard], plan.nbytes[is_in_shard])
                 if not whole.remaining_nbytes:  # none of the wanted chunks is stored
                     del self.whole[key]
 
@@ -241,7 +241,7 @@ class ShardIndexes:
     def _record_version(self, key: str, index: ShardIndex, edge: Edge) -> None:
         """Record the version of a shard, and put its index into the cache if any later change will show."""
         if edge.version is None or not edge.settled:
-            self.show_changes = False
+            self.changes_are_visible = False
         if edge.version is None:
             self.versions[key] = UNTAGGED
             return

@@ -81,8 +81,9 @@ class Snapshot:
         self.identity = source.identity
         """What the source reads from; None if it is unknown."""
         self._spec = spec
+        # With this care, index and chunks must come in one answer. So neither is taken from a cache or from requests
+        # made ahead.
         one_answer = care is Care.ONE_ANSWER
-        # Then index and chunks must come in one answer, so neither is taken from a cache or from requests made ahead.
         self._use_cache = use_cache and not one_answer
         self._ahead = ahead.requests_for(source) if self._use_cache and care is Care.USUAL else None
         self.lookahead = self._source.lookahead
@@ -113,7 +114,7 @@ class Snapshot:
     @property
     def cuts_objects(self) -> bool:
         """Whether long chunks may be requested in pieces. False if two pieces might be of two versions of a shard."""
-        return self._cuts_objects and (self.indexes is None or self.indexes.show_changes)
+        return self._cuts_objects and (self.indexes is None or self.indexes.changes_are_visible)
 
     @property
     def rule(self) -> CoalesceRule:
@@ -135,6 +136,7 @@ class Snapshot:
         if self._pieces is not None and requests[0][1] != _WHOLE:
             return self._pieces.start(*requests[0])
         if self.indexes is None and self._ahead is not None:
+            # This takes the objects that were requested ahead, and requests the others.
             return self._counted(WholeObjects(self._ahead, requests, self._source))
         version = None
         if self.indexes is not None:
@@ -169,14 +171,14 @@ class Snapshot:
             return self._source.settled_version(key)
         return self.indexes.versions[key] if key in self.indexes.settled else None
 
-    def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
+    def start_check(self, byte_positions: Sequence[tuple[str, int]]) -> PendingCheck:
         """Start requests for the current versions of shards; see `ChunkVersions.start_check`.
 
         A local file that still has the version of its index needs no request. For other shards, one byte is requested.
         """
         assert self.indexes is not None  # only the chunks of shards are checked
         requests = []
-        for key, offset in places:
+        for key, offset in byte_positions:
             version = self.indexes.versions[key]
             if self._source.settled_version(key) == version:  # only local files tell it without a request
                 continue

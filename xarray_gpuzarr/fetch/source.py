@@ -24,7 +24,7 @@ called at most once.
 
 
 class FetchedBytes:
-    """A `Pending` whose bytes are in memory already. Making it early saves no time, and holds the memory for longer."""
+    """A `Pending` whose bytes are in memory already. Decoders tell it from others: to start it early saves no time."""
 
     __slots__ = ("_data",)
 
@@ -108,12 +108,12 @@ class ChunkVersions(Protocol):
         the current one.
         """
 
-    def start_check(self, places: Sequence[tuple[str, int]]) -> PendingCheck:
+    def start_check(self, byte_positions: Sequence[tuple[str, int]]) -> PendingCheck:
         """Start requests for the current versions of shards.
 
         Parameters
         ----------
-        places : sequence of (str, int)
+        byte_positions : sequence of (str, int)
             Key of each shard, and the offset of a byte inside it. This byte is requested, since its answer has the
             version.
 

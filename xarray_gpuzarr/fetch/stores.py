@@ -55,5 +55,8 @@ def local_folder(store: Store) -> str | None:
 
 
 def is_obstore_memory(client: Any) -> bool:
-    """Whether a store of obstore keeps its objects in memory. It cannot be of a subclass, which zarr would refuse."""
+    """Whether a store of obstore keeps its objects in memory.
+
+    The name of its class is compared, since obstore is an optional dependency. zarr refuses subclasses.
+    """
     return type(client).__name__ == "MemoryStore"

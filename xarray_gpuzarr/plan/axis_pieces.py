@@ -1,9 +1,9 @@
 """A selection cut at the borders of chunks, axis by axis.
 
 A *piece* is the part of a selection that lies in one chunk along one axis. `AxisPieces` is the table of all pieces
-along an axis: which elements of the chunk are requested, and which positions of the selection they fill. A chunk of the
-array is one piece along each axis, so `ndim` piece numbers describe it. `Span` describes evenly spaced elements without
-a table.
+along an axis: which elements of the chunk are requested, and which positions of the selection they fill. A *piece
+number* is the number of a row of this table. A chunk that the selection touches has one piece along each axis, so
+`ndim` piece numbers describe it. `Span` describes evenly spaced elements without a table.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Span(NamedTuple):
     """First element, counted from the start of the axis."""
     n_elements: int
     step: int
-    """Distance between elements, at least 1."""
+    """Distance between elements, at least 1; it is 1 for a single element."""
     n_pieces: int
     """Number of chunks that the elements lie in."""
     chunk_length: int
@@ -138,9 +138,9 @@ def chunks_of_span(span: Span, pieces: range) -> Sequence[int]:
 
 
 def largest_box(pieces: Sequence[AxisPieces]) -> int:
-    """Return the largest number of elements of the output that a chunk fills.
+    """Return an upper limit for the number of elements of a box: the product of the longest pieces of all axes.
 
-    With repeated indices, it may be more than a chunk has.
+    With repeated indices, a box may have more elements than its chunk.
     """
     return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
 
@@ -190,11 +190,11 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
     if n_pieces >= TOO_MANY_PIECES:
         raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
-    chunk = np.arange(n_pieces, dtype=np.int64)
+    piece_numbers = np.arange(n_pieces, dtype=np.int64)
     if step > chunk_length:  # each element lies in a chunk of its own, and chunks between them hold none
-        chunk = (start + chunk * step) // chunk_length
+        chunk = (start + piece_numbers * step) // chunk_length
     else:
-        chunk += start // chunk_length
+        chunk = start // chunk_length + piece_numbers
     return strided_pieces(start, n, step, chunk, chunk_length)
 
 
@@ -213,8 +213,8 @@ def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_
         Number of elements of a chunk along the axis.
     """
     border = chunk * chunk_length
-    # The first position in the selection that lies in the chunk, and the first one that lies behind the chunk. The
-    # negated divisions are rounded up.
+    # Positions in the range of the first element that is not before the chunk, and of the first one behind the chunk.
+    # The negated divisions are rounded up.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
     return AxisPieces(
@@ -259,10 +259,10 @@ def runs_of_pieces(n_pieces: Sequence[int], max_chunks: int) -> Iterator[tuple[r
             yield tuple(map(range, n_pieces))
         return
     per_axis = []
-    remaining = max_chunks
+    max_length = max_chunks  # of a box along the axis that comes next in the loop
     for n in reversed(n_pieces):
-        length = max(1, min(n, remaining))
-        remaining = max(1, remaining // length)
+        length = min(n, max_length)
+        max_length //= length
         per_axis.append(partial(_ranges, n, length))
     yield from lazy_product(per_axis[::-1])
 

@@ -96,10 +96,12 @@ def coalesce(
     starts, ends = memoryview(offset), memoryview(end)
     bounds = [0]
     run_start = 0
-    for segment_end in [*(must_cut.nonzero()[0] + 1).tolist(), n_rows]:
-        while run_start < segment_end:
-            # A run has at least one row, since no chunk is cut.
-            run_start = bisect_right(ends, starts[run_start] + rule.max_nbytes, run_start + 1, segment_end)
+    for cut in [*(must_cut.nonzero()[0] + 1).tolist(), n_rows]:
+        while run_start < cut:
+            max_end = starts[run_start] + rule.max_nbytes
+            # The next run starts with the first row that ends behind `max_end`. But a run has at least one row, however
+            # long its chunk is.
+            run_start = bisect_right(ends, max_end, run_start + 1, cut)
             bounds.append(run_start)
     return np.array(bounds, np.int64)
 

@@ -33,13 +33,13 @@ If they are the same for all samples: a slice with a positive step, or int64 of 
 """
 
 
-def sample_length(axis: StackAxis) -> int:
+def sample_length(selected: StackAxis) -> int:
     """Return the number of elements of each sample along an axis. A slice must have a stop, and no negative bounds."""
-    if isinstance(axis, Crops):
-        return axis.count
-    if isinstance(axis, slice):
-        return len(range(axis.start or 0, axis.stop, axis.step or 1))
-    return int(np.shape(axis)[-1])
+    if isinstance(selected, Crops):
+        return selected.count
+    if isinstance(selected, slice):
+        return len(range(selected.start or 0, selected.stop, selected.step or 1))
+    return int(np.shape(selected)[-1])
 
 
 def checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops:
@@ -50,7 +50,7 @@ def checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops
     if start.shape != (n_samples,) or count < 0 or step < 1:
         starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
         raise bad_crops(f"{starts}, on axis {axis}, for {n_samples} samples")
-    if count:
+    if count:  # samples without elements lie nowhere, so their starts do not matter
         extent = (count - 1) * step
         start = _checked_index(start, axis, length, length - extent, f" and {extent} elements behind it")
     return Crops(start=start, count=count, step=step)

@@ -79,11 +79,12 @@ def _codec_failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str
         return HostMemoryError, "select less at once, or let fewer threads read: XARRAY_GPUZARR_NUM_THREADS"
     if isinstance(cause, ImportError):
         package = (cause.name or "").partition(".")[0]
-        missing = f"the package that has {package!r}" if package else "the package that it imports"
+        missing = f"the package that has {package!r}" if package else "the package that the codec imports"
         return UnsupportedCodecError, f"install {missing}, or leave the array out: drop_variables=[...]"
     if isinstance(cause, OSError):
         return StoreReadError, "see what the system lacks (open files: ulimit -n), then read again"
-    return UnsupportedCodecError, "install a newer version of what brings the codec, or leave the array out"
+    do = "install a newer version of the package that has the codec, or leave the array out: drop_variables=[...]"
+    return UnsupportedCodecError, do
 
 
 def vanished_shard(spec: ArraySpec, key: str) -> StoreReadError:

@@ -83,7 +83,8 @@ def _by_loops(
         ranges=ranges_address,
         index=0 if spec.index is None else index_address,
         table=addresses["object"],  # the first column, which the others follow
-        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,  # the loops raise it to the longest stored length
+        # The loops raise it to the longest stored length. All lengths of unsharded chunks are `WHOLE_OBJECT`.
+        most_nbytes=WHOLE_OBJECT if spec.index is None else 0,
     )
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:

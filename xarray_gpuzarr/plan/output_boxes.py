@@ -29,7 +29,8 @@ class Placement:
     contiguous: Flags
     """Whether the box that the chunk fills is contiguous in a C-ordered output; shape (n,)."""
     out_offset: Column
-    """Offset of the first element of the box in the output, in units of the strides; shape (n,)."""
+    """Offset of the first element of the box in the output, in bytes or in elements, as the strides that `OutputBoxes`
+    was given; shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class _AxisPlacement:
     """Positions of the pieces of one axis. Columns have one row for each piece; a single value holds for all pieces."""
 
     out_offset: Column | int
-    """Offset of the first element of the piece in the output, in units of the strides."""
+    """Offset of the first element of the piece in the output, in bytes or in elements, as the strides."""
     is_whole: Flags | bool
     """Whether all elements of the stored chunk along the axis are requested, in order."""
     is_single: Flags | bool
@@ -96,7 +97,10 @@ class OutputBoxes:
 
     @cached_property
     def may_be_contiguous(self) -> bool:
-        """Whether some chunk may be requested as a whole and be contiguous in the output."""
+        """Whether some chunk may be requested as a whole and be contiguous in the output.
+
+        The conditions of `place` are applied to each axis alone. True does not mean that a chunk fulfils all of them.
+        """
         full = True  # whether some piece fills each of the later axes
         for axis in reversed(self._axes):
             if not _any(axis.is_whole) or not (full or _any(axis.is_single)):

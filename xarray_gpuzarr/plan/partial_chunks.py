@@ -30,10 +30,11 @@ class PartialChunks:
     def __init__(self, target: Target, grid: ChunkGrid) -> None:
         self.all_are_partial = isinstance(target, PointTarget)
         """Whether all chunks are partial."""
-        self._axes: list[_Flags | None] = []
+        self._flags: list[_Flags | None] = []
         """For each axis, whether each piece is less than its chunk; None if no piece is. Empty for points, stacks,
         and a box of evenly spaced elements in one chunk: `all_are_partial` then tells everything."""
         if isinstance(target, BoxTarget) and target.spans is not None and target.n_chunks == 1:
+            # This is the usual short read. `_find_partial_pieces` would find the same, but make arrays for it.
             self.all_are_partial = takes_part(target)
         elif isinstance(target, BoxTarget):
             self._find_partial_pieces(target, grid)
@@ -41,7 +42,7 @@ class PartialChunks:
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.all_are_partial = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self.target = target
-        self.none_is_partial = not self.all_are_partial and all(flags is None for flags in self._axes)
+        self.none_is_partial = not self.all_are_partial and all(flags is None for flags in self._flags)
         """Whether all chunks are taken as a whole."""
 
     def _find_partial_pieces(self, target: BoxTarget, grid: ChunkGrid) -> None:
@@ -51,7 +52,7 @@ class PartialChunks:
                 flags, all_are_partial = _partial_pieces(target.pieces[axis], grid.chunk_shape[axis], length)
             else:
                 flags, all_are_partial = _partial_ends(target.spans[axis], length)
-            self._axes.append(flags)
+            self._flags.append(flags)
             self.all_are_partial = self.all_are_partial or all_are_partial
 
     @property
@@ -59,10 +60,11 @@ class PartialChunks:
         """Number of partial chunks, whether they are stored or not."""
         if self.all_are_partial:
             return self.target.n_chunks
-        if self.none_is_partial or not isinstance(self.target, BoxTarget):
+        if self.none_is_partial:
             return 0
+        assert isinstance(self.target, BoxTarget)  # for points and stacks, all chunks are partial or none is
         # A chunk is taken as a whole if its pieces along all axes are.
-        n_partial_pieces = [0 if flags is None else int(flags.sum()) for flags in self._axes]
+        n_partial_pieces = [0 if flags is None else int(flags.sum()) for flags in self._flags]
         n_whole_pieces = [n - n_partial for n, n_partial in zip(self.target.n_pieces, n_partial_pieces, strict=True)]
         return self.target.n_chunks - math.prod(n_whole_pieces)
 
@@ -73,7 +75,7 @@ class PartialChunks:
         if self.none_is_partial:
             return []
         is_partial = np.zeros(plan.n_stored, np.bool_)
-        for axis, flags in enumerate(self._axes):
+        for axis, flags in enumerate(self._flags):
             if flags is not None:
                 is_partial |= flags.take(plan.piece_numbers[:, axis])
         rows: list[int] = is_partial.nonzero()[0].tolist()
@@ -81,8 +83,9 @@ class PartialChunks:
 
 
 _MAX_SPARSITY = 100
-"""Chunks are worth keeping if a read takes at least one of this many of their elements. Keeping a chunk means to write
-all of it to memory outside the CPU's caches, which costs a tenth of the time of decoding gzip (November 2026)."""
+"""A read takes much of its chunks if it takes at least one of this many of their elements. Chunks may then be kept when
+they are first read. Reads that take less are spared the cost: a chunk that is kept is written as a whole to memory
+outside the CPU's caches, which takes a tenth of the time of decoding gzip (November 2026)."""
 _NEARLY_ALL = 7 / 8
 """A chunk of which more than this share is decoded counts as decoded as a whole, as in `decode_part` of `codecs.h`."""
 
@@ -117,10 +120,10 @@ def _reach(target: Target) -> float:
 def takes_part(target: BoxTarget) -> bool:
     """Whether a box of evenly spaced elements has fewer elements than its chunks have inside the array."""
     assert target.spans is not None
-    for (first, n_elements, step, _, chunk_length), (_, length, _) in zip(target.spans, target.axes, strict=True):
-        end = first + (n_elements - 1) * step + 1
-        skips_elements = step != 1 and n_elements > 1 and chunk_length > 1
-        if skips_elements or first % chunk_length or (end % chunk_length and end < length):
+    for span, (_, length, chunk_length) in zip(target.spans, target.axes, strict=True):
+        end = span.first + (span.n_elements - 1) * span.step + 1
+        is_strided = span.step != 1 and chunk_length > 1
+        if is_strided or span.first % chunk_length or (end % chunk_length and end < length):
             return True
     return False
 
@@ -136,8 +139,8 @@ def _partial_ends(span: Span, length: int) -> tuple[_Flags | None, bool]:
     end = span.first + (span.n_elements - 1) * span.step + 1
     is_strided = span.step != 1 and chunk_length > 1
     flags = np.full(span.n_pieces, is_strided)
-    if (end - 1) % chunk_length == 0 and end == length:  # the last chunk has one element inside the array
-        flags[-1] = False
+    if (end - 1) % chunk_length == 0 and end == length:
+        flags[-1] = False  # the last chunk has one element inside the array, so no step skips any of it
     flags[0] |= span.first % chunk_length != 0
     flags[-1] |= end % chunk_length != 0 and end < length
     return _summarize(flags)

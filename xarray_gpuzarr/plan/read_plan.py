@@ -28,11 +28,11 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 CHUNKS_PER_BLOCK = 1024
-"""Largest number of unsharded chunks in a block. Planning a block takes 100 us, little beside the milliseconds that
-decoding it takes."""
+"""Largest number of unsharded chunks in a block. Blocks are planned one by one, so the first of them are decoded before
+all are planned. Longer blocks would save little: planning one takes 100 us, decoding it takes milliseconds."""
 OBJECTS_PER_PART = 16
-"""Largest number of unsharded chunks in a part, if the chunks are small. One thread reads a part, and all requests of
-a part start at the same time."""
+"""Largest number of unsharded chunks in a part. Parts of long chunks have fewer. All requests of a part start at the
+same time, so a thread waits once for 16 small chunks rather than for each."""
 
 
 @record
@@ -188,7 +188,7 @@ class ReadPlan:
             # `rule.n_cheap_requests` is for the whole read. This plan gets a share of it, by its number of chunks.
             share = self.n_chunks / max(1, self.target.n_chunks)
             return coalesce(self.offset, self.nbytes, rule, self.object, share)
-        # As many unsharded chunks as fit `rule.max_nbytes` when they are decoded. Their encoded lengths are not known.
+        # The encoded lengths of unsharded chunks are not known. So a part has as many as fit `rule.max_nbytes` decoded.
         n_objects = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
         return np.append(np.arange(0, self.n_stored, n_objects), self.n_stored)
 

@@ -59,8 +59,8 @@ class StackTarget:
     def chunk_coordinates(self, piece_numbers: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim).
 
-        Here and below, `piece_numbers` are rows of `ReadPlan.all_piece_numbers`. For a stack, each has one column: the
-        number of the chunk's group.
+        Here and below, `piece_numbers` are rows of `ReadPlan.all_piece_numbers`, shape (n, 1). For a stack, these are
+        no piece numbers, but the number of each chunk's group in `groups`.
         """
         group = piece_numbers[:, 0]
         return self.groups.chunk.take(group, axis=0)
@@ -143,12 +143,15 @@ def _boxes(axes: Sequence[_CutAxis], n_samples: int) -> Column:
     sample = np.arange(n_samples, dtype=np.int64).repeat(n_boxes)
     boxes = np.empty((len(sample), 1 + len(axes)), np.int64)
     boxes[:, 0] = sample
-    quotient = _count_up(n_boxes)  # number of each box in its sample, divided by the pieces of the later axes
+    # The number of each box in its sample has the piece numbers as digits, whose bases are `n_pieces`. The loop finds
+    # them, from the last axis to the first.
+    quotient = _count_up(n_boxes)
     for axis in range(len(axes) - 1, -1, -1):
         n = n_pieces[axis]
         number: Column | int = 0
         if max_pieces[axis] > 1:
-            quotient, number = np.divmod(quotient, n if isinstance(n, int) else n.take(sample))
+            base = n if isinstance(n, int) else n.take(sample)
+            quotient, number = np.divmod(quotient, base)
         if not isinstance(n, int):  # the pieces of a sample follow those of the samples before it
             number = (n.cumsum() - n).take(sample) + number
         boxes[:, 1 + axis] = number

@@ -214,9 +214,10 @@ def _check_bytes(nbytes: int, content_range: ContentRange | None, request: ByteR
         is_right = max_nbytes is None or nbytes <= max_nbytes
     else:
         first, end, total = content_range
-        # If the server does not tell the length of the object, a body that ends before the requested range does is
-        # taken for one that reaches the end of the object.
-        is_right = (first, end) == _requested_range(request, total or end) and end - first == nbytes
+        # If the server does not tell the length of the object, assume that the object ends where the body ends. So a
+        # body that is shorter than the requested range is accepted.
+        object_nbytes = end if total is None else total
+        is_right = (first, end) == _requested_range(request, object_nbytes) and end - first == nbytes
     if not is_right:
         requested = range_header(request).get("Range", "a request for the whole object")
         sent = "bytes that it does not name"
@@ -272,14 +273,14 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     `now` is the time at the server, or at this machine if the server sends none; or the text of an unreadable header.
     """
     modified = marks.modified
-    # From obstore, a time in 1970 means that the server has sent none.
+    # obstore returns a time in 1970 if the server has sent none. No object is that old.
     if isinstance(modified, datetime) and modified.year < 1980:
         modified = None
         marks = marks._replace(modified=None)
     if marks.etag in _EMPTY_TAGS:
         marks = marks._replace(etag=None)
-    if marks.etag is None and not marks.version_id and modified is None:  # objects of one length may differ
-        return None, False
+    if marks.etag is None and not marks.version_id and modified is None:
+        return None, False  # only the length is left, and other bytes may have the same one
     if modified is None:
         return marks, bool(marks.version_id)
     if isinstance(modified, str) or isinstance(now, str):

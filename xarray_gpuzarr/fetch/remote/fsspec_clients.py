@@ -44,8 +44,11 @@ class _FsspecClient:
         self.lost_by_fork: object = self._fs
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
-        """See `Client.is_too_short`. These errors have a status, so the length is never requested."""
-        return await is_too_short(err, request, None)
+        """Whether the object ends before the range begins; see `Client.is_too_short`.
+
+        fsspec's error has an HTTP status in that case, so the length is never requested.
+        """
+        return await is_too_short(err, request, ask_nbytes=None)
 
 
 class S3fsClient(_FsspecClient):
@@ -157,9 +160,8 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
             n_kept -= len(parts.popleft())
     if nbytes > max_nbytes:
         response.close()
-    if suffix_nbytes != NO_LIMIT:
-        start = nbytes - n_kept
-    return Body(b"".join(parts), start, nbytes)
+    first = start if suffix_nbytes == NO_LIMIT else nbytes - n_kept
+    return Body(b"".join(parts), first, nbytes)
 
 
 def _kept_range(response: Any, request: ByteRequest | None) -> tuple[int, int, int]:

@@ -35,6 +35,7 @@ class OutstandingRequest:
         try:
             return self.reply.result(limit_s)
         except Exception as err:  # a store may raise anything
+            # Without an answer, the error comes from `result`, whose limit is over, and not from the store.
             if limit_s is not None and isinstance(err, TimeoutError) and not self.reply.is_answered:
                 self.reply.cancel()
                 err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")

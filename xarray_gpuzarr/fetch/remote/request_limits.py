@@ -34,7 +34,8 @@ def most_outstanding(expected_nbytes: int | None) -> int:
     """
     limit = MAX_OUTSTANDING
     if expected_nbytes is not None:
-        limit = min(max(limit, OUTSTANDING_NBYTES // max(1, expected_nbytes)), _MAX_SHORT_OUTSTANDING)
+        n_fitting = OUTSTANDING_NBYTES // max(1, expected_nbytes)
+        limit = min(max(MAX_OUTSTANDING, n_fitting), _MAX_SHORT_OUTSTANDING)
     return max(1, min(limit, fetch_options().max_requests - 1))  # leaves a request to other reads from the server
 
 
