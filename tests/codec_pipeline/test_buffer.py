@@ -164,6 +164,44 @@ def test_setting_takes_effect_in_its_block_only():
     assert get_pipeline_class() is not CodecPipeline
 
 
+OTHER = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+
+
+def names_in_force():
+    return zarr.config.get("codec_pipeline.path"), zarr.config.get("ndbuffer")
+
+
+def test_blocks_around_and_inside_of_another_setting_restore_what_they_have_found():
+    ours = ("xarray_gpuzarr.CodecPipeline", NDBUFFER_NAME)
+    before = names_in_force()
+
+    for _ in range(2):
+        with zarr_pipeline():
+            with zarr.config.set(OTHER):
+                with zarr_pipeline():
+                    assert names_in_force() == ours
+                    with zarr_pipeline():
+                        pass
+                    assert names_in_force() == ours
+                assert names_in_force() == (OTHER["codec_pipeline.path"], NDBUFFER_NAME)
+            assert names_in_force() == ours
+        assert names_in_force() == before
+
+
+def test_a_block_that_ends_before_one_that_began_later_leaves_the_settings_to_it():
+    with zarr.config.set({"codec_pipeline.path": get_pipeline_class().__name__, **OTHER}):
+        first, second = zarr_pipeline(), zarr_pipeline()
+        zarr.config.set(OTHER)
+        third = zarr_pipeline()
+        for block in (first, second):
+            block.close()
+            assert get_pipeline_class() is CodecPipeline
+
+        third.close()
+
+        assert zarr.config.get("codec_pipeline.path") == OTHER["codec_pipeline.path"]
+
+
 def test_buffers_for_gpus_stay():
     gpu = {"buffer": "zarr.buffer.gpu.Buffer", "ndbuffer": "zarr.buffer.gpu.NDBuffer"}  # what `enable_gpu` sets
     with zarr.config.set(gpu), zarr_pipeline():

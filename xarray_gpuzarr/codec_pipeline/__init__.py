@@ -5,6 +5,7 @@ read and write are imported later.
 """
 
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer
-from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, zarr_pipeline
+from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline
+from xarray_gpuzarr.codec_pipeline.settings import zarr_pipeline
 
 __all__ = ["CodecPipeline", "NDBuffer", "zarr_pipeline"]

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from threading import Lock
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
 from zarr.abc import codec
 from zarr.abc.codec import Codec
 from zarr.abc.store import ByteSetter, Store
-from zarr.buffer import cpu
 from zarr.core import codec_pipeline as zarr_pipelines
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-from zarr.registry import get_ndbuffer_class, register_pipeline
+from zarr.registry import register_pipeline
 
-from xarray_gpuzarr.codec_pipeline.buffer import NDBUFFER_NAME
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.frames.zarr_codecs import checked_metadata
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
-_PIPELINE_SETTING = "codec_pipeline.path"
-_NDBUFFER_SETTING = "ndbuffer"
-_PIPELINE_NAME = "xarray_gpuzarr.CodecPipeline"
 _FASTEST: type[codec.CodecPipeline] = getattr(zarr_pipelines, "FusedCodecPipeline", zarr_pipelines.BatchedCodecPipeline)
 """The fastest pipeline of zarr-python itself. Before 3.3, it has only one."""
 
@@ -204,89 +198,3 @@ def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> A
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it
 register_pipeline(CodecPipeline)
-
-
-def zarr_pipeline() -> AbstractContextManager[Any]:
-    """Let zarr-python open arrays with this package's codec pipeline, from now on or within a ``with`` block.
-
-    This changes zarr-python's settings ``codec_pipeline.path`` and, if results are NumPy arrays, ``ndbuffer`` (see
-    `NDBuffer`).
-
-    Returns
-    -------
-    context manager
-        Restores the settings at the end of its block. If several blocks overlap, on any threads, the last one to end
-        restores them. An array keeps the pipeline with which it was opened.
-
-    Examples
-    --------
-    >>> import numpy as np, zarr
-    >>> store = zarr.storage.MemoryStore()
-    >>> _ = zarr.create_array(store, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(2, 4))
-    >>> with zarr_pipeline():
-    ...     array = zarr.open_array(store)
-    >>> array[1:, ::2]
-    array([[ 4,  6],
-           [ 8, 10]])
-    """
-    return PipelineBlock()
-
-
-class PipelineBlock(ExitStack):
-    """Changes zarr-python's settings; restores them at the end of its ``with`` block. See `zarr_pipeline`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_ended = False
-        _settings.begin()
-        self.callback(self._end)
-
-    def _end(self) -> None:
-        self._has_ended = True
-        _settings.end()
-
-    def __repr__(self) -> str:
-        if self._has_ended:
-            return "<zarr_pipeline(): has ended>"
-        if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
-            return "<zarr_pipeline(): another codec pipeline was set since>"
-        return "<zarr_pipeline(): zarr-python now opens arrays with the codec pipeline of xarray_gpuzarr>"
-
-
-class _Settings:
-    """zarr-python's settings, which are changed while any thread uses this package's codec pipeline."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._n_users = 0
-        """Calls of `zarr_pipeline` since the settings were changed, minus the blocks that have ended since."""
-        self._before: dict[str, Any] = {}
-        """The settings before they were changed."""
-
-    def begin(self) -> None:
-        """Change the settings, unless they are changed already."""
-        with self._lock:
-            # If the setting has another value, no block is open, or the program has set another pipeline since one
-            # began. Either way, blocks are counted anew.
-            if zarr.config.get(_PIPELINE_SETTING) != _PIPELINE_NAME:
-                self._n_users = 0
-                self._before[_PIPELINE_SETTING] = zarr.config.get(_PIPELINE_SETTING)
-                zarr.config.set({_PIPELINE_SETTING: _PIPELINE_NAME})
-            if get_ndbuffer_class() is cpu.NDBuffer and zarr.config.get(_NDBUFFER_SETTING) != NDBUFFER_NAME:
-                self._before[_NDBUFFER_SETTING] = zarr.config.get(_NDBUFFER_SETTING)
-                zarr.config.set({_NDBUFFER_SETTING: NDBUFFER_NAME})
-            self._n_users += 1
-
-    def end(self) -> None:
-        """Restore the settings at the end of the last block, except those that others have changed meanwhile."""
-        with self._lock:
-            self._n_users -= 1
-            if self._n_users > 0:
-                return
-            ours = {_PIPELINE_SETTING: _PIPELINE_NAME, _NDBUFFER_SETTING: NDBUFFER_NAME}
-            for setting, name in ours.items():
-                if setting in self._before and zarr.config.get(setting) == name:
-                    zarr.config.set({setting: self._before.pop(setting)})
-
-
-_settings = _Settings()
