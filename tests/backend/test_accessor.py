@@ -202,8 +202,16 @@ def test_array_explains_itself_and_its_coordinates(opened):
 
     assert explanation.rows[0] == ROWS[0]
     assert by_name(explanation).keys() == {"packed", "area", "y"}
-    assert opened.packed.rename(None).gpuzarr.explain().rows[0].variable == "array"
     assert [row.variable for row in opened.y.gpuzarr.explain().rows] == ["y"]
+
+
+@pytest.mark.parametrize("coordinate", ["array", "<unnamed array>"])
+def test_an_array_without_a_name_hides_no_coordinate(opened, coordinate):
+    explanation = opened.packed.rename(None).rename(area=coordinate).gpuzarr.explain()
+
+    first, *others = [row.variable for row in explanation.rows]
+    assert first == "<unnamed array>"
+    assert sorted(others) == sorted([coordinate, "y"])
 
 
 TREE_ROWS = {
@@ -318,7 +326,7 @@ def test_to_host_of_arrays_and_trees(on_device):
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [
-        *((0, "0 B"), (999, "999 B"), (1000, "1 kB"), (99_400, "99.4 kB"), (999_499, "999 kB"), (999_600, "1 MB")),
+        *((0, "0 B"), (999, "999 B"), (1000, "1 kB"), (99_600, "99.6 kB"), (999_499, "999 kB"), (999_600, "1 MB")),
         *((89_243_576, "89.2 MB"), (3_280_000_000, "3.28 GB"), (5 * 10**18, "5000 PB")),
     ],
 )

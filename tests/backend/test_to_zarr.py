@@ -462,6 +462,34 @@ def test_what_is_unusable_is_named(keywords, words):
 
 
 @pytest.mark.parametrize(
+    ("chunks", "shards"),
+    [(1000, 2**16), ({"time": 2, "x": -1}, {"time": 4}), (1000, {"time": 4}), ({"time": 2}, 2**16), (1000, None)],
+)
+def test_sizes_may_be_integers_of_numpy(chunks, shards):
+    def in_numpy(size):
+        if isinstance(size, dict):
+            return {dim: np.int64(n) for dim, n in size.items()}
+        return size and np.int64(size)
+
+    ds, store = weather(12), MemoryStore()
+
+    encoding = ds.gpuzarr.encoding(in_numpy(chunks), in_numpy(shards))
+    ds.gpuzarr.to_zarr(store, in_numpy(chunks), in_numpy(shards), consolidated=False)
+
+    expected = ds.gpuzarr.encoding(chunks, shards)
+    assert encoding == expected
+    shapes = [shape for keys in encoding.values() for key, shape in keys.items() if key in ("chunks", "shards")]
+    assert {type(length) for shape in shapes for length in shape} == {int}
+    array = zarr.open_array(store, path="t2m")
+    assert (array.chunks, array.shards) == (expected["t2m"]["chunks"], expected["t2m"].get("shards"))
+
+
+def test_chunks_larger_than_shards_are_refused_as_integers_of_numpy():
+    with pytest.raises(OptionError, match="a shard that has no room for a chunk"):
+        weather(12).gpuzarr.encoding(np.int64(2000), np.int64(1000))
+
+
+@pytest.mark.parametrize(
     ("length", "chunks", "expected"),
     [(96, "8 KiB", 96), (96, "400 B", 48), (365, "1600 B", 73), (24, "1 MiB", 24), (400, "600 B", 50)],
 )

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     address = address_of(options)
     contents = open_contents(address, options.device)
     if gpu_nbytes is None:
-        gpu_nbytes = _gpu_nbytes(device_of(contents.variables))
+        gpu_nbytes = _gpu_nbytes(device_of(contents.variables.values()))
     node = contents.node
     explained = _explain(contents)
     lazy_arrays = _find_lazy_arrays(contents, explained.rows)
@@ -117,7 +117,7 @@ def _gpu_nbytes(device: Device | None) -> int | None:
 
 def _explain(contents: Contents) -> Explanation:
     """Return where each variable would be decoded. If the variables are no dataset, the note says why."""
-    explained = explanation_of(explain_variables(contents.variables), device_of(contents.variables))
+    explained = explanation_of(explain_variables(contents.variables), device_of(contents.variables.values()))
     if not contents.why_no_dataset:
         return explained
     note = f"{contents.why_no_dataset}. {_AS_STORED} {explained.note}"

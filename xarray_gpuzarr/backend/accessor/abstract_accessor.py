@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from xarray import Dataset, Variable
 
@@ -65,14 +64,14 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
     return explain_variables({name: dataset.variables[name] for name in order}, prefix)
 
 
-def device_of(variables: Mapping[Any, Variable]) -> Device | None:
+def device_of(variables: Iterable[Variable]) -> Device | None:
     """Return the device of this engine's variables; None if there are none.
 
     If a variable is on a GPU, or is read to one, that GPU is returned. For several GPUs, and for those of dask's
     workers, it is "cuda".
     """
     devices = set[Device]()
-    for variable in variables.values():
+    for variable in variables:
         lazy = lazy_array_of(variable)
         if lazy is not None:
             if isinstance(lazy, HostCopy):

@@ -16,6 +16,9 @@ from xarray_gpuzarr.backend.accessor.variable_rows import explain_variables
 from xarray_gpuzarr.backend.lazy_array import load_together
 from xarray_gpuzarr.decoders.protocol import Device
 
+_UNNAMED = "<unnamed array>"
+"""What `DataArrayAccessor.explain` calls an array without a name."""
+
 
 class DataArrayAccessor(Accessor):
     """The accessor of a DataArray."""
@@ -26,11 +29,13 @@ class DataArrayAccessor(Accessor):
     @property
     def device(self) -> Device | None:
         """See `DatasetAccessor.device`; for the array and its coordinates."""
-        return device_of(self._variables())
+        return device_of([self._array.variable, *self._other_coords().values()])
 
     def explain(self) -> Explanation:
         """See `DatasetAccessor.explain`; for the array and its coordinates."""
-        return explanation_of(explain_variables(self._variables()), self.device)
+        name = _UNNAMED if self._array.name is None else self._array.name
+        rows = (*explain_variables({name: self._array.variable}), *explain_variables(self._other_coords()))
+        return explanation_of(rows, self.device)
 
     def to_host(self) -> DataArray:
         """See `DatasetAccessor.to_host`; for the array and its coordinates."""
@@ -67,11 +72,10 @@ class DataArrayAccessor(Accessor):
 
     def load(self) -> DataArray:
         """See `DatasetAccessor.load`; for the array and its coordinates."""
-        load_together(self._variables().values())
+        load_together([self._array.variable, *self._other_coords().values()])
         return self._array.load()
 
-    def _variables(self) -> dict[Any, Variable]:
-        """Return the array and its coordinates by name; one variable if the array is a coordinate of itself."""
-        name = "array" if self._array.name is None else self._array.name
-        coords = {coord: array.variable for coord, array in self._array.coords.items() if coord != name}
-        return {name: self._array.variable} | coords
+    def _other_coords(self) -> dict[Any, Variable]:
+        """Return the coordinates by name, without the array itself if it is one of its own coordinates."""
+        coords = self._array.coords
+        return {name: coordinate.variable for name, coordinate in coords.items() if name != self._array.name}

@@ -52,7 +52,7 @@ class DatasetAccessor(Accessor):
         "cuda" if any variable is on a GPU, or a device such as "cuda:1" if all variables on a GPU were opened with it.
         Loaded variables count only if they are on a GPU.
         """
-        return device_of(self._dataset.variables)
+        return device_of(self._dataset.variables.values())
 
     def explain(self) -> Explanation:
         """Return a table of how each variable is stored, where it is decoded, and why. Nothing is read.

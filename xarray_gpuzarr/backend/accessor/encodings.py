@@ -194,9 +194,10 @@ def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
 
 
 def _divisor_or_maximum(n: int, max_divisor: int) -> int:
-    """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` if it is over 4 times that divisor.
+    """Return the largest divisor of `n` up to `max_divisor`; `max_divisor` itself if that divisor is under a quarter.
 
-    `max_divisor` makes `_check_multiples` raise an error, which is better than chunks much smaller than requested.
+    In the latter case the result is no divisor of `n`, so `_check_multiples` refuses the chunks later. An error is
+    better than chunks much smaller than requested.
     """
     divisor = next(i for i in range(max_divisor, 0, -1) if n % i == 0)
     return divisor if 4 * divisor >= max_divisor else max_divisor
@@ -211,8 +212,11 @@ def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int
     return tuple([n if length == -1 else length for n, length in zip(shape, lengths, strict=True)])
 
 
-def _parse_size(size: Size, name: str, dims: Sequence[Any]) -> Size:
-    """Return a valid size, with text converted to bytes. Raise `OptionError` if it is unusable."""
+def _parse_size(size: Size, name: str, dims: Sequence[Any]) -> int | dict[Any, int]:
+    """Return a size as bytes or as lengths by dimension, whose numbers are ints, also if NumPy's integers were given.
+
+    Raises `OptionError` if the size is unusable.
+    """
     headline = f"unusable size of {name}"
     tried = f"{name}={size!r}"
     if isinstance(size, str):
@@ -229,7 +233,9 @@ def _parse_size(size: Size, name: str, dims: Sequence[Any]) -> Size:
         is_whole_axis = n == -1 and isinstance(size, Mapping)
         if not is_whole_axis and not (is_integer and n >= 1):
             raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_SIZE_ADVICE)
-    return size
+    if isinstance(size, Mapping):
+        return {dim: int(n) for dim, n in size.items()}
+    return int(size)
 
 
 def _check_multiples(name: str, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:

@@ -176,9 +176,8 @@ def format_nbytes(nbytes: int) -> str:
     while value >= 999.5 and len(units) > 1:  # 999.5 is rounded to 1000
         value /= 1000
         units.pop(0)
-    unit = units[0]
-    has_three_digits = value >= 99.5
-    return f"{value:.0f} {unit}" if unit == "B" or has_three_digits else f"{value:.3g} {unit}"
+    digits = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"  # `.3g` would give 1000 PB an exponent
+    return f"{digits} {units[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

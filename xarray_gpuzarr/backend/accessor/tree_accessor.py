@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from xarray import Dataset, DataTree
+from xarray import Dataset, DataTree, Variable
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.abstract_accessor import Accessor, dataset_rows, device_of, explanation_of
@@ -29,11 +29,7 @@ class DataTreeAccessor(Accessor):
     @property
     def device(self) -> Device | None:
         """See `DatasetAccessor.device`; for the variables of all groups."""
-        variables = {}  # by path and name, since groups may have variables of the same name
-        for path, group in self._groups():
-            for name, variable in group.variables.items():
-                variables[path, name] = variable
-        return device_of(variables)
+        return device_of(self._variables())
 
     def explain(self) -> Explanation:
         """See `DatasetAccessor.explain`; for this group and all below it.
@@ -120,8 +116,12 @@ class DataTreeAccessor(Accessor):
 
     def load(self) -> DataTree:
         """See `DatasetAccessor.load`; for all groups."""
-        load_together(variable for _, group in self._groups() for variable in group.variables.values())
+        load_together(self._variables())
         return self._tree.load()
+
+    def _variables(self) -> list[Variable]:
+        """Return the variables of all groups."""
+        return [variable for _, group in self._groups() for variable in group.variables.values()]
 
     def _groups(self) -> list[tuple[str, Dataset]]:
         """Return this group and all groups below it, with paths as if this one were the root, "/".
