@@ -19,6 +19,7 @@ from helpers.outcome import outcome
 from helpers.stores.fakes import RecordingStore, ScriptedStore, Wrapper, drop, put
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.backend import caching_store, values_ahead
 from xarray_gpuzarr.errors import CorruptChunkError, SelectionError, StoreReadError
 
@@ -88,6 +89,23 @@ def test_what_was_opened_does_not_keep_the_cache_of_its_opening(kind, caches):
 
     assert [cache() for cache in caches] == [None, None]  # of metadata, of values
     assert opened.sizes["x"] == 3
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+def test_text_that_was_opened_with_the_pipeline_is_pickled_and_keeps_no_cache(zarr_format, chunks, caches):
+    stored = MemoryStore()
+    ds = xr.Dataset({"name": ("x", ["a", "bb", "c"])})
+    ds.to_zarr(stored, zarr_format=zarr_format)
+    with zarr_pipeline():
+        opened = open_ours(Wrapper(stored), chunks=chunks)
+
+    again = pickle.loads(pickle.dumps(opened))
+
+    assert again["name"].to_numpy().tolist() == ["a", "bb", "c"]
+    gc.collect()
+    assert {cache() for cache in caches} == {None}
+    zarr.open_group(stored, mode="r+")["name"][0] = "z"
+    assert opened["name"].to_numpy().tolist() == ["z", "bb", "c"]
 
 
 def test_an_index_that_was_not_made_keeps_no_cache_once_it_is_read(caches):

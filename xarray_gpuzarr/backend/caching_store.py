@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from typing import Any
 
 from xarray.backends import ZarrStore
+from zarr import Array
 from zarr.abc.store import ByteRequest, Store
 from zarr.buffer import cpu
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 from zarr.storage._common import make_store_path
 
+from xarray_gpuzarr.codec_pipeline import CodecPipeline
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 
 _GROUP_DOCUMENTS = {
@@ -112,6 +114,8 @@ class CachingStore(WrapperStore[Store]):
         for node in (opened.zarr_group, *opened.members.values()):
             if node.store_path.store is self:
                 node.store_path.store = self.wrapped_store
+            if isinstance(node, Array) and isinstance(node.async_array.codec_pipeline, CodecPipeline):
+                node.async_array.codec_pipeline.use_store(self.wrapped_store)
 
     def has_raised(self, err: BaseException) -> bool:
         """Return whether an error, or one of its causes, is that of a failed request."""

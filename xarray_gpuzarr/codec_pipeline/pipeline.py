@@ -87,6 +87,11 @@ class CodecPipeline(codec.CodecPipeline):
         """Return zarr-python's own pipeline for codecs that have no store, such as those of inner chunks."""
         return _FASTEST.from_codecs(codecs)
 
+    def use_store(self, store: Store) -> None:
+        """Read from and write to another store, which holds the same objects, from now on."""
+        self.store = store
+        self._reader = self._writer = None
+
     def __reduce__(self) -> tuple[Any, ...]:
         # `own` is made anew from the metadata: pickled, the codecs inside its sharding codec would lose the checks of
         # frames that `checked_metadata` has added.
