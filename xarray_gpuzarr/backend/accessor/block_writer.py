@@ -28,8 +28,8 @@ class UnencodedVariable:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding by which its values are packed and checked: that of the stored variable if it is written to an
-    existing one, else its own. ``variable.encoding`` may differ: see `DatasetInShards`, which adds a dtype to it."""
+    """The encoding by which its values are packed and checked: its own, or that of the stored variable if there is one.
+    ``variable.encoding`` may differ: see `DatasetInShards`, which adds a dtype to it."""
     pack: Pack | None
     """Encodes its elements, if it was in memory and this package has cut it into dask blocks; else None."""
     is_checked: bool = False

@@ -148,13 +148,12 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
 
     A variable has them if it was read from a store of that format.
     """
-    foreign: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec  # the base class of such codecs
+    foreign_class: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec
     kept = dict(encoding)
     for key in _CODEC_KEYS:
         codecs = encoding.get(key)
         as_list = codecs if isinstance(codecs, tuple | list) else [codecs]
-        foreign_codecs = [codec for codec in as_list if isinstance(codec, foreign)]
-        if foreign_codecs:
+        if any(isinstance(codec, foreign_class) for codec in as_list):
             del kept[key]
     return kept
 
