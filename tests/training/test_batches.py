@@ -462,6 +462,15 @@ def test_batches_are_read_in_a_forked_process(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_blocks_that_are_read_under_a_lock_are_left_to_dask(written):
+    locked = open_ours(written, consolidated=False).chunk({"time": 6}, lock=True)[["a"]].isel(time=slice(1, None))
+
+    loader = batches(locked, {"time": 2}, 2, prefetch=0)
+
+    assert "dask: dask reads it under a lock" in loader.explain().to_text(200)
+    assert (next(iter(loader)).a[0] == locked.a[:2]).all()
+
+
 def test_dask_computes_what_variables_share_once(written):
     computed = []
 

@@ -199,6 +199,8 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
             return cache, root.path
         # xarray opens the group as a member of the root, and zarr-python first asks if this member is an array.
         names = _GROUP_DOCUMENTS[3] if "zarr.json" in documents else (".zarray", ".zgroup", ".zattrs")
+    # Without consolidated metadata, only the listing tells which members there are. It is requested together with the
+    # documents. In the case above, `walk_on_loop` requests it, after the documents of the root have been answered.
     requests = [*cache.request_documents(group_path, names), cache.request_listing(group_path)]
     await asyncio.gather(*requests, return_exceptions=True)
     return cache, root.path

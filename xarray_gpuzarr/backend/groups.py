@@ -72,7 +72,8 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
     if isinstance(group, str) and any(wildcard in group for wildcard in "*?["):
         pattern = NodePath(group)
         stores = _open(filename_or_obj, partial(_may_lead_to_matches, pattern), group="/", **options)
-        # There may be a group whose name is the pattern itself. It is opened below, like a group of any other name.
+        # There may be a group whose name is the pattern itself. The rest of this function then opens it, like any other
+        # group.
         if str(NodePath("/") / pattern) not in stores:
             return _select_matches(stores, str(pattern))
     if not group:
@@ -132,6 +133,8 @@ def _open_through_cache(
     except Exception:  # noqa: BLE001
         return None
     is_callers_store = cache.wrapped_store is location
+    # A `StorePath` lacks the attribute `supports_consolidated_metadata`, by which xarray sees that a store has no
+    # consolidated metadata. So a store is given as a store wherever `location` is one.
     cached_location = StorePath(cache, path) if path or isinstance(location, StorePath) else cache
     try:
         try:

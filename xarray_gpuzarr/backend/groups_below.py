@@ -152,8 +152,9 @@ async def _walk_member(
     if not isinstance(node, AsyncGroup) or is_wanted is None or not is_wanted(path):
         return name, node, []
     if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
-        # `open_as_xarray` then opens them from the place that xarray chooses.
-        raise ValueError("xarray reads the groups below this one from two places")
+        # xarray would read some of the groups below from the consolidated metadata of one of the two, and others from
+        # their own documents. `open_as_xarray`, which opens them after this error, leaves that choice to xarray.
+        raise ValueError("only one of a group and its parent has consolidated metadata")
     return name, node, await _walk(node, is_wanted, path)
 
 

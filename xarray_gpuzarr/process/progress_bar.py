@@ -203,7 +203,10 @@ class Bars:
             self._counted.add(bar)
 
     def _draw_on(self) -> None:
-        """Draw until `close` is called, or until the bars are no longer shown because a signal interrupted `close`."""
+        """Draw until `close` ends this thread or, if a signal prevents that, until `shown_bars` lacks these bars.
+
+        `progress` takes them out of it before it calls `close`.
+        """
         try:
             period_s = max(0.0, DELAY_S)  # a lock accepts no negative timeout, and tests set a delay below 0
             while not self._end.acquire(timeout=period_s) and self in shown_bars:

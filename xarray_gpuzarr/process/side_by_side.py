@@ -88,7 +88,8 @@ def side_by_side[Result](
         for context in contexts:
             ended = Lock()
             ended.acquire()
-            start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", untaken.clear)
+            # At exit, `untaken.clear` keeps calls that have not begun from being made.
+            start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", stop=untaken.clear)
             end_locks.append(ended)
 
     try:

@@ -136,7 +136,7 @@ class Ahead:
 
     @property
     def closed(self) -> bool:
-        """Whether the reads have been stopped. False after the last result."""
+        """Whether the reads have been stopped. The end of the last read does not make it true."""
         return self._shared.stopped
 
     def result(self, number: int) -> Any:

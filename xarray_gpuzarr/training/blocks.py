@@ -24,6 +24,9 @@ from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.rows import INTERLEAVED, BlockRow, cut_rows, join_rows
 
+_UNDER_A_LOCK = "dask reads it under a lock"
+"""Why a variable is not read in parts: reads of this engine would not hold the lock that the user has given to dask."""
+
 
 def find_parts(variable: Variable) -> Parts:
     """Return the selections of stored arrays that a variable is made of. No I/O.
@@ -148,8 +151,10 @@ def _select(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value_o
     name = getattr(func, "__name__", type(func).__name__)
     package = module.partition(".")[0].lstrip("_")  # `operator.getitem` says that it is of "_operator"
     select = _SELECTING.get((package, name))
-    if select is None or keywords.get("lock"):
+    if select is None:
         raise UnresolvedError(f"dask computes it, with {name}")
+    if keywords.get("lock"):
+        raise UnresolvedError(_UNDER_A_LOCK)
     # The other keywords, such as ``asarray``, do not change which elements are selected.
     return select(*map(value_of, args))
 
@@ -170,7 +175,7 @@ def _getitem(array: Any, index: Any, asarray: Any = False, lock: Any = False) ->
     row = _as_row(array)
     key = tuple(index) if isinstance(index, tuple) else (index,)
     if lock:
-        raise UnresolvedError("dask reads it under a lock")
+        raise UnresolvedError(_UNDER_A_LOCK)
     if any(element is None for element in key):
         raise UnresolvedError("dask adds an axis to it")
     full_key = indexing.expanded_indexer(key, len(row.shape))

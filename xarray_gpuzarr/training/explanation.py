@@ -20,7 +20,7 @@ class BatchesRow:
 
     variable: str
     way: Way
-    """``"one plan"``, the fast way, ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
+    """``"one plan"`` (the fast way), ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
     why: str
     """Why they are not read with one plan. Empty if they are, and for a variable in memory."""
 

@@ -178,8 +178,10 @@ class Budget:
             )
         if not self.prefetch:
             return 0
-        # The batches of a window are handed over one by one, and the window is kept until the last of them.
-        return min(self.prefetch + 1 if reads_windows else self.prefetch, limit)
+        # The batches of a window are handed over one by one, and the window is kept until the last of them. So one
+        # window may be held in addition to those that are read ahead.
+        n_results = self.prefetch + 1 if reads_windows else self.prefetch
+        return min(n_results, limit)
 
 
 def _n_processes(order: Order) -> int:

@@ -97,6 +97,8 @@ class Batches:
                 found=f"this was rank {earlier_order.rank} of {earlier_order.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
+        # Inside the contexts that `as_caller` makes, any thread reads for the GPU and stream of this one, or for the
+        # stream that `stream_of` returns.
         as_caller = as_caller_of(self._template.lazies, stream_of)
         with as_caller():
             self._load_uncut()

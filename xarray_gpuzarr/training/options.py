@@ -167,7 +167,7 @@ def _require_rank(rank: Any, world_size: Any) -> tuple[int, int]:
             "rank= and world_size= belong together",
             tried=f"rank={rank!r}, world_size={world_size!r}"[:200],
             found="only one of them",
-            do="give both, or neither: torch.distributed is asked then",
+            do="give both; or give neither, to have torch.distributed asked",
         )
     n_ranks = require_whole("world_size", world_size, 1)
     own_rank = require_whole("rank", rank, 0)
@@ -186,7 +186,7 @@ def _require_budget(prefetch: Any, memory: Any) -> Budget:
 
 
 def _samples_in_window(window: Any, batch: int, template: Template) -> int:
-    """Return the number of samples in a window: those of as many whole batches as `window` bytes hold, at least one."""
+    """Return the number of samples in a window: those of all whole batches that fit into `window` bytes, or of one."""
     nbytes_of_batch = max(1, batch * template.nbytes)
     return batch * max(1, _require_nbytes("window", window) // nbytes_of_batch)
 

@@ -92,7 +92,8 @@ class Epoch:
 def require_batches(order: Order, samples: Samples) -> None:
     """Raise an `OptionError` if some rank has no batch in an epoch."""
     fewest = samples.n_samples // order.world_size
-    if fewest < (order.batch if order.drop_last else 1):
+    n_needed = order.batch if order.drop_last else 1
+    if fewest < n_needed:
         raise OptionError(
             "too few samples for a batch on each rank",
             tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",

@@ -81,7 +81,7 @@ class BlockRow:
             part = self.parts[part_numbers[start] if stop > start else 0]
             index = selected[start:stop] - part_starts[part_numbers[start:stop]]
             if isinstance(key, int | np.integer):
-                index = index[0]
+                index = index[0]  # a single element, so that the axis is dropped
             parts.append(part.with_selection(axis, _select(part.selection(axis), index)))
         return type(self)(parts=tuple(parts), axis=axis)
 
@@ -143,12 +143,13 @@ def cut_rows(rows: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
     chunks : sequence of sequence of int
         For each axis, the lengths of the blocks in elements.
     """
-    # For each axis, and for each block along it: the borders in that block, and then the intervals between them.
+    # For each axis, and for each block along it: the borders in that block.
     borders = [[{0, length} for length in lengths] for lengths in chunks]
     for block in product(*map(range, rows.shape)):
         row: BlockRow = rows[block]
         if len(row.parts) > 1:
             borders[row.axis][block[row.axis]].update(row.ends.tolist())
+    # The same for the intervals between borders.
     intervals = [[_split_axis(block_borders) for block_borders in axis_borders] for axis_borders in borders]
     # For each axis: the number of each block's first interval, followed by the number of all intervals.
     first_intervals = [np.cumsum([0, *map(len, axis_intervals)]) for axis_intervals in intervals]

@@ -182,7 +182,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
         )
     unknown = [dim for dim in value if dim not in known]
     if unknown:
-        do = "name them in sizes= first, or use those that it has"
+        do = "name them in sizes= first, or use those of sizes="
         if name == "sizes":
             do = "use dimensions of the dataset"
         raise OptionError(

@@ -28,8 +28,8 @@ class UnencodedVariable:
     name: Any
     variable: Variable
     encoding: Mapping[str, Any]
-    """The encoding by which its values are packed and checked: that of the stored variable if it is written to an
-    existing one, else its own. ``variable.encoding`` may differ: see `DatasetInShards`, which adds a dtype to it."""
+    """The encoding by which its values are packed and checked: its own, or that of the stored variable if there is one.
+    ``variable.encoding`` may differ: see `DatasetInShards`, which adds a dtype to it."""
     pack: Pack | None
     """Encodes its elements, if it was in memory and this package has cut it into dask blocks; else None."""
     is_checked: bool = False
@@ -104,10 +104,10 @@ class BlockWriter(ArrayWriter):
             super().add(source, block_target, region)  # type: ignore[no-untyped-call]
             return
         region = _positive_slices(region, target.shape)
-        itemsizes = variable.dtype.itemsize + target.dtype.itemsize
-        self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * itemsizes)
-        # Blocks of numbers and times are packed in slabs. xarray packs those of text and other objects. Dates of cftime
-        # are objects as well, but a `TimeCheck` shows that an array has them. Without checks, xarray packs them, too.
+        nbytes_per_element = variable.dtype.itemsize + target.dtype.itemsize
+        self.block_nbytes = max(self.block_nbytes, prod(map(max, source.chunks)) * nbytes_per_element)
+        # Blocks of numbers and times are packed in slabs, and xarray packs those of text and other objects. Dates of
+        # cftime are objects, too: a `TimeCheck` shows that an array has them, and without a check xarray packs them.
         if variable.dtype.kind in NUMBERS + TIMES or isinstance(check, TimeCheck):
             source = pack_blocks(source, variable.data, unencoded.pack, check)
         if unencoded.pack is not None:

@@ -107,7 +107,8 @@ def layout_of(dims: Iterable[Any], chunks: Size, shards: Size | None, zarr_forma
     chunks = _parse_size(chunks, "chunks", dims)
     shards = None if shards is None or zarr_format == 2 else _parse_size(shards, "shards", dims)
     if isinstance(chunks, Mapping) and isinstance(shards, Mapping):
-        # These lengths do not depend on a variable, so they are an error even if no variable has the dimensions.
+        # Whether these lengths fit does not depend on a variable, so they are checked even if no variable has the
+        # dimensions.
         common = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
         _check_multiples("shards=", common, [chunks[dim] for dim in common], [shards[dim] for dim in common])
     if isinstance(chunks, int) and isinstance(shards, int) and chunks > shards:
@@ -147,13 +148,12 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
 
     A variable has them if it was read from a store of that format.
     """
-    foreign: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec  # the base class of such codecs
+    foreign_class: Any = numcodecs.abc.Codec if zarr_format == 3 else zarr.abc.codec.Codec
     kept = dict(encoding)
     for key in _CODEC_KEYS:
         codecs = encoding.get(key)
         as_list = codecs if isinstance(codecs, tuple | list) else [codecs]
-        foreign_codecs = [codec for codec in as_list if isinstance(codec, foreign)]
-        if foreign_codecs:
+        if any(isinstance(codec, foreign_class) for codec in as_list):
             del kept[key]
     return kept
 
@@ -194,10 +194,10 @@ def _block_shape(shape: Sequence[int], max_items: int) -> tuple[int, ...]:
 
 
 def _divisor_or_maximum(n: int, max_divisor: int) -> int:
-    """Return the largest divisor of `n` up to `max_divisor`; `max_divisor` itself if that divisor is under a quarter.
+    """Return the largest divisor of `n` up to `max_divisor`, or `max_divisor` itself.
 
-    In the latter case the result is no divisor of `n`, so `_check_multiples` refuses the chunks later. An error is
-    better than chunks much smaller than requested.
+    The latter is returned if the largest divisor is less than a quarter of it. It is then no divisor of `n`, so
+    `_check_multiples` refuses the chunks later. An error is better than chunks much smaller than requested.
     """
     divisor = next(i for i in range(max_divisor, 0, -1) if n % i == 0)
     return divisor if 4 * divisor >= max_divisor else max_divisor

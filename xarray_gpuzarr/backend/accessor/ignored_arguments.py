@@ -1,4 +1,4 @@
-"""Warnings about arguments of a write that variables which are stored already do not take."""
+"""Warnings that an argument of a write has no effect on variables that exist in the store already."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def advise_of_ignored_sizes(stored: Mapping[Any, Variable], sharding: ShardingAr
     Parameters
     ----------
     stored : mapping of hashable to xarray.Variable
-        The variables that are written and are stored already, as they are stored, by name.
+        The variables of the write that exist in the store already, by name, and undecoded as the store holds them.
     sharding : ShardingArguments
         The lengths that the user gives.
     """
@@ -69,7 +69,7 @@ def advise_of_ignored_codecs(stored: Mapping[Any, Variable], compressors: Any, z
     Parameters
     ----------
     stored : mapping of hashable to xarray.Variable
-        The variables that are written and are stored already, as they are stored, by name.
+        The variables of the write that exist in the store already, by name, and undecoded as the store holds them.
     compressors : str, codec, sequence of codecs, or None
         The compressors that the user gives, or None.
     zarr_format : {2, 3}

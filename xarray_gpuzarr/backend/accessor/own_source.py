@@ -18,7 +18,7 @@ from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.fetch.object_names import ArrayPlace, place_of, place_of_source
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.read.stored_array import StoredArray
-from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.array_spec import Unplanned
 
 
 def require_another_store(store: Any, datasets: Iterable[Dataset], options: Mapping[str, Any]) -> None:
@@ -106,8 +106,8 @@ def _erased_group(store: Any, options: Mapping[str, Any]) -> ArrayPlace | None:
 
 def _array_place(array: StoredArray) -> ArrayPlace | None:
     """Return where a stored array lies; None if it is unknown."""
-    if isinstance(array.spec, ArraySpec):
-        assert array.source is not None
-        return place_of_source(array.source, array.spec.path)
-    assert array.zarr_array is not None
-    return place_of(array.zarr_array.store, array.zarr_array.path)
+    if isinstance(array.spec, Unplanned):
+        assert array.zarr_array is not None  # zarr-python reads an `Unplanned` array
+        return place_of(array.zarr_array.store, array.zarr_array.path)
+    assert array.source is not None  # this package plans the reads of all other arrays
+    return place_of_source(array.source, array.spec.path)

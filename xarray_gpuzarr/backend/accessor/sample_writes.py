@@ -70,6 +70,8 @@ def _samples(variable: Variable) -> list[Variable]:
         first = np.zeros((1,) * variable.ndim, variable.dtype)
     dims = [f"dim_{axis}" for axis in range(variable.ndim)]
     arrays = [first]
-    if variable.ndim:  # xarray may refuse the one element, such as a missing value, and accept all of them
+    # xarray may refuse this one element, such as a missing value, but accept the whole variable. A sample without
+    # elements then still shows whether name and encoding can be stored.
+    if variable.ndim:
         arrays.append(np.zeros((0,) * variable.ndim, variable.dtype))
     return [Variable(dims, array) for array in arrays]

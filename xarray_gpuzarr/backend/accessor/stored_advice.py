@@ -33,7 +33,7 @@ def advise_of_append(
     variables : mapping of hashable to xarray.Variable
         The variables that are written, by name.
     stored : mapping of hashable to xarray.Variable
-        Those of them that are stored already, as they are stored.
+        Those of them that exist in the store already, undecoded as the store holds them.
     append_dim : hashable
         The dimension along which arrays become longer.
     length : int
@@ -135,8 +135,8 @@ def advise_of_region(target: ZarrStore, dataset: Dataset, region: Mapping[Any, s
         earlier = decode_stored(target.open_store_variable(dim).isel({dim: part})).values
         later = dataset[dim].values
         # Values that are all missing or all equal are those of a template.
-        is_new = _is_missing(earlier).all() or (len(earlier) > 1 and (earlier == earlier[0]).all())
-        if earlier.shape == later.shape and not is_new and not Variable(dim, earlier).equals(Variable(dim, later)):
+        is_template = _is_missing(earlier).all() or (len(earlier) > 1 and (earlier == earlier[0]).all())
+        if earlier.shape == later.shape and not is_template and not Variable(dim, earlier).equals(Variable(dim, later)):
             advise_each_time(
                 f"a region in which the store has other values of {dim!r} than the dataset",
                 found=f"{earlier[0]} to {earlier[-1]} in the store, {later[0]} to {later[-1]} in the dataset",

@@ -19,8 +19,6 @@ NUMBERS = "biufc"
 _PRECISION = 1e-6
 """Relative difference that is allowed between a value and what is read back, in addition to rounding to the stored
 dtype: about eight roundings in float32, in which xarray may pack and unpack."""
-
-
 _MISSING_KEYS = ("_FillValue", "missing_value")
 """Keys of an encoding with the number that stands for missing values. xarray refuses two that differ."""
 _TIME_ATTRS = ("units", "calendar", "dtype", "scale_factor", "add_offset", "_Unsigned")

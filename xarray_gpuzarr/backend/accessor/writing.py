@@ -94,7 +94,8 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     # With `compute` false, the tasks may run at any time, so the metadata are stored at once.
     staged = StagedStore.of(store, options) if compute and makes_store else None
     root = _open_store(store, staged, options)
-    # `finish` waits for objects that this process writes before this function returns. It knows of no others.
+    # Objects may be sent in the background only if this process writes them, and does so before this function returns:
+    # `finish` waits for no others.
     sends_behind = compute and takes_long(store) and client_of_dask() is None
     behind = WritesBehind() if sends_behind else None
     with behind or nullcontext(), explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends

@@ -73,14 +73,9 @@ def check_numpy_values(target: ZarrStore, name: Any, variable: Variable, encodin
         if encoding.get("dtype", values.dtype) == values.dtype and not {"scale_factor", "add_offset"} & encoding.keys():
             return True  # such numbers are stored as they are
         return _check_extremes(target, name, variable, values, encoding)
-    # All times are encoded, because xarray chooses their units by all of them. Values that are neither numbers nor
-    # times, such as text, are not checked here.
-    encoded = _encode_times(target, name, variable, encoding) if has_times(values) else None
-    check = None if encoded is None else check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
-    if encoded is None or check is None:
-        return False
-    check.require_fit(values, encoded.values)
-    return True
+    if has_times(values):
+        return _check_times(target, name, variable, values, encoding)
+    return False  # such as text, which is not checked here
 
 
 def _check_extremes(
@@ -89,7 +84,8 @@ def _check_extremes(
     """Check the smallest and the largest number of a variable; see `check_numpy_values`."""
     sample = extremes(values).reshape(-1, *(1,) * (values.ndim - 1))
     encoded = try_encode(target, name, Variable(variable.dims, sample, variable.attrs, dict(encoding)))
-    if encoded is None or encoded.shape != sample.shape:  # an offset for each column makes the sample longer
+    # An `add_offset` that is an array is broadcast, which gives the encoded sample another shape.
+    if encoded is None or encoded.shape != sample.shape:
         return False
     check = ValueCheck.of(name, encoded.dtype, encoding, encoded.attrs)
     if check is None:
@@ -98,6 +94,20 @@ def _check_extremes(
     # A number between the extremes may be packed as the fill value, and would be read as missing. Only the packing of
     # all numbers shows this.
     return not check.may_be_missing(np.nanmin(sample), np.nanmax(sample))
+
+
+def _check_times(
+    target: ZarrStore, name: Any, variable: Variable, values: npt.NDArray[Any], encoding: Mapping[str, Any]
+) -> bool:
+    """Check all times of a variable, since xarray chooses their units by all of them; see `check_numpy_values`."""
+    encoded = _encode_times(target, name, variable, encoding)
+    if encoded is None:
+        return False
+    check = check_of(name, values.dtype, encoded.dtype, encoding, encoded.attrs)
+    if check is None:
+        return False
+    check.require_fit(values, encoded.values)
+    return True
 
 
 def check_units(
