@@ -81,8 +81,12 @@ def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
     )
 
 
-def test_a_benchmark_without_numbers_asks_for_some(tmp_path, capsys):
-    zarr.create_array(tmp_path / "s.zarr", data=np.zeros(3, "M8[s]"))
+@pytest.mark.parametrize("layout", ["array of times", "empty group in a group"])
+def test_a_benchmark_without_numbers_asks_for_some(tmp_path, capsys, layout):
+    if layout == "array of times":
+        zarr.create_array(tmp_path / "s.zarr", data=np.zeros(3, "M8[s]"))
+    else:
+        zarr.create_group(tmp_path / "s.zarr").create_group("a")
 
     found, do = told(capsys, "bench", str(tmp_path / "s.zarr"))
 

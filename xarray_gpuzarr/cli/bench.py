@@ -11,7 +11,7 @@ import argparse
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,7 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.accessor.variable_rows import lazy_array_of
 from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.byte_ranges import sends_whole_objects
-from xarray_gpuzarr.cli.contents import Contents, groups_below, larger_group, open_contents
+from xarray_gpuzarr.cli.contents import Contents, GroupBelow, groups_below, larger_group, open_contents
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.readers import Box, Read, reads_of, reads_of_array
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, counted, say, table_of
@@ -94,12 +94,13 @@ def _parse_most_nbytes(options: argparse.Namespace) -> int:
 
 
 def _say_larger_group(address: Address, contents: Contents, nbytes: int) -> None:
-    """Name the option for a group below that holds more than `nbytes` bytes, if there is one."""
+    """Name the option for the largest group below, if it holds more than `nbytes` bytes, or for one of unknown size."""
     larger = larger_group(groups_below(address, contents), nbytes)
     if larger is None:
         return
     held_nbytes = larger.decompressed_nbytes
-    hold = f"hold up to {format_nbytes(held_nbytes)} each" if held_nbytes else "may hold more"
+    # A group whose members were not listed has no size.
+    hold = "may hold more" if held_nbytes is None else f"hold up to {format_nbytes(held_nbytes)} each"
     say(f"There are groups below that {hold}: gpuzarr bench STORE {larger.option}")
 
 
@@ -119,28 +120,42 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
     if name is None and readable:
         name = max(readable, key=lambda key: readable[key].nbytes)
     if name not in readable:
-        known = ", ".join(sorted(readable)) or "none"
-        below = groups_below(address, contents)
-        groups = listed([group.path for group in below])
-        larger = larger_group(below, 0)
-        if not readable and larger is not None:
-            do = f"choose a group, such as {larger.option}; there are {groups}"
-        elif not readable and not below:
-            do = "give a store with an array of numbers; gpuzarr info shows what is in this one"
-        else:
-            do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
-            if below:
-                do += f": {groups}"
-        raise OptionError(
-            "nothing to read",
-            tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
-            found=f"variables that this engine reads: {known}",
-            do=do,
-        )
+        raise _nothing_to_read(name, readable, groups_below(address, contents))
     group = address.group
     if isinstance(contents.node, zarr.Array):  # the path at the address is that of the array, not of its group
         group, _, name = address.group.rpartition("/")
     return group, name
+
+
+def _nothing_to_read(name: str | None, readable: Collection[str], below: Sequence[GroupBelow]) -> OptionError:
+    """Return the error for a group that has no readable variable of the name, or none at all if `name` is None.
+
+    Parameters
+    ----------
+    name : str, optional
+        The variable that was asked for.
+    readable : collection of str
+        Names of the group's variables that this engine reads.
+    below : sequence of GroupBelow
+        Groups below the group.
+    """
+    groups = listed([group.path for group in below])
+    fullest = larger_group(below, 0)  # None if they have no elements, as far as they could be listed
+    if readable:
+        do = f"choose one with --variable{similar_name_hint(name or '', readable)}, and its group with --group"
+        if below:
+            do += f": {groups}"
+    elif fullest is not None:
+        do = f"choose a group, such as {fullest.option}; there are {groups}"
+    else:
+        do = "give a store with an array of numbers; gpuzarr info shows what is in this one"
+    known = ", ".join(sorted(readable)) or "none"
+    return OptionError(
+        "nothing to read",
+        tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
+        found=f"variables that this engine reads: {known}",
+        do=do,
+    )
 
 
 def _measure(

@@ -38,9 +38,9 @@ def register(client: Any = None, *, device: str = "auto", **options: Any) -> Any
     OptionError
         An option is unknown or has an invalid value, `client` is not a client, or there is no current one.
     DeviceUnavailableError
-        A worker lacks something that the device needs; the message names both. All workers are asked first whether they
-        can use the device; if one cannot, the settings of an earlier call stay in force. If a worker fails later, while
-        it is prepared, no worker keeps any settings.
+        A worker lacks something that the device needs. The message names the worker and what it lacks. All workers are
+        asked first whether they can use the device; if one cannot, the settings of an earlier call stay in force. If a
+        worker fails later, while it is prepared, no worker keeps any settings.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 

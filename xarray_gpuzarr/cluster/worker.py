@@ -42,7 +42,8 @@ class GpuZarrPlugin(WorkerPlugin):
     registers another."""
 
     def __init__(self, *, device: str = "auto", **options: Any) -> None:
-        if device == "workers" or not is_device(device):  # "workers" is for clients only: the device of each worker
+        # Clients may give "workers", which stands for the device of each worker. On a worker it would mean nothing.
+        if device == "workers" or not is_device(device):
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",

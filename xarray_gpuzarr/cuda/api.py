@@ -85,8 +85,8 @@ class DeviceMemory(Protocol):
     def free_behind(self, stream: Stream) -> None:
         """Free the memory once `stream` has done all work that it has been given so far.
 
-        The memory's own stream is not waited for. Does not block. The garbage collector may call this on any thread, at
-        any point, with any current device.
+        The memory's own stream is not waited for. Does not block. The finaliser of a result calls this, so it may be
+        called on any thread, at any point, and with any current device.
         """
 
 
@@ -164,12 +164,12 @@ class DeviceApi(Protocol):
         """Return the stream that the calling thread's array library works on now."""
 
     def consumer_stream(self) -> Stream:
-        """Return the current stream of the calling thread's array library, on which a result will be used.
+        """Return `current_stream`, after checking that a result can be handed over on it.
 
         Raises
         ------
         DeviceUnavailableError
-            If results cannot be handed over on that stream.
+            If the memory of a result that is freed on another thread would not wait for the work on that stream.
         """
 
     def external_stream(self, handle: int) -> Stream:

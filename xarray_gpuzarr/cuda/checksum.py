@@ -19,11 +19,10 @@ Kind = Literal["crc32", "crc32c", "adler32"]
 """Kind of a checksum. ``checksum.cu`` has types of these names."""
 
 TILE_NBYTES = 1 << 16
-"""Bytes of a message that one block of threads handles. It must be ``tile_nbytes`` of ``checksum.cu``, whose ``stride``
-must be one word for each of `N_THREADS` threads."""
+"""Number of bytes of a message that one block of threads handles. It must be ``tile_nbytes`` of ``checksum.cu``."""
 
 _WORD_NBYTES = 16
-"""Length of the words that ``checksum.cu`` reads."""
+"""Length of the words that ``checksum.cu`` reads, in bytes. Its ``stride`` must be ``N_THREADS * _WORD_NBYTES``."""
 MAX_NBYTES = 2**32 - _WORD_NBYTES
 """Largest length of a message in bytes."""
 _ADLER_MODULUS = 65521

@@ -34,7 +34,7 @@ _N_TARGET_WORDS = 8
 _N_AXIS_WORDS = 8
 """Number of words in ``struct Axis`` of ``scatter.cu``."""
 _NO_COLUMN = -1
-"""Takes the place of the number of an axis' column in the rows of piece numbers if the axis has a single piece."""
+"""Column number of an axis with a single piece: the kernel does not look up its piece number, which is 0, in a row."""
 _POINTS_PER_THREAD = 16
 """Number of points that a thread takes. ``points.cu`` has the same number, 16, in its code."""
 _ALL_BITS = 2**64 - 1
@@ -191,7 +191,8 @@ class Scatter(_Placer):
         super().__init__(cast, "scatter", n_words, fill=fill, factor=walk.factor)
         tiling = plan_tiles(walk, itemsize=self.unit_nbytes)
         self._n_tiles = tiling.n_tiles
-        target = [out, walk.in_first, len(walk.axes), len(axes), tiling.width, tiling.n_lines, tiling.tiles_across]
+        row_width = len(axes)  # piece numbers in a row; `walk` may have fewer axes
+        target = [out, walk.in_first, len(walk.axes), row_width, tiling.width, tiling.n_lines, tiling.tiles_across]
         self._write(_OUT_WORD, [*target, tiling.pitch])
         self._write(n_words + _OUT_WORD, [*target, 0])  # pitch 0: fill values are not transposed
         for i, (axis, column) in enumerate(zip(walk.axes, walk.columns, strict=True)):
@@ -205,7 +206,8 @@ class Scatter(_Placer):
                 pointers.append(3)
             step = axis.step * axis.in_stride
             self._write(first_word, [*columns, index, step, axis.in_stride, axis.out_stride, piece_column], pointers)
-            # Without index, step and stride, every element of a missing chunk is read from where the fill value is.
+            # For a missing chunk, the kernel starts at the address of the fill value, and does not add `in_first`.
+            # Without index, step and stride, it reads every element from there.
             self._write(first_word + n_words, [*columns, 0, 0, 0, axis.out_stride, piece_column], (0, 1, 2))
 
     def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:

@@ -103,8 +103,8 @@ def check_version(fd: int, path: str, version: Version) -> None:
 def read_part(fd: int, path: str, offset: int, into: memoryview, version: Version) -> int:
     """Fill `into` as far as the file reaches; return the number of bytes read.
 
-    Raises `StoreReadError` if the file cannot be read. It is an `ObjectChangedError` if the open file has another
-    version, for example because a directory has taken the place of the file before it was opened.
+    Raises `StoreReadError` if the file cannot be read, and `ObjectChangedError` if that is because something else, such
+    as a directory, was opened in place of the file of that version.
     """
     n_read = 0
     try:

@@ -92,7 +92,8 @@ class Snapshot:
         # More care is taken after answers had several versions, and then pieces would have several, too.
         self._cuts_objects = cuts_objects and source.cuts_objects and care is Care.USUAL
         # A decoder that reads files itself, or with GPUDirect Storage, would read a shard in several parts, whose
-        # versions may differ.
+        # versions may differ. So with `Care.ONE_ANSWER`, decoders are told that no file is local, and bytes reach a GPU
+        # through host memory (`posix`).
         self.is_local = source.is_local and not one_answer
         self.storage: Storage = "posix" if one_answer else source.storage
         self.cached_nbytes = 0
@@ -166,7 +167,7 @@ class Snapshot:
         return finish
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of an object whose decoded chunks may be cached; see `ChunkVersions`."""
+        """Return the version of an object; None if its decoded chunks must not be cached. See `ChunkVersions`."""
         if self.indexes is None:
             return self._source.settled_version(key)
         return self.indexes.versions[key] if key in self.indexes.settled else None

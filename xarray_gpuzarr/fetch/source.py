@@ -102,10 +102,10 @@ class ChunkVersions(Protocol):
         """Value that all reads of one store share, and that differs between stores."""
 
     def settled_version(self, key: str) -> Version:
-        """Return the version of an object whose decoded chunks may be cached; None if a change might go unnoticed.
+        """Return the version of an object; None if its decoded chunks must not be cached.
 
-        No request is made. The version of a shard is that from which its index was read; `start_check` compares it with
-        the current one.
+        That is so if a later change of the object might go unnoticed. No request is made. The version of a shard is
+        that from which its index was read; `start_check` compares it with the current one.
         """
 
     def start_check(self, byte_positions: Sequence[tuple[str, int]]) -> PendingCheck:

@@ -32,11 +32,12 @@ class WholeObjects:
         return data
 
 
-def _chunk_bytes(key: str, edge: Edge | None, most_nbytes: int) -> memoryview | None:
+def _chunk_bytes(key: str, answer: Edge | None, most_nbytes: int) -> memoryview | None:
     """Return all bytes of an object; None if it does not exist. Raises `ObjectTooLongError` if it is too long."""
-    if edge is None:
+    if answer is None:
         return None
-    nbytes = max(edge.object_nbytes or 0, len(edge.data))
+    # A source may not know the length of an object, or may leave out the bytes of one that is too long.
+    nbytes = max(answer.object_nbytes or 0, len(answer.data))
     if nbytes > most_nbytes:
         raise ObjectTooLongError(key, nbytes)
-    return edge.data
+    return answer.data

@@ -99,9 +99,9 @@ def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> 
     Raises
     ------
     SelectionError
-        If a start or index lies outside the array (negative ones do not count from the end), is not an integer or not
-        given for each sample, if indices decrease, a count is negative, or a step less than 1. Slices that reach
-        beyond the array are cut off, as in NumPy.
+        If a start or index is not an integer, or lies outside the array (negative ones do not count from the end); if
+        there are not as many starts, or rows of a 2-D index, as samples; if indices decrease; if a count is negative;
+        if a step is less than 1. Slices that reach beyond the array are cut off, as in NumPy.
     MemoryError
         If there are too many boxes or pieces to make columns of them.
     """
@@ -217,8 +217,8 @@ def _cut_crops(crops: Crops, length: int, chunk_length: int) -> _CutAxis:
 
 
 def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
-    """Return the pieces of an index array of shape (n_samples, n), and the number of pieces of each sample."""
-    n_samples, count = table.shape
+    """Return the pieces of an index array of shape (n_samples, n_elements), and the number of pieces of each sample."""
+    n_samples, n_elements = table.shape
     chunk = table // chunk_length
     is_first = np.ones(table.shape, np.bool_)
     np.not_equal(chunk[:, 1:], chunk[:, :-1], out=is_first[:, 1:])
@@ -226,12 +226,12 @@ def _cut_table(table: Column, chunk_length: int) -> tuple[AxisPieces, Column]:
     index = (table - chunk * chunk_length).reshape(-1)
     pieces = AxisPieces(
         chunk=chunk.reshape(-1).take(first),
-        out_start=first % count,
-        count=np.diff(first, append=n_samples * count),
+        out_start=first % n_elements,
+        count=np.diff(first, append=n_samples * n_elements),
         in_start=index.take(first),
-        step=0,
+        step=0,  # `index` lists the elements
         index=index,
         index_start=first,
-        length=count,
+        length=n_elements,
     )
     return pieces, np.count_nonzero(is_first, axis=1)

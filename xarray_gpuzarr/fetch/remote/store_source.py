@@ -48,11 +48,11 @@ _RULE = CoalesceRule(
 )
 """Rule without `n_cheap_requests`, which depends on what else is under way; see `StoreSource.rule`."""
 _ROUNDS = 2
-"""A read that would take more than this many rounds of requests, each as many as may be outstanding at once, reads long
-gaps between chunks, to need fewer. There is a limit because servers charge for requests, and refuse too many of them.
-The limit costs time where the server is near: with a limit of 1 round rather than none, planes of a volume took 169
-rather than 124 ms at a latency of 5 ms, and 183 rather than 174 ms at 30 ms (November 2026, two busy cores). With a
-limit of 2 rounds, the times lie in between."""
+"""Number of rounds that a read may need before it reads long gaps between chunks, and so needs fewer requests. A round
+is as many requests as may be outstanding at once. There is a limit because servers charge for requests, and refuse too
+many of them. The limit costs time where the server is near: planes of a volume took 124 ms without a limit and 169 ms
+with a limit of 1 round at a latency of 5 ms, and 174 and 183 ms at 30 ms (November 2026, two busy cores). With a limit
+of 2 rounds, the times lie in between."""
 _MAX_OTHER_VERSIONS = 64
 """Number of consecutive answers with another ETag after which a read stops repeating a request. If 5 servers answer at
 random, that happens once in 1.6 million answers."""
@@ -248,17 +248,20 @@ class StoreSource(SourceWithoutFiles):
                     if tag is not None and not is_unanswered(err):
                         tag = None
                         continue
-                    if request is None or isinstance(err, WrongBytesError):  # the object is not too short
+                    # The error may mean that the range begins behind the end of the object, unless the whole object was
+                    # requested or wrong bytes have arrived.
+                    if request is None or isinstance(err, WrongBytesError):
                         raise
                     if not await self._client.is_too_short(err, key, request):
                         raise
                     answer = Answer(data=memoryview(b""))
+                if answer is None and version is None:  # there is no such object, of whichever version
+                    return None
                 if answer is not None and answer.is_of(version):
                     self._n_other_versions = 0
                     return answer
                 self._n_other_versions += 1
-                # Without a version, this is the answer that there is no such object.
-                if version is None or self._n_other_versions >= _MAX_OTHER_VERSIONS:
+                if self._n_other_versions >= _MAX_OTHER_VERSIONS:
                     return answer
 
     async def _get(self, key: str, request: ByteRequest | None, tag: str | None, most_nbytes: int) -> Answer | None:
