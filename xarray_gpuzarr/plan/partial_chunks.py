@@ -42,7 +42,8 @@ class PartialChunks:
             axes = zip(target.pieces[1:], grid.chunk_shape, strict=True)
             self.all_are_partial = any(((pieces.count < length) | (pieces.step != 1)).any() for pieces, length in axes)
         self.target = target
-        self.none_is_partial = not self.all_are_partial and all(flags is None for flags in self._flags)
+        partial_axes = [axis for axis, flags in enumerate(self._flags) if flags is not None]
+        self.none_is_partial = not self.all_are_partial and not partial_axes
         """Whether all chunks are taken as a whole."""
 
     def _find_partial_pieces(self, target: BoxTarget, grid: ChunkGrid) -> None:

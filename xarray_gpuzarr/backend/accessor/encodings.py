@@ -153,7 +153,8 @@ def without_foreign_codecs(encoding: Mapping[str, Any], zarr_format: int) -> dic
     for key in _CODEC_KEYS:
         codecs = encoding.get(key)
         as_list = codecs if isinstance(codecs, tuple | list) else [codecs]
-        if any(isinstance(codec, foreign_class) for codec in as_list):
+        foreign_codecs = [codec for codec in as_list if isinstance(codec, foreign_class)]
+        if foreign_codecs:
             del kept[key]
     return kept
 
