@@ -80,9 +80,10 @@ class LimitedCache[Key: Hashable, Entry: Sized]:
     def drop(self, key: Key) -> None:
         """Drop an entry, if there is one."""
         with self._lock:
-            self._begin()
-            self._drop(key)
-            self._is_changing = False
+            if key in self._entries:
+                self._begin()
+                self._drop(key)
+                self._is_changing = False
 
     def clear(self) -> None:
         """Drop all entries."""

@@ -66,6 +66,7 @@ class ObjectWriter:
         self._spec = stored.spec
         self._store = store
         self._source: ObjectSource = stored.source
+        self._identity = stored.source.identity
         place = place_of_source(stored.source, stored.spec.path)
         assert place is not None
         self._place = place
@@ -156,9 +157,8 @@ class ObjectWriter:
         `names` are those that `turns` gave for the objects of the group.
         """
         written.add(names)
-        identity = self._source.identity
         for obj in group:
-            index_cache.cache.drop((identity, obj.key, self._spec.index))
+            index_cache.cache.drop((self._identity, obj.key, self._spec.index))
 
     async def _to_store(
         self, call: WriteCall, group: Sequence[WrittenObject], progress: EncodingProgress | None, *, is_last: bool
