@@ -37,7 +37,8 @@ class CachingStore(WrapperStore[Store]):
     Parameters
     ----------
     store : zarr.abc.store.Store
-        The store to read from.
+        The store to read from, opened read-only. Of others, zarr-python makes copies by `with_read_only`; such a
+        copy would be another cache, which nothing gives up or detaches.
     """
 
     def __init__(self, store: Store) -> None:
@@ -103,7 +104,7 @@ class CachingStore(WrapperStore[Store]):
         return self._n_requests + n_requests <= self._max_requests
 
     def give_up(self) -> None:
-        """Cancel unanswered requests, and refuse new ones."""
+        """Cancel unanswered requests, and refuse new ones, which coroutines that still run may make."""
         self._is_given_up = True
         for task in list(self._requests.values()):
             if not task.done():
