@@ -1,6 +1,7 @@
 """``ds.gpuzarr.to_zarr`` and ``encoding``: chunks and shards by size, packing kept, no two tasks in one shard."""
 
 import math
+import threading
 
 import dask
 import dask.array as da
@@ -16,7 +17,7 @@ from helpers.writes import writes_counted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.backend.accessor import whole_shards
 from xarray_gpuzarr.backend.accessor.shard_borders import cut_at_multiples
@@ -280,21 +281,61 @@ def test_what_is_in_memory_is_written_by_this_process_on_a_cluster(tmp_path, mon
     np.testing.assert_allclose(opened(store).t2m, weather().t2m, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["dict", "memory", "obstore", "Icechunk"])
+STORES_OF_THIS_PROCESS = {
+    "dict": dict,
+    "memory": MemoryStore,
+    "wrapped": lambda: LoggingStore(MemoryStore(), log_level="CRITICAL"),
+    "obstore": lambda: ObjectStore(obstore.store.MemoryStore()),
+    "fsspec": lambda: FsspecStore.from_url("memory://refused"),
+    "URL": lambda: "memory://refused",
+}
+
+
+@pytest.mark.parametrize("make_store", STORES_OF_THIS_PROCESS.values(), ids=STORES_OF_THIS_PROCESS)
+def test_stores_that_other_processes_cannot_write_to_are_refused(make_store):
+    chunked = weather().chunk(time=12)
+    with (
+        dask.config.set(scheduler="processes"),
+        pytest.raises(OptionError, match="the workers of dask cannot write to the store"),
+    ):
+        chunked.gpuzarr.to_zarr(make_store(), CHUNKS, SHARDS)
+
+
+@pytest.mark.parametrize("small_nbytes", [0, 2**24])
+def test_what_is_in_memory_is_written_by_this_process_although_dask_uses_others(small_nbytes, monkeypatch):
+    monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", small_nbytes)
+    store = MemoryStore()
+    with dask.config.set(scheduler="processes"):
+        weather().gpuzarr.to_zarr(store, CHUNKS, SHARDS)
+    np.testing.assert_allclose(opened(store).t2m, weather().t2m, atol=1e-9)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_dask_gets_the_keywords_of_its_compute(progress):
+    threads = set()
+
+    def record(block):
+        threads.add(threading.current_thread())
+        return block
+
+    chunked = weather()[["t2m"]].chunk(time=12)
+    chunked["t2m"] = chunked.t2m.copy(data=chunked.t2m.data.map_blocks(record, meta=np.empty((0, 0, 0))))
+    chunked.gpuzarr.to_zarr(
+        MemoryStore(), CHUNKS, SHARDS, progress=progress, chunkmanager_store_kwargs={"scheduler": "synchronous"}
+    )
+    assert threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("kind", ["memory", "Icechunk"])
 def test_stores_that_workers_cannot_write_to_are_refused(kind, tmp_path):
     def icechunk_store():
         icechunk = pytest.importorskip("icechunk")
         return icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main").store
 
-    store = {
-        "dict": dict,
-        "memory": MemoryStore,
-        "obstore": lambda: ObjectStore(obstore.store.MemoryStore()),
-        "Icechunk": icechunk_store,
-    }[kind]()
+    store = {"memory": MemoryStore, "Icechunk": icechunk_store}[kind]()
     chunked = weather().chunk(time=4)
     with local_cluster(n_workers=1):
-        with pytest.raises(OptionError, match=r"workers of the cluster cannot write to the store.*[\s\S]*to_icechunk"):
+        with pytest.raises(OptionError, match=r"the workers of dask cannot write to the store.*[\s\S]*to_icechunk"):
             chunked.gpuzarr.to_zarr(store, CHUNKS, SHARDS, rechunk=True)
         chunked.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, rechunk=True)
     np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)

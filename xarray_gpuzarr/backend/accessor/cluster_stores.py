@@ -1,4 +1,4 @@
-"""`require_store_of_workers`: refuses a write on a cluster to a store that only this process can write to."""
+"""`require_shared_store`: refuses a write in other processes to a store that only this process can write to."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ from typing import Any
 
 from xarray import Dataset
 from zarr.abc.store import Store
-from zarr.storage import MemoryStore, ObjectStore, StorePath
+from zarr.storage import FsspecStore, MemoryStore, ObjectStore, StorePath
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch.stores import is_obstore_memory
+from xarray_gpuzarr.fetch.stores import innermost_store, is_obstore_memory
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 
-def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute: bool) -> None:
-    """Raise `OptionError` if the workers of a cluster would write to a store that only this process has.
+def require_shared_store(store: Any, datasets: Iterable[Dataset]) -> None:
+    """Raise `OptionError` if tasks that are pickled for other processes would write to a store that only this one has.
 
     Parameters
     ----------
     store
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
-        The datasets that are written. If none has a dask array, workers get no tasks, and nothing is checked.
-    compute : bool
-        Whether the tasks are computed now. If not, nothing is checked: the user may compute them in this process.
+        The datasets that are written. If none has a dask array, there are no tasks, and nothing is checked.
     """
-    if not compute or client_of_dask() is None:
-        return
     variables = [variable for dataset in datasets for variable in dataset.variables.values()]
     if all(variable.chunks is None for variable in variables):
         return
     found = _why_unreachable(store.store if isinstance(store, StorePath) else store)
     if found is not None:
         raise OptionError(
-            "workers of the cluster cannot write to the store",
+            "the workers of dask cannot write to the store",
             tried=f"to send them the store, an instance of {type(store).__name__}",
             found=found,
             do="write to files or to an object store, or compute in this process, with scheduler='threads'. "
@@ -44,9 +40,8 @@ def require_store_of_workers(store: Any, datasets: Iterable[Dataset], *, compute
 
 
 def _why_unreachable(store: Any) -> str | None:
-    """Return why other processes cannot write to a store; None if there is no known reason."""
-    is_memory = isinstance(store, MemoryStore | Mapping)
-    if is_memory or (isinstance(store, ObjectStore) and is_obstore_memory(store.store)):
+    """Return why tasks in other processes cannot write to a store; None if there is no known reason."""
+    if _is_in_memory(innermost_store(store) if isinstance(store, Store) else store):
         return "a store in the memory of this process; workers would write to copies of it"
     if isinstance(store, Store):
         try:
@@ -54,3 +49,21 @@ def _why_unreachable(store: Any) -> str | None:
         except Exception as err:  # noqa: BLE001  # pickling may raise anything
             return f"it cannot be pickled: {err}"
     return None
+
+
+def _is_in_memory(store: Any) -> bool:
+    """Return whether a pickled copy of a store, which is no wrapper, has other objects in memory than the store."""
+    if isinstance(store, ObjectStore):
+        return is_obstore_memory(store.store)
+    if isinstance(store, FsspecStore):
+        file_system = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps file systems that are not asynchronous
+        return "memory" in file_system.protocol and not _are_workers_in_this_process()
+    if isinstance(store, str):
+        return store.startswith("memory://") and not _are_workers_in_this_process()
+    return isinstance(store, MemoryStore | Mapping)
+
+
+def _are_workers_in_this_process() -> bool:
+    """Return whether dask computes on a cluster of threads, whose workers share the memory of fsspec with this one."""
+    client = client_of_dask()
+    return client is not None and client.scheduler.address.startswith("inproc://")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,27 +41,28 @@ class ProgressLines(Callback):
         print(f"{self._n_done} of {self._n_tasks} steps done", flush=True)  # noqa: T201
 
 
-def compute_with_progress(tasks: Any) -> None:
+def compute_with_progress(tasks: Any, keywords: Mapping[str, Any]) -> None:
     """Compute a dask collection, and show a progress bar if the output is a terminal or a notebook.
 
-    Otherwise print lines from time to time or, with a client of dask, one line at the end.
+    Otherwise print lines from time to time or, with a client of dask, one line at the end. `keywords` are those of
+    dask's `compute`, such as `scheduler`.
     """
     from rich.console import Console  # noqa: PLC0415  # a slow import
 
     console = Console()
     has_bar = console.is_terminal or console.is_jupyter
-    if client_of_dask() is None:
+    if client_of_dask(keywords.get("scheduler")) is None:
         progress: AbstractContextManager[Any] = ProgressBar() if has_bar else ProgressLines()  # type: ignore[no-untyped-call]
         with progress:
-            tasks.compute()
+            tasks.compute(**keywords)
         return
     from distributed import progress as show_bar  # noqa: PLC0415  # a slow import
 
-    tasks = tasks.persist()
+    tasks = tasks.persist(**keywords)
     if has_bar:
         # In a notebook, `show_bar` would by default return a widget, which would not be seen: Jupyter only shows what
         # the last line of a cell returns.
         show_bar(tasks, notebook=False)  # type: ignore[no-untyped-call]
-    tasks.compute()  # waits, and raises the error of a task that has failed
+    tasks.compute(**keywords)  # waits, and raises the error of a task that has failed
     if not has_bar:
         print("all tasks done", flush=True)  # noqa: T201

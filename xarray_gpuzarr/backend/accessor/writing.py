@@ -14,6 +14,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 from dask.delayed import delayed
 from rich.filesize import decimal
 from xarray import Dataset
@@ -21,7 +22,7 @@ from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, UnencodedVariable
-from xarray_gpuzarr.backend.accessor.cluster_stores import require_store_of_workers
+from xarray_gpuzarr.backend.accessor.cluster_stores import require_shared_store
 from xarray_gpuzarr.backend.accessor.error_notes import explaining_longer_arrays, explaining_refusals, naming_group
 from xarray_gpuzarr.backend.accessor.own_source import require_another_store
 from xarray_gpuzarr.backend.accessor.packing import encoding_store
@@ -33,11 +34,13 @@ from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, similar_name_hint
-from xarray_gpuzarr.process.dask_client import client_of_dask
+from xarray_gpuzarr.process.dask_client import computes_in_other_processes
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
 Prepared = tuple[Dataset, dict[str, UnencodedVariable]]
 """What `DatasetInShards.prepare` returns."""
+_STORE_ARGUMENTS = signature(da.store).parameters
+"""Parameters of dask's `store`. It passes other keywords, such as `scheduler`, to dask's `compute`."""
 _OPTIONS = signature(get_writable_zarr_store).parameters
 """Parameters of the function with which xarray opens the store: the options that `write_groups` passes on."""
 _OWN_ARGUMENTS = ("chunks", "shards", "compressors", "encoding", "rechunk", "progress", "check_values", "compute")
@@ -85,7 +88,11 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     """
     if isinstance(store, str | os.PathLike):
         store = os.path.expanduser(store)  # noqa: PTH111  # as xarray does; a `Path` would change a URL
-    _check_arguments(datasets, store, changes, options, compute=compute)
+    keywords = chunkmanager_store_kwargs or {}
+    compute_keywords = {name: value for name, value in keywords.items() if name not in _STORE_ARGUMENTS}
+    # With `compute` false, it is not known where the tasks will run.
+    leaves_process = compute and computes_in_other_processes(compute_keywords.get("scheduler"))
+    _check_arguments(datasets, store, changes, options, leaves_process=leaves_process)
     groups = _in_shards(datasets, sharding, changes, options, checks_values=checks_values)
     makes_store = makes_new_store(options)
     # Variables that cannot be written are refused before anything is erased.
@@ -96,18 +103,22 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     root = _open_store(store, staged, options)
     # Objects may be sent in the background only if this process writes them, and does so before this function returns:
     # `finish` waits for no others.
-    sends_behind = compute and takes_long(store) and client_of_dask() is None
+    sends_behind = compute and takes_long(store) and not leaves_process
     behind = WritesBehind() if sends_behind else None
     with behind or nullcontext(), explaining_longer_arrays(groups["."]):  # trees, with more groups, have no appends
         writer = BlockWriter(checks_values=checks_values, behind=behind, staged=staged)
         _dump_groups(root, groups, prepared, writer, append_dim=options.get("append_dim"), region=options.get("region"))
         if not compute:
-            return _delayed_writes(writer, root, chunkmanager_store_kwargs)
+            return _delayed_writes(writer, root, keywords)
         if staged is not None:
             with explaining_refusals(store):
                 staged.send()
             staged.detach(root.zarr_group)
-        _compute(writer, progress=progress, keywords=chunkmanager_store_kwargs)
+        if leaves_process:  # arrays in memory are written by this process, and not sent to others
+            writer.write_from_memory()
+        else:  # one computation writes all blocks
+            writer.add_from_memory()
+        _compute(writer, keywords, compute_keywords, progress=progress)
         if behind is not None:
             behind.finish()
     root.close()
@@ -122,14 +133,15 @@ def _check_arguments(
     changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     options: Mapping[str, Any],
     *,
-    compute: bool,
+    leaves_process: bool,
 ) -> None:
     """Raise an error for arguments of `write_groups` that cannot be carried out, before anything is stored."""
     for name in options:
         if name not in _OPTIONS:
             hint = similar_name_hint(name, [*_OPTIONS, *_OWN_ARGUMENTS])
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}{hint}")
-    require_store_of_workers(store, datasets.values(), compute=compute)
+    if leaves_process:
+        require_shared_store(store, datasets.values())
     require_another_store(store, datasets.values(), options)
     if options.get("append_dim") is not None:
         _require_folder_to_append_to(store, options["append_dim"])
@@ -240,19 +252,17 @@ def _dump_groups(
         dataset.dump_to_store(target, writer=writer)
 
 
-def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any] | None) -> Any:
+def _delayed_writes(writer: BlockWriter, target: ZarrStore, keywords: dict[str, Any]) -> Any:
     """Write the blocks of NumPy arrays. Return a dask task that writes the other blocks and then closes the store."""
     writer.write_from_memory()
     writes = writer.sync(compute=False, chunkmanager_store_kwargs=keywords)  # type: ignore[no-untyped-call]
     return delayed(_close)(writes, target)
 
 
-def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | None) -> None:
-    """Write all blocks, and wait for them."""
-    if client_of_dask() is None:  # one computation writes all blocks
-        writer.add_from_memory()
-    else:  # arrays in memory are written by this process, not sent to workers
-        writer.write_from_memory()
+def _compute(
+    writer: BlockWriter, keywords: dict[str, Any], compute_keywords: dict[str, Any], *, progress: bool
+) -> None:
+    """Write all blocks, and wait for them. The keywords are those for dask's `store` and `compute`."""
     n_tasks = writer.n_tasks
     if not n_tasks:
         return
@@ -261,9 +271,9 @@ def _compute(writer: BlockWriter, *, progress: bool, keywords: dict[str, Any] | 
     if progress:
         size = decimal(writer.block_nbytes)
         print(f"{n_tasks} tasks, each of at most {size}: one decoded block and its packed copy")  # noqa: T201
-        compute_with_progress(task)
+        compute_with_progress(task, compute_keywords)
     else:
-        task.compute()
+        task.compute(**compute_keywords)
 
 
 def makes_new_store(options: Mapping[str, Any]) -> bool:
