@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipSt
 from zarr.storage._common import make_store_path
 
 from xarray_gpuzarr.codec_pipeline import CodecPipeline
+from xarray_gpuzarr.fetch.remote.clients import require_usable
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 
 _GROUP_DOCUMENTS = {
@@ -179,8 +180,14 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         The store, which has the answers of the requests.
     path : str
         Path of `location` in the store.
+
+    Raises
+    ------
+    StoreReadError
+        If the parent of this forked process has used the store's client.
     """
     root = await make_store_path(location, mode="r", storage_options=options.get("storage_options"))
+    require_usable(root.store)
     cache = CachingStore(root.store)
     names = _GROUP_DOCUMENTS[options.get("zarr_format")]
     group = (options.get("group") or "").strip("/")

@@ -21,7 +21,7 @@ from zarr.storage import StorePath
 from xarray_gpuzarr.backend.caching_store import open_caching_store, takes_long
 from xarray_gpuzarr.backend.groups_below import GroupFilter, join_path, open_as_xarray, walk_on_loop
 from xarray_gpuzarr.backend.open_errors import explaining_failures
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, StoreReadError
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 
 
@@ -130,6 +130,8 @@ def _open_through_cache(
         cache, path = run_on_loop(str(location), partial(open_caching_store, location, options))
     except TimeoutError as err:  # without the `CachingStore`, the same request would wait as long again
         raise TimeoutError(f"no answer in {config.get('async.timeout', None)} s, zarr's async.timeout") from err
+    except StoreReadError:  # in a forked process: without the `CachingStore`, the same request might wait forever
+        raise
     except Exception:  # noqa: BLE001
         return None
     is_callers_store = cache.wrapped_store is location

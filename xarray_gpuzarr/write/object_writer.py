@@ -18,7 +18,9 @@ from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of_source, written
+from xarray_gpuzarr.fetch.remote.clients import require_usable
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
 from xarray_gpuzarr.fetch.source import ObjectSource
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
@@ -92,11 +94,15 @@ class ObjectWriter:
         ------
         StoreWriteError
             If the store does not take an object, or another process keeps replacing it.
+        StoreReadError
+            If the parent of this forked process has used the store's client.
         GpuZarrError
             Other errors of `WriteCall.to_files` and `WriteCall.to_memory`. For a chunk that the host decoder cannot
             decode either, its errors.
         """
         unwritten = list(call.objects)
+        if isinstance(self._source, StoreSource):
+            require_usable(self._store)
         try:
             for group in _groups(call):
                 is_last = len(group) == len(unwritten)

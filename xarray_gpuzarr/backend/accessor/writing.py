@@ -20,6 +20,8 @@ from rich.filesize import decimal
 from xarray import Dataset
 from xarray.backends import ZarrStore
 from xarray.backends.writers import get_writable_zarr_store
+from zarr.abc.store import Store
+from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.accessor.block_writer import BlockWriter, UnencodedVariable
 from xarray_gpuzarr.backend.accessor.cluster_stores import require_shared_store
@@ -34,6 +36,7 @@ from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, similar_name_hint
+from xarray_gpuzarr.fetch.remote.clients import require_usable
 from xarray_gpuzarr.process.dask_client import computes_in_other_processes
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -140,6 +143,9 @@ def _check_arguments(
         if name not in _OPTIONS:
             hint = similar_name_hint(name, [*_OPTIONS, *_OWN_ARGUMENTS])
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}{hint}")
+    opened_store = store.store if isinstance(store, StorePath) else store
+    if isinstance(opened_store, Store) and takes_long(opened_store):
+        require_usable(opened_store)
     if leaves_process:
         require_shared_store(store, datasets.values())
     require_another_store(store, datasets.values(), options)
