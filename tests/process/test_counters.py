@@ -193,10 +193,16 @@ def test_a_stage_ends_with_an_exception(clock):
     assert mine.local.account.stage is None
 
 
-@pytest.mark.parametrize("place", ["planning", "leaving the stage"])
-def test_an_interrupted_read_leaves_its_stage(memory, monkeypatch, place):
+TEXT = np.array(["a", "b"])
+"""What zarr-python reads."""
+
+
+@pytest.mark.parametrize(
+    ("place", "data"), [("planning", DATA), ("leaving the stage", DATA), ("leaving the stage", TEXT)]
+)
+def test_an_interrupted_read_leaves_its_stage(memory, monkeypatch, place, data):
     without_short_reads(monkeypatch)
-    array, switch = zarr.create_array(memory, data=DATA, **SHARDED), Account.switch
+    array, switch = zarr.create_array(memory, data=data), Account.switch
     if place == "planning":
         monkeypatch.setattr(tables, "plan_read", interrupt)
     else:

@@ -91,6 +91,7 @@ def work_on(gpu, stream, array, into):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_batches_are_kept_for_the_stream_that_pytorch_works_on(gpu, ds, torch, prefetch):
     side, seen = gpu.api.stream(), []
+    cupys_stream = gpu.api.current_stream()
     loader = torch.batches(batches(ds, {"time": 2}, 2, prefetch=prefetch), lambda batch: batch.a.data)
 
     with torch.stream(side):
@@ -101,6 +102,7 @@ def test_batches_are_kept_for_the_stream_that_pytorch_works_on(gpu, ds, torch, p
 
     gpu.api.synchronize(side)
     assert np.array_equal(np.concatenate(seen).reshape(VALUES.shape), VALUES)
+    assert gpu.api.current_stream() == cupys_stream
 
 
 def test_batches_are_kept_for_cupys_stream_where_pytorch_has_no_cuda(gpu, ds, torch):

@@ -18,7 +18,10 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError, explain, zarr_pipeline
 from xarray_gpuzarr.fetch.object_names import place_of
+from xarray_gpuzarr.native.library import loops
+from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.write import object_locks
+from xarray_gpuzarr.write.block_target import BlockTarget
 
 LAYOUT = {"chunks": (10, 100), "shards": (100, 100), "compressors": ZstdCodec(level=1)}
 
@@ -49,6 +52,17 @@ def test_a_path_that_is_taken(array, tmp_path):
 
     assert "irectory" in caught.value.found
     assert sorted(p.name for p in (tmp_path / "a/c/1").iterdir()) == ["0"]
+
+
+def test_the_memory_of_a_write_that_is_interrupted_is_freed(array, monkeypatch):
+    ended, end_write = [], loops().end_write
+    monkeypatch.setattr(loops(), "end_write", lambda writing: ended.append(writing) or end_write(writing))
+    monkeypatch.setattr(Crew, "run", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        BlockTarget(array)[:, :] = np.full(array.shape, 2.0)
+
+    assert len(ended) == 1
 
 
 _HELD = object_locks._HELD
