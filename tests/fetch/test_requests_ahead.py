@@ -14,25 +14,29 @@ UNSHARDED = SimpleNamespace(index=None, max_encoded_nbytes=2 * CHUNK_NBYTES, exp
 
 
 class FailingSource:
-    """Sends requests until one is for the key ``"refused"``."""
+    """Sends requests until one is for the key ``"refused"``, which raises `error`."""
+
+    error = StoreReadError("cannot read", tried="a request", found="a forked process", do="use another")
 
     def for_one_read(self, **_):
         return self
 
     def start_whole(self, key, _most_nbytes):
         if key == "refused":
-            raise StoreReadError("cannot read", tried="a request", found="a forked process", do="use another")
+            raise self.error
         return lambda: Edge(data=memoryview(b""), object_nbytes=0)
 
     def give_up(self):
         pass
 
 
-def test_requests_that_could_not_be_started_do_not_count():
+@pytest.mark.parametrize("error", [FailingSource.error, KeyboardInterrupt()])
+def test_requests_that_could_not_be_started_do_not_count(monkeypatch, error):
+    monkeypatch.setattr(FailingSource, "error", error)
     ahead = RequestsAhead(FailingSource(), UNSHARDED)
     nbytes_before = budget.nbytes
 
-    with pytest.raises(StoreReadError):
+    with pytest.raises(type(error)):
         ahead.start([ObjectRequest(key, is_whole=True) for key in ("sent", "refused", "not tried")])
 
     assert budget.nbytes == nbytes_before + CHUNK_NBYTES

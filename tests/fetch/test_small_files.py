@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.interrupts import interrupt
 from helpers.linux import needs_linux
 from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import StoreReadError, read_array
+from xarray_gpuzarr.fetch import local
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
@@ -177,3 +179,32 @@ def test_a_stale_handle_is_a_file_that_was_replaced(tmp_path, monkeypatch, call,
     with pytest.raises(StoreReadError, match="stale handle") as caught:
         read_array(array, device="host")
     assert f"{tmp_path}/c/" in str(caught.value)
+
+
+def failed(*_):
+    raise StoreReadError("a", tried="b", found="c", do="d")
+
+
+WITH_AN_OPEN_FILE = {
+    "read ahead": ("is_cached", lambda source: source.prefetch("513", ByteRange(0, 5))),
+    "ranges": ("read_part", lambda source: source.start([("513", ByteRange(0, 5))])(bytearray)),
+    "the whole object": ("file_status", lambda source: source.start([("513", WHOLE)])(bytearray)),
+    "whole objects": ("read_exactly", lambda source: source.start([("513", WHOLE), ("1", WHOLE)])(bytearray)),
+    "the end": ("file_status", lambda source: source.start_edge("513", "end", 5)()),
+}
+"""What is done with an open file: a function that it calls, and how."""
+
+
+@pytest.mark.parametrize("fail", [failed, interrupt])
+@pytest.mark.parametrize(("name", "use"), WITH_AN_OPEN_FILE.values(), ids=WITH_AN_OPEN_FILE)
+def test_a_file_is_closed_after_an_error(files, monkeypatch, name, use, fail):
+    opened, open_file = [], local.open_file
+    monkeypatch.setattr(local, "open_file", lambda *args: opened.append(open_file(*args)) or opened[-1])
+    monkeypatch.setattr(local, name, fail)
+
+    with pytest.raises((StoreReadError, KeyboardInterrupt)):
+        use(LocalSource(root=str(files[0])))
+
+    (fd,) = opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

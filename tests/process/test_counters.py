@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import zarr
 from helpers.data.corpus import counting, write
+from helpers.interrupts import interrupt
+from helpers.loops import without_short_reads
 from helpers.stores.fakes import FailAfter, ScriptedStore, drop
 from zarr.codecs import ZstdCodec
 from zarr.codecs import numcodecs as zn
@@ -20,10 +22,11 @@ import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError
 from xarray_gpuzarr.cluster.worker_stats import ProcessStats, Stats
 from xarray_gpuzarr.decoders.choice import decoder_for
+from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.process import counters as module
-from xarray_gpuzarr.process.counters import STAGES, Counters, Counts, counters
+from xarray_gpuzarr.process.counters import STAGES, Account, Counters, Counts, counters
 from xarray_gpuzarr.process.crew import Crew
-from xarray_gpuzarr.read import read_points, stored_array
+from xarray_gpuzarr.read import read_points, stored_array, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs")
 
@@ -188,6 +191,49 @@ def test_a_stage_ends_with_an_exception(clock):
 
     assert mine.snapshot().seconds == {"index": 3}
     assert mine.local.account.stage is None
+
+
+TEXT = np.array(["a", "b"])
+"""What zarr-python reads."""
+
+
+@pytest.mark.parametrize(
+    ("place", "data"), [("planning", DATA), ("leaving the stage", DATA), ("leaving the stage", TEXT)]
+)
+def test_an_interrupted_read_leaves_its_stage(memory, monkeypatch, place, data):
+    without_short_reads(monkeypatch)
+    array, switch = zarr.create_array(memory, data=data), Account.switch
+    if place == "planning":
+        monkeypatch.setattr(tables, "plan_read", interrupt)
+    else:
+        monkeypatch.setattr(Account, "switch", lambda *args: switch(*args) if args[1] else interrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        xarray_gpuzarr.read_array(array, device="host")
+
+    assert counters.local.account.stage is None
+
+
+def test_a_second_attempt_begins_in_the_stage_of_the_first(memory, monkeypatch):
+    without_short_reads(monkeypatch)
+    array, stages = zarr.create_array(memory, data=DATA, **SHARDED), []
+    plan_read, decode = tables.plan_read, HostDecoder.decode
+
+    def lacking_memory_once(*args):
+        if len(stages) == 1:
+            raise MemoryError
+        return plan_read(*args)
+
+    def noting(*args, **keywords):
+        stages.append(counters.local.account.stage)
+        return decode(*args, **keywords)
+
+    monkeypatch.setattr(tables, "plan_read", lacking_memory_once)
+    monkeypatch.setattr(HostDecoder, "decode", noting)
+
+    xarray_gpuzarr.read_array(array, device="host")
+
+    assert stages == ["decode", "decode"]
 
 
 def test_threads_that_have_ended_count_on_and_keep_no_memory():

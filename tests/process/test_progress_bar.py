@@ -1,13 +1,18 @@
 """``xarray_gpuzarr.progress``: what it draws, when it draws nothing, and that it adds up."""
 
+import _thread
 import io
 import re
+import threading
 
 import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from dask.callbacks import Callback
+from helpers.interrupts import interrupt, interrupting, then_interrupt
+from helpers.loops import without_short_reads
 from helpers.stores.fakes import put, take
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +20,7 @@ from rich.console import Console
 
 import xarray_gpuzarr
 from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, read_array
+from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.process import advice, progress_bar
 from xarray_gpuzarr.process.progress_bar import Bars, progress
 from xarray_gpuzarr.process.read_progress import ReadProgress
@@ -105,6 +111,17 @@ def test_a_read_that_fails_counts_for_nothing(memory, recorded):
     put(memory, key, take(memory, key)[:100])
 
     with pytest.raises(CorruptChunkError):
+        read_array(array, device="host")
+
+    assert recorded.wanted[0] == FIELD.nbytes
+    assert sum(recorded.done) == sum(recorded.wanted) == 0
+
+
+def test_a_read_that_is_interrupted_counts_for_nothing(array, recorded, monkeypatch):
+    without_short_reads(monkeypatch)
+    monkeypatch.setattr(HostDecoder, "decode", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
         read_array(array, device="host")
 
     assert recorded.wanted[0] == FIELD.nbytes
@@ -205,3 +222,50 @@ def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     bars.add_bytes(done=2)
 
     assert drawn(terminal) == before
+
+
+INTERRUPTED = {
+    "as the bars are shown": (progress_bar, "shown_bars", interrupting(list, "append")),
+    "as dask is told": (Callback, "active", interrupting(set, "add")),
+    "before they begin": (Bars, "begin", interrupt),
+    "as the thread that draws is started": (_thread, "start_new_thread", then_interrupt(_thread.start_new_thread)),
+    "as the bars are removed": (progress_bar, "shown_bars", interrupting(list, "remove")),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), INTERRUPTED.values(), ids=INTERRUPTED)
+def test_an_interrupt_leaves_no_bars_and_nothing_with_dask(terminal, monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+
+    with pytest.raises(KeyboardInterrupt), progress(console=terminal):
+        pass
+
+    assert not progress_bar.shown_bars
+    assert not Callback.active
+
+
+def test_bars_are_drawn_to_their_end_when_their_block_is_interrupted(terminal, monkeypatch):
+    has_drawn, draw = threading.Event(), Bars._draw
+    monkeypatch.setattr(progress_bar, "PERIOD_S", 60)
+    monkeypatch.setattr(Bars, "_draw", lambda bars: (draw(bars), has_drawn.set()))
+
+    def read():
+        assert has_drawn.wait(20)  # the next time, unless the block ends, is in a minute
+        progress_bar.shown_bars[0].add_bytes(done=2, expected=2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), progress(console=terminal):
+        read()
+
+    assert "2 bytes of 2 bytes" in drawn(terminal)
+    assert not progress_bar.shown_bars
+    assert not Callback.active
+
+
+def test_bars_whose_end_is_interrupted_are_drawn_no_more(terminal, monkeypatch):
+    monkeypatch.setattr(Bars, "close", interrupt)
+
+    with pytest.raises(KeyboardInterrupt), progress(console=terminal):
+        bars = progress_bar.shown_bars[0]
+
+    assert bars._ended.acquire(timeout=5)

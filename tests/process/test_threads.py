@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import zarr
 from helpers.every_pair import usually
+from helpers.interrupts import interrupt
 from helpers.loops import without_loops
 
 from xarray_gpuzarr import OptionError, configure, read_array
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.process.crew import Crew
+from xarray_gpuzarr.process.crew import Crew, _Run
 from xarray_gpuzarr.process.fetch_options import in_force
 from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.process.threads import thread_budget
@@ -233,6 +234,50 @@ def test_exception_of_any_thread_arrives(budget, where):
     crew.run(work := Work(10), max_threads=2)
 
     assert work.done == 10
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_helpers_have_left_when_a_run_raises(budget, error):
+    """They may write to memory that is freed then."""
+    budget(2)
+    caller, begun, returned, too_late = threading.current_thread(), threading.Event(), threading.Event(), []
+
+    def work(go_on):
+        if threading.current_thread() is caller:
+            assert begun.wait(20)
+            raise error
+        begun.set()
+        while go_on() and not returned.wait(0.001):
+            pass
+        too_late.append(returned.wait(0.1))
+
+    with pytest.raises(error):
+        Crew().run(work, max_threads=2)
+    returned.set()
+
+    assert too_late == [False]
+
+
+def test_helpers_leave_though_the_wait_for_them_is_interrupted(budget, monkeypatch):
+    budget(2)
+    monkeypatch.setattr(_Run, "end", interrupt)
+    caller, begun, left, over = threading.current_thread(), threading.Event(), threading.Event(), threading.Event()
+
+    def work(go_on):
+        if threading.current_thread() is caller:
+            assert begun.wait(20)
+            return
+        begun.set()
+        while go_on() and not over.wait(0.001):
+            pass
+        left.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        Crew().run(work, max_threads=2)
+    has_left = left.wait(5)
+    over.set()
+
+    assert has_left
 
 
 def test_read_inside_a_read_does_not_wait_for_itself(budget):

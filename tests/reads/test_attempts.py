@@ -1,5 +1,6 @@
 """Reads that fail: what they say, what begins them again, and what they let go of."""
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -11,9 +12,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import zarr
+from helpers.interrupted_reads import check_requests
+from helpers.interrupts import interrupt
 from helpers.loops import without_short_reads
 from helpers.simulated.reads import ON_HOST, CudaReads, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
+from helpers.stores.fakes import Wrapper, is_data
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
@@ -116,6 +120,29 @@ def test_an_error_that_was_caught_keeps_no_result(monkeypatch):
         assert [result() for result in results] == [None] * 3
     finally:
         gc.enable()
+
+
+class HangingStore(Wrapper):
+    """Never answers a request for the bytes of chunks."""
+
+    async def get(self, key, prototype, byte_range=None):
+        if is_data(key):
+            await asyncio.sleep(1000)
+        return await super().get(key, prototype, byte_range)
+
+
+def damaged(*_, **__):
+    raise CorruptChunkError("a", tried="b", found="c", do="d")
+
+
+@pytest.mark.parametrize("fail", [damaged, interrupt])
+def test_requests_of_a_read_that_fails_are_cancelled(array, monkeypatch, fail):
+    monkeypatch.setattr(HostDecoder, "decode", fail)  # the indexes have been requested by then
+
+    with pytest.raises((CorruptChunkError, KeyboardInterrupt)):
+        read_array(zarr.open_array(HangingStore(array.store), mode="r"), device="host")
+
+    check_requests()
 
 
 def lack(*_):

@@ -3,6 +3,8 @@
 import _thread
 import asyncio
 import threading
+from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +14,26 @@ from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
 from helpers.fresh_process import in_fresh_process
 from helpers.interrupted_reads import interrupt_reads
+from helpers.interrupts import interrupting
 from helpers.linux import needs_linux
+from helpers.simulated.simulator import SimulatedDevice
 from helpers.stores.fakes import RecordingStore
 from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError, read_array
+from xarray_gpuzarr.cuda.locks import SharedLock
+from xarray_gpuzarr.cuda.resources import DeviceResources
 from xarray_gpuzarr.fetch.index_cache import IndexCache
+from xarray_gpuzarr.fetch.remote.under_way import event_loop
+from xarray_gpuzarr.process import waiting
 from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.crew import crew as shared
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.process.waiting import Bell, run_uninterrupted
+from xarray_gpuzarr.training.ahead import Ahead
 
 pytestmark = [pytest.mark.timeout(120), needs_linux]
 
@@ -184,6 +195,87 @@ def test_what_runs_apart_returns_and_raises():
     assert run_uninterrupted(threading.get_ident) != threading.get_ident()
     with pytest.raises(KeyError, match="apart"):
         run_uninterrupted(fail)
+
+
+class InterruptedLock:
+    """A lock that is interrupted when it is first waited for. `waits` is set when it is waited for again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+        self.was_interrupted = False
+        self.waits = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.was_interrupted:
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        self.waits.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_what_runs_apart_has_ended_when_an_interrupt_is_raised(monkeypatch):
+    lock, ended = InterruptedLock(), []
+    monkeypatch.setattr(waiting, "Lock", lambda: lock)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_uninterrupted(lambda: ended.append(lock.waits.wait(2)))
+
+    assert ended == [True]
+
+
+STARTS = {
+    "helpers": lambda: Crew().run(lambda _: None, 2, 2),
+    "calls side by side": lambda: side_by_side([int, int]),
+    "reads ahead": lambda: Ahead(lambda *_: 0, 0, 2, 2, nullcontext).close(),
+    "zarr's event loop": lambda: event_loop("a"),
+}
+
+
+@pytest.mark.usefixtures("no_loop")
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_threads_are_started_by_a_thread_that_no_signal_interrupts(start, monkeypatch):
+    started_by, start_thread = [], threading.Thread.start
+
+    def noting(thread: threading.Thread) -> None:
+        started_by.append(threading.get_ident())
+        start_thread(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noting)
+
+    start()
+
+    assert started_by
+    assert threading.main_thread().ident not in started_by
+
+
+RECORDS = {
+    "the only thread of a read": (Crew, "lone_threads", set, "add", lambda crew: crew.run(lambda _: None, 1)),
+    "a run of several threads": (Crew, "_runs", set, "add", lambda crew: crew.run(lambda _: None, 2, 2)),
+    "threads in C": (Crew, "lone_threads", set, "update", lambda crew: crew.reserve_threads(2, 2).__enter__()),
+    "who waits for a bell": (Bell, "waiting", deque, "append", lambda bell: bell.wait_until(lambda: False)),
+    "a read of a GPU": (SharedLock, "_reads", dict, "__setitem__", lambda lock: lock.shared(int)),
+    "a read's workspace": (
+        lambda: DeviceResources(SimulatedDevice(0), ResourceOptions()),
+        *("_in_use", dict, "__setitem__"),
+        lambda resources: resources.run_read(id),
+    ),
+}
+"""What is recorded: who records it, where, and by which call."""
+
+
+@pytest.mark.parametrize(("make", "name", "kind", "method", "use"), RECORDS.values(), ids=RECORDS)
+def test_an_interrupt_as_something_is_recorded_removes_the_record(make, name, kind, method, use):
+    owner, records = make(), interrupting(kind, method)
+    setattr(owner, name, records)
+
+    with pytest.raises(KeyboardInterrupt):
+        use(owner)
+
+    assert not records
 
 
 def test_a_bell_rings_for_all_that_wait():

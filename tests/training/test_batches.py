@@ -19,11 +19,13 @@ import xarray as xr
 import zarr
 from helpers.data.datasets import open_ours
 from helpers.interrupted_reads import check_requests
+from helpers.interrupts import interrupt, then_interrupt
 from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, Wrapper
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, KeywordError, OptionError, StoreReadError, batches
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.training import ahead, iterator
 from xarray_gpuzarr.training.template import Template
 
 N_TIMES = 24
@@ -424,6 +426,34 @@ def test_ctrl_c_while_a_batch_is_waited_for_closes(stalling):
 
     assert reading_threads() == []
     check_requests()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "prefetch"),
+    [(ahead.Ahead, "result", 2), (iterator.OnDemand, "result", 0), (Template, "batch", 2), (Template, "batch", 0)],
+)
+def test_an_epoch_that_is_interrupted_ends(ds, monkeypatch, owner, name, prefetch):
+    epoch = iter(batches(ds, {"time": 2}, 3, prefetch=prefetch))
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(epoch)
+
+    wait_until(lambda: not reading_threads())
+    assert list(epoch) == []
+
+
+def test_an_epoch_that_is_interrupted_as_its_threads_are_started_ends_them_and_begins_anew(ds, monkeypatch):
+    loader = batches(ds, {"time": 2}, 3, shuffle=True)
+    expected = firsts(batches(ds, {"time": 2}, 3, shuffle=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(ahead, "run_uninterrupted", then_interrupt(ahead.run_uninterrupted))
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+
+    gc.collect()
+    wait_until(lambda: not reading_threads())
+    assert firsts(loader) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

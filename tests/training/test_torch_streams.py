@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import xarray as xr
+from helpers.interrupts import interrupt
 from helpers.simulated.gpu import SimulatedGpu
 from helpers.simulated.in_use import use
 from helpers.simulated.streams import touch_of
@@ -90,6 +91,7 @@ def work_on(gpu, stream, array, into):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_batches_are_kept_for_the_stream_that_pytorch_works_on(gpu, ds, torch, prefetch):
     side, seen = gpu.api.stream(), []
+    cupys_stream = gpu.api.current_stream()
     loader = torch.batches(batches(ds, {"time": 2}, 2, prefetch=prefetch), lambda batch: batch.a.data)
 
     with torch.stream(side):
@@ -100,6 +102,7 @@ def test_batches_are_kept_for_the_stream_that_pytorch_works_on(gpu, ds, torch, p
 
     gpu.api.synchronize(side)
     assert np.array_equal(np.concatenate(seen).reshape(VALUES.shape), VALUES)
+    assert gpu.api.current_stream() == cupys_stream
 
 
 def test_batches_are_kept_for_cupys_stream_where_pytorch_has_no_cuda(gpu, ds, torch):
@@ -111,6 +114,18 @@ def test_batches_are_kept_for_cupys_stream_where_pytorch_has_no_cuda(gpu, ds, to
         seen = list(loader)
 
     assert np.array_equal(np.concatenate(seen).reshape(VALUES.shape), VALUES)
+
+
+def test_an_epoch_ends_if_converting_a_batch_is_interrupted(torch):
+    store = MemoryStore()
+    xr.Dataset({"a": (("time", "x"), VALUES)}).to_zarr(store, consolidated=False)
+    dataset = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False)
+    iterator = iter(torch.batches(batches(dataset, {"time": 2}, 2, prefetch=2), interrupt))
+
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+
+    assert iterator._iterator._reads.closed
 
 
 def test_an_iterator_that_is_forgotten_does_not_wait_for_its_reads(torch, monkeypatch):

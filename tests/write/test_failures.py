@@ -6,15 +6,22 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zarr
+from helpers.interrupts import interrupt, then_interrupt
 from helpers.writes import contents
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from xarray_gpuzarr import StoreWriteError, explain, zarr_pipeline
+from xarray_gpuzarr.fetch.object_names import place_of
+from xarray_gpuzarr.native.library import loops
+from xarray_gpuzarr.process.crew import Crew
+from xarray_gpuzarr.write import object_locks
+from xarray_gpuzarr.write.block_target import BlockTarget
 
 LAYOUT = {"chunks": (10, 100), "shards": (100, 100), "compressors": ZstdCodec(level=1)}
 
@@ -45,6 +52,39 @@ def test_a_path_that_is_taken(array, tmp_path):
 
     assert "irectory" in caught.value.found
     assert sorted(p.name for p in (tmp_path / "a/c/1").iterdir()) == ["0"]
+
+
+def test_the_memory_of_a_write_that_is_interrupted_is_freed(array, monkeypatch):
+    ended, end_write = [], loops().end_write
+    monkeypatch.setattr(loops(), "end_write", lambda writing: ended.append(writing) or end_write(writing))
+    monkeypatch.setattr(Crew, "run", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        BlockTarget(array)[:, :] = np.full(array.shape, 2.0)
+
+    assert len(ended) == 1
+
+
+_HELD = object_locks._HELD
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (object_locks.Turns, "_take", then_interrupt(object_locks.Turns._take)),
+        (object_locks, "_HELD", SimpleNamespace(get=_HELD.get, set=then_interrupt(_HELD.set))),
+        (object_locks, "_HELD", SimpleNamespace(get=_HELD.get, set=_HELD.set, reset=interrupt)),
+    ],
+)
+def test_objects_of_a_write_that_is_interrupted_may_be_written_by_others(monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+    turns = object_locks.Turns()
+
+    with pytest.raises(KeyboardInterrupt), turns.hold(place_of("a", ""), ["c/0"]):
+        pass
+
+    assert not turns._taken
+    assert not _HELD.get()
 
 
 def test_a_full_disk(array, tmp_path):

@@ -112,10 +112,12 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
         bars.begin()
         yield
     finally:
-        if bars in shown_bars:  # a process that was forked off has no bars
-            shown_bars.remove(bars)
-        Callback.active.discard(callbacks)
-        bars.close()
+        try:
+            if bars in shown_bars:  # a process that was forked off has no bars
+                shown_bars.remove(bars)
+        finally:  # even if a signal interrupts the line above
+            Callback.active.discard(callbacks)
+            bars.close()
 
 
 class Bars:

@@ -64,16 +64,8 @@ class ChunkTables:
         """Return the next plan. The time that this takes counts as ``index``."""
         if self._block is None and self._held_back is None and not self._requested:
             raise StopIteration
-        account = counters.local.account
-        previous_stage = account.stage
-        try:
-            account.switch("index")
+        with counters.stage("index"):
             plan = self._next_plan()
-        finally:
-            try:
-                account.switch(previous_stage)
-            finally:  # even if a signal interrupts the line above
-                account.stage = previous_stage
         if self._progress is not None:
             self._progress.begin_table(plan.n_chunks)
         self.n_shards += len(plan.keys)

@@ -23,7 +23,8 @@ pipeline of this package, which must not wait for its own caller."""
 class Turns:
     """The objects that this process is writing, on any thread and any event loop.
 
-    A write takes all its objects at once, so two writes never wait for each other.
+    A write takes all its objects at once, so two writes never wait for each other. A signal may interrupt it at any
+    point; see `process.waiting`.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,8 @@ class Turns:
     def restart(self) -> None:
         """Forget all writes. A forked process calls this, since it has none of its parent's threads."""
         self._lock = Lock()
-        self._taken: set[Hashable] = set()
+        self._taken: dict[object, frozenset[Hashable]] = {}
+        """The objects of each write, by a token of the write."""
 
     @asynccontextmanager
     async def hold_async(self, place: ArrayPlace, keys: Sequence[str]) -> AsyncIterator[Sequence[Hashable]]:
@@ -42,13 +44,14 @@ class Turns:
         """
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
-        while not self._take(objects):
-            _advise(place.path)  # shown once
-            await asyncio.sleep(_POLL_INTERVAL_S)
+        write = object()
         try:
+            while not self._take(write, objects):
+                _advise(place.path)  # shown once
+                await asyncio.sleep(_POLL_INTERVAL_S)
             yield names
         finally:
-            self._release(objects)
+            self._taken.pop(write, None)
 
     @contextmanager
     def hold(self, place: ArrayPlace, keys: Sequence[str]) -> Iterator[Sequence[Hashable]]:
@@ -70,28 +73,29 @@ class Turns:
         """
         names = place.names(keys)
         objects = frozenset(names) - _HELD.get()
-        while not self._take(objects):
-            _advise(place.path)  # shown once
-            time.sleep(_POLL_INTERVAL_S)
         held = {*_HELD.get(), *objects}
-        token = _HELD.set(held)
+        write = object()
         try:
-            yield names
+            while not self._take(write, objects):
+                _advise(place.path)  # shown once
+                time.sleep(_POLL_INTERVAL_S)
+            token = _HELD.set(held)
+            try:
+                yield names
+            finally:
+                _HELD.reset(token)
         finally:
-            _HELD.reset(token)
-            held.clear()  # threads that were started inside the block may have a copy of the context
-            self._release(objects)
+            try:
+                held.clear()  # threads that were started inside the block may have a copy of the context
+            finally:
+                self._taken.pop(write, None)
 
-    def _release(self, objects: frozenset[Hashable]) -> None:
+    def _take(self, write: object, objects: frozenset[Hashable]) -> bool:
+        """Take objects for a write if all of them are free; return whether they were."""
         with self._lock:
-            self._taken.difference_update(objects)
-
-    def _take(self, objects: frozenset[Hashable]) -> bool:
-        """Take objects if all of them are free; return whether they were."""
-        with self._lock:
-            if not self._taken.isdisjoint(objects):
+            if not all(objects.isdisjoint(taken) for taken in list(self._taken.values())):
                 return False
-            self._taken.update(objects)
+            self._taken[write] = objects
             return True
 
 

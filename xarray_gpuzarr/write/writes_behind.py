@@ -87,11 +87,7 @@ class WritesBehind:
         progress = EncodingProgress()
         requests = [lambda: _run_write(request, progress), progress.wait]
         write_reply, encoded_reply = begin_on_loop(name, self._requests, requests)
-        try:
-            encoded_reply.result(_timeout_s())
-        except BaseException:
-            write_reply.cancel()
-            raise
+        encoded_reply.result(_timeout_s())
         if write_reply.is_answered:
             return write_reply.result()
         with self._lock:

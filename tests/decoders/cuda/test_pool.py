@@ -11,6 +11,7 @@ import pytest
 from helpers.clusters import eventually
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.every_pair import usually
+from helpers.interrupts import interrupt
 from helpers.simulated.reads import LAZY, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.storage import MemoryStore
@@ -115,6 +116,37 @@ def test_a_read_that_fails_gives_its_workspace_back(error):
         with pytest.raises(error):
             pool.run_read(lambda _: fail(error))
     assert n_workspaces(device) == 1
+
+
+class TakenLock:
+    """A lock of another thread."""
+
+    def __enter__(self):
+        raise AssertionError("this waits for a lock")
+
+    __exit__ = fail
+
+
+def test_a_read_waits_for_no_lock_before_it_gives_its_workspace_back():
+    """A signal may interrupt the wait, and the workspace would be in use for ever."""
+    pool = DeviceResources(SimulatedDevice(LAZY), ResourceOptions())
+
+    pool.run_read(lambda _: setattr(pool, "_workspaces_lock", TakenLock()))
+
+    assert not pool.is_in_read
+
+
+@pytest.mark.parametrize("name", ["_try_claim", "_no_other_reads"])
+def test_who_is_interrupted_before_it_reads_alone_keeps_nobody_waiting(monkeypatch, name):
+    lock, step = SharedLock(), getattr(SharedLock, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedLock, name, lambda *args: (step(*args), interrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            lock.exclusive(int)
+
+    assert not lock.is_alone
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lock.shared, lambda: True).result(10)
 
 
 @pytest.mark.parametrize(("n_reads", "nbytes"), [(1, 750 * MIB), (3, 250 * MIB), (5, 150 * MIB)])

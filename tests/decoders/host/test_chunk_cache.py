@@ -10,6 +10,7 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting
+from helpers.interrupts import interrupt, interrupting, then_interrupt
 from helpers.loops import without_loops
 from helpers.stores.fakes import RecordingStore
 from helpers.stores.in_place import overwrite_in_place
@@ -25,12 +26,15 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 import xarray_gpuzarr
 from xarray_gpuzarr import FetchOptions, batches, read_array, zarr_pipeline
 from xarray_gpuzarr.decoders.host import HostDecoder, chunk_cache
+from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.loop_output import LoopOutput
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.store_errors import ObjectChangedError
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process import host_memory
 from xarray_gpuzarr.process.counters import Counts, counters
+from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.turns import Turns, turns
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -435,11 +439,8 @@ def test_threads_that_want_one_chunk_at_a_time_decode_it_once(tmp_path, monkeypa
 def test_a_read_that_fails_leaves_its_chunks_to_others(tmp_path, monkeypatch):
     array = written(tmp_path, compressors=GzipCodec())
 
-    def fail(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(LoopOutput, "read_rows", fail)
+        patch.setattr(LoopOutput, "read_rows", interrupt)
         with pytest.raises(KeyboardInterrupt):
             read_array(array, 3, device="host")
 
@@ -447,6 +448,35 @@ def test_a_read_that_fails_leaves_its_chunks_to_others(tmp_path, monkeypatch):
         for plane in pool.map(lambda _: read_array(array, 3, device="host"), range(4)):
             assert_same_bits(plane, DATA[3])
     assert n_kept() == 2
+
+
+def whose_claim_ends_interrupted(*arguments):
+    cached = cached_read(*arguments)
+    cached.end_claim = then_interrupt(cached.end_claim)
+    return cached
+
+
+cached_read = host.cached_read
+INTERRUPTED = {
+    "as its turn begins": (Turns, "begin", then_interrupt(Turns.begin)),
+    "as it gets memory": (HostDecoder, "empty", interrupt),
+    "as it decodes": (LoopOutput, "read_rows", interrupt),
+    "as it no longer counts": (crew, "lone_threads", interrupting(set, "discard")),
+    "as its claim ends": (host, "cached_read", whose_claim_ends_interrupted),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), INTERRUPTED.values(), ids=INTERRUPTED)
+def test_a_read_that_is_interrupted_has_no_claim_no_turn_and_no_thread(tmp_path, monkeypatch, owner, name, value):
+    array = written(tmp_path, compressors=GzipCodec())
+    monkeypatch.setattr(owner, name, value)
+
+    with pytest.raises(KeyboardInterrupt):
+        read_array(array, 3, device="host")
+
+    assert all(claim.has_ended for claim in chunk_cache.cache._claims.values())
+    assert not turns.holders
+    assert not crew.lone_threads
 
 
 def test_it_is_emptied_first_where_memory_lacks(tmp_path, monkeypatch):

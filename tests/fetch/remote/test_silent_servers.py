@@ -1,6 +1,7 @@
 """Servers that never answer: whoever reads from others, or from the same one alone, waits for none of them."""
 
 import asyncio
+import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.interrupts import interrupt
 from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 
 from xarray_gpuzarr import StoreReadError, configure, read_array, zarr_pipeline
-from xarray_gpuzarr.fetch.remote.under_way import RequestsUnderWay, event_loop
+from xarray_gpuzarr.fetch.remote.under_way import Reply, RequestsUnderWay, event_loop, run_on_loop
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:Consolidated metadata")]
 
@@ -144,3 +146,45 @@ def test_requests_that_are_given_up_while_they_begin():
         with pytest.raises(CancelledError):
             reply.result(10)
     assert not under_way
+
+
+class Hanging:
+    """A request that is never answered."""
+
+    def __init__(self):
+        self.n_begun = 0
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+
+    async def __call__(self):
+        self.n_begun += 1
+        self.begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def test_requests_that_are_given_up_are_cancelled_and_later_ones_do_not_begin():
+    under_way, request = RequestsUnderWay(), Hanging()
+    earlier = under_way.start(event_loop("a"), [request])
+    assert request.begun.wait(10)
+
+    under_way.give_up()
+    later = under_way.start(event_loop("a"), [request])
+
+    for (reply,) in (earlier, later):
+        with pytest.raises(CancelledError):
+            reply.result(5)
+    assert request.n_begun == 1
+    assert not under_way
+
+
+def test_a_request_is_cancelled_if_the_wait_for_it_is_interrupted(monkeypatch):
+    request = Hanging()
+    monkeypatch.setattr(Reply, "result", lambda *_: (request.begun.wait(10), interrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on_loop("a", request)
+
+    assert request.cancelled.wait(5)

@@ -1,6 +1,7 @@
 """Files read straight into device memory, on the simulator: the same values, every needed wait, and honest errors."""
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.compare import assert_same_bits, assert_same_values
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.damage import explained
 from helpers.data.datasets import open_stock
+from helpers.simulated.files import SimulatedFile, SimulatedFileRead
 from helpers.simulated.reads import LAZY, SCENES, SEEDS, CudaReads, decoded_again, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -235,6 +237,22 @@ def test_damaged_frame_is_the_error_that_the_host_words(tmp_path):
     assert "c/0/0" in str(caught.value)
     assert_same_bits(reads.values(array, slice(20, None)), data[20:])
     device.check()
+
+
+def test_files_are_read_on_a_thread_that_no_signal_interrupts(in_files, monkeypatch):
+    """A signal would close a file, or free the memory, while the read is under way."""
+    threads = {}
+
+    def noting(name, call):
+        return lambda *args: (threads.setdefault(name, set()).add(threading.get_ident()), call(*args))[1]
+
+    for owner, name in ((SimulatedFile, "read"), (SimulatedFileRead, "finish"), (SimulatedFile, "close")):
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
+
+    CudaReads(device_of()).values(in_files("raw"))
+
+    assert list(threads) == ["read", "finish", "close"]
+    assert threading.main_thread().ident not in set.union(*threads.values())
 
 
 def test_shard_that_is_gone_after_its_index_was_read(tmp_path, monkeypatch):
