@@ -233,6 +233,13 @@ INTERRUPTED = {
 }
 
 
+@pytest.fixture
+def no_callbacks(monkeypatch):
+    """dask without the callbacks of other tests, such as that of reads ahead, which stays for good."""
+    monkeypatch.setattr(Callback, "active", set())
+
+
+@pytest.mark.usefixtures("no_callbacks")
 @pytest.mark.parametrize(("owner", "name", "value"), INTERRUPTED.values(), ids=INTERRUPTED)
 def test_an_interrupt_leaves_no_bars_and_nothing_with_dask(terminal, monkeypatch, owner, name, value):
     monkeypatch.setattr(owner, name, value)
@@ -244,6 +251,7 @@ def test_an_interrupt_leaves_no_bars_and_nothing_with_dask(terminal, monkeypatch
     assert not Callback.active
 
 
+@pytest.mark.usefixtures("no_callbacks")
 def test_bars_are_drawn_to_their_end_when_their_block_is_interrupted(terminal, monkeypatch):
     has_drawn, draw = threading.Event(), Bars._draw
     monkeypatch.setattr(progress_bar, "PERIOD_S", 60)
