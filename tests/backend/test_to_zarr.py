@@ -301,6 +301,16 @@ def test_stores_that_other_processes_cannot_write_to_are_refused(make_store):
         chunked.gpuzarr.to_zarr(make_store(), CHUNKS, SHARDS)
 
 
+@pytest.mark.parametrize("make_store", [STORES_OF_THIS_PROCESS["fsspec"], STORES_OF_THIS_PROCESS["URL"]])
+def test_the_scheduler_that_is_named_decides_whose_memory_a_store_is_in(make_store):
+    chunked = weather().chunk(time=12)
+    with local_cluster(n_workers=1, processes=False):  # its workers share fsspec's memory with this process
+        with pytest.raises(OptionError, match="the workers of dask cannot write to the store"):
+            chunked.gpuzarr.to_zarr(make_store(), CHUNKS, SHARDS, chunkmanager_store_kwargs={"scheduler": "processes"})
+        chunked.gpuzarr.to_zarr(make_store(), CHUNKS, SHARDS, mode="w")
+    np.testing.assert_allclose(opened(make_store()).t2m, weather().t2m, atol=1e-9)
+
+
 @pytest.mark.parametrize("small_nbytes", [0, 2**24])
 def test_what_is_in_memory_is_written_by_this_process_although_dask_uses_others(small_nbytes, monkeypatch):
     monkeypatch.setattr(whole_shards, "_SMALL_NBYTES", small_nbytes)

@@ -21,8 +21,8 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipSt
 from zarr.storage._common import make_store_path
 
 from xarray_gpuzarr.codec_pipeline import CodecPipeline
-from xarray_gpuzarr.fetch.remote.clients import require_usable
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 
 _GROUP_DOCUMENTS = {
     2: (".zgroup", ".zattrs", ".zmetadata"),
@@ -187,7 +187,7 @@ async def open_caching_store(location: Any, options: Mapping[str, Any]) -> tuple
         If the parent of this forked process has used the store's client.
     """
     root = await make_store_path(location, mode="r", storage_options=options.get("storage_options"))
-    require_usable(root.store)
+    StoreSource(store=root.store).require_usable()
     cache = CachingStore(root.store)
     names = _GROUP_DOCUMENTS[options.get("zarr_format")]
     group = (options.get("group") or "").strip("/")

@@ -47,11 +47,16 @@ def local_folder(store: Store) -> str | None:
         root = getattr(store, "root", None)  # stand-ins of tests have none
         return None if root is None else os.fspath(root)
     if isinstance(store, FsspecStore):
-        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
+        fs = type(file_system_of(store))
         return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
     if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
         return os.fspath(getattr(store.store, "prefix", None) or "/")
     return None
+
+
+def file_system_of(store: FsspecStore) -> Any:
+    """Return the file system of a store as the user knows it. zarr wraps those that are not asynchronous."""
+    return getattr(store.fs, "sync_fs", store.fs)
 
 
 def is_obstore_memory(client: Any) -> bool:

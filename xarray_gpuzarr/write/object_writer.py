@@ -18,7 +18,6 @@ from xarray_gpuzarr.decoders.choice import decoder_for
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.object_names import place_of_source, written
-from xarray_gpuzarr.fetch.remote.clients import require_usable
 from xarray_gpuzarr.fetch.remote.request_limits import max_concurrent_requests
 from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.fetch.remote.under_way import run_on_loop
@@ -102,7 +101,7 @@ class ObjectWriter:
         """
         unwritten = list(call.objects)
         if isinstance(self._source, StoreSource):
-            require_usable(self._store)
+            self._source.require_usable()
         try:
             for group in _groups(call):
                 is_last = len(group) == len(unwritten)

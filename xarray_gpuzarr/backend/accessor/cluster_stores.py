@@ -11,11 +11,11 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore, StorePath
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.fetch.stores import innermost_store, is_obstore_memory
+from xarray_gpuzarr.fetch.stores import file_system_of, innermost_store, is_obstore_memory
 from xarray_gpuzarr.process.dask_client import client_of_dask
 
 
-def require_shared_store(store: Any, datasets: Iterable[Dataset]) -> None:
+def require_shared_store(store: Any, datasets: Iterable[Dataset], scheduler: Any) -> None:
     """Raise `OptionError` if tasks that are pickled for other processes would write to a store that only this one has.
 
     Parameters
@@ -24,11 +24,13 @@ def require_shared_store(store: Any, datasets: Iterable[Dataset]) -> None:
         The store, as for `xarray.Dataset.to_zarr`.
     datasets : iterable of xarray.Dataset
         The datasets that are written. If none has a dask array, there are no tasks, and nothing is checked.
+    scheduler
+        The scheduler that dask is given, or None; as for `client_of_dask`.
     """
     variables = [variable for dataset in datasets for variable in dataset.variables.values()]
     if all(variable.chunks is None for variable in variables):
         return
-    found = _why_unreachable(store.store if isinstance(store, StorePath) else store)
+    found = _why_unreachable(store.store if isinstance(store, StorePath) else store, scheduler)
     if found is not None:
         raise OptionError(
             "the workers of dask cannot write to the store",
@@ -39,9 +41,9 @@ def require_shared_store(store: Any, datasets: Iterable[Dataset]) -> None:
         )
 
 
-def _why_unreachable(store: Any) -> str | None:
+def _why_unreachable(store: Any, scheduler: Any) -> str | None:
     """Return why tasks in other processes cannot write to a store; None if there is no known reason."""
-    if _is_in_memory(innermost_store(store) if isinstance(store, Store) else store):
+    if _is_in_memory(innermost_store(store) if isinstance(store, Store) else store, scheduler):
         return "a store in the memory of this process; workers would write to copies of it"
     if isinstance(store, Store):
         try:
@@ -51,19 +53,18 @@ def _why_unreachable(store: Any) -> str | None:
     return None
 
 
-def _is_in_memory(store: Any) -> bool:
+def _is_in_memory(store: Any, scheduler: Any) -> bool:
     """Return whether a pickled copy of a store, which is no wrapper, has other objects in memory than the store."""
     if isinstance(store, ObjectStore):
         return is_obstore_memory(store.store)
     if isinstance(store, FsspecStore):
-        file_system = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps file systems that are not asynchronous
-        return "memory" in file_system.protocol and not _are_workers_in_this_process()
+        return "memory" in file_system_of(store).protocol and not _are_workers_in_this_process(scheduler)
     if isinstance(store, str):
-        return store.startswith("memory://") and not _are_workers_in_this_process()
+        return store.startswith("memory://") and not _are_workers_in_this_process(scheduler)
     return isinstance(store, MemoryStore | Mapping)
 
 
-def _are_workers_in_this_process() -> bool:
+def _are_workers_in_this_process(scheduler: Any) -> bool:
     """Return whether dask computes on a cluster of threads, whose workers share the memory of fsspec with this one."""
-    client = client_of_dask()
+    client = client_of_dask(scheduler)
     return client is not None and client.scheduler.address.startswith("inproc://")

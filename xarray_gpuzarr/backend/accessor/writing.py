@@ -36,7 +36,7 @@ from xarray_gpuzarr.backend.accessor.task_progress import compute_with_progress
 from xarray_gpuzarr.backend.accessor.whole_shards import DatasetInShards
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.errors import OptionError, similar_name_hint
-from xarray_gpuzarr.fetch.remote.clients import require_usable
+from xarray_gpuzarr.fetch.remote.store_source import StoreSource
 from xarray_gpuzarr.process.dask_client import computes_in_other_processes
 from xarray_gpuzarr.write.writes_behind import WritesBehind
 
@@ -94,8 +94,11 @@ def write_groups(  # noqa: PLR0913  # as xarray's
     keywords = chunkmanager_store_kwargs or {}
     compute_keywords = {name: value for name, value in keywords.items() if name not in _STORE_ARGUMENTS}
     # With `compute` false, it is not known where the tasks will run.
-    leaves_process = compute and computes_in_other_processes(compute_keywords.get("scheduler"))
-    _check_arguments(datasets, store, changes, options, leaves_process=leaves_process)
+    scheduler = compute_keywords.get("scheduler")
+    leaves_process = compute and computes_in_other_processes(scheduler)
+    _check_arguments(datasets, store, changes, options)
+    if leaves_process:
+        require_shared_store(store, datasets.values(), scheduler)
     groups = _in_shards(datasets, sharding, changes, options, checks_values=checks_values)
     makes_store = makes_new_store(options)
     # Variables that cannot be written are refused before anything is erased.
@@ -135,8 +138,6 @@ def _check_arguments(
     store: Any,
     changes: Mapping[str, Mapping[Any, Mapping[str, Any]]],
     options: Mapping[str, Any],
-    *,
-    leaves_process: bool,
 ) -> None:
     """Raise an error for arguments of `write_groups` that cannot be carried out, before anything is stored."""
     for name in options:
@@ -145,9 +146,7 @@ def _check_arguments(
             raise TypeError(f"to_zarr() got an unexpected keyword argument {name!r}{hint}")
     opened_store = store.store if isinstance(store, StorePath) else store
     if isinstance(opened_store, Store) and takes_long(opened_store):
-        require_usable(opened_store)
-    if leaves_process:
-        require_shared_store(store, datasets.values())
+        StoreSource(store=opened_store).require_usable()
     require_another_store(store, datasets.values(), options)
     if options.get("append_dim") is not None:
         _require_folder_to_append_to(store, options["append_dim"])

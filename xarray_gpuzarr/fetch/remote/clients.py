@@ -14,8 +14,6 @@ from typing import Any
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
-from xarray_gpuzarr.errors import masked
-from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.fsspec_clients import HttpClient, S3fsClient
 from xarray_gpuzarr.fetch.remote.obstore_client import ObstoreClient
 from xarray_gpuzarr.fetch.remote.store_clients import AdlfsClient, Client, IcechunkClient, StoreClient, ZipClient
@@ -37,13 +35,3 @@ def client_for(store: Store) -> Client:
         return ZipClient(store)
     kind = type(store.fs if type(store) is FsspecStore else store)
     return _CLIENTS.get(f"{kind.__module__}.{kind.__name__}", StoreClient)(store)
-
-
-def require_usable(store: Store) -> None:
-    """Remember that this process uses the client of a store.
-
-    Raises `StoreReadError` if the parent of this forked process has used it, since requests might then wait forever.
-    """
-    client = client_for(store)
-    if client.lost_by_fork is not None:
-        forks.check_usable(client.lost_by_fork, masked(str(store)))

@@ -200,6 +200,11 @@ class StoreSource(SourceWithoutFiles):
         """Cancel requests that have not been answered."""
         self._requests.give_up()
 
+    def require_usable(self, name: str = "") -> None:
+        """Remember that this process uses the client. Raises `StoreReadError` if the parent of a fork has used it."""
+        if self._client.lost_by_fork is not None:
+            forks.check_usable(self._client.lost_by_fork, name or self.name)
+
     def _send(self, key: str, request: ByteRequest | None, most_nbytes: int = NO_LIMIT) -> OutstandingRequest:
         return self._send_all([(key, request)], None, most_nbytes)[0]
 
@@ -218,8 +223,7 @@ class StoreSource(SourceWithoutFiles):
                 found="a coroutine that zarr runs called a blocking read",
                 do="read from another thread: await asyncio.to_thread(...)",
             )
-        if self._client.lost_by_fork is not None:
-            forks.check_usable(self._client.lost_by_fork, name)
+        self.require_usable(name)
         required_version = version if self._ask_again else None
         coroutines = [
             partial(self._answer, loop, key, request, required_version, most_nbytes) for key, request in requests
