@@ -12,8 +12,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/$(SITE)
 GPU_READY += $(SITE)/.installed
 endif
 # For the programs beside the tests for GPUs; they import `benchmarks` from here.
-ON_GPU_PATH = PYTHONPATH=$(CURDIR)/tests:$(CURDIR)$(if $(GPU_WHEELS),:$(CURDIR)/$(SITE))
-ON_GPU = $(ON_GPU_PATH) $(GPU_PYTHON) -m on_gpu
+ON_GPU = PYTHONPATH=$(CURDIR)/tests:$(CURDIR)$(if $(GPU_WHEELS),:$(CURDIR)/$(SITE)) $(GPU_PYTHON) -m on_gpu
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck synccheck
@@ -65,7 +64,7 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	exit $$status
 
 facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
-	@$(ON_GPU).sanitize --probe
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	$(ON_GPU).damage
 	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
@@ -86,12 +85,12 @@ proof-gpu: $(GPU_READY) ## What docs/gpu.md lists for owners of a GPU, in order,
 	$(ON_GPU).proof
 
 sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
-	@$(ON_GPU).sanitize --probe
+	@$(GPU_PYTHON) -m benchmarks.gpu.sanitize --probe
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
 		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
 	@status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
-		$(ON_GPU_PATH) $(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) \
-			$(GPU_PYTHON) -m on_gpu.sanitize || status=1; \
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) \
+			$(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
 	done; exit $$status
 
 $(SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)

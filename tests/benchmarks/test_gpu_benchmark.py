@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from helpers.simulated.in_use import in_use
-from on_gpu import damage, proof, sanitize, soak
+from on_gpu import damage, proof, soak
 
 from benchmarks.gpu import __main__ as reads
-from benchmarks.gpu import pool, saturation
+from benchmarks.gpu import pool, sanitize, saturation
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder

@@ -1,4 +1,4 @@
-"""``python -m on_gpu.sanitize``: every family of kernels and one read per codec, small, values compared.
+"""``python -m benchmarks.gpu.sanitize``: every family of kernels and one read per codec, small, values compared.
 
 To be run under ``compute-sanitizer``, as ``make sanitize-gpu`` does. Device memory comes from no pool: the tools see
 where each allocation ends.
