@@ -233,6 +233,41 @@ def test_parts_of_several_kept_chunks_are_taken_from_memory(tmp_path):
     assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (8, 0, 0)
 
 
+def test_parts_of_kept_chunks_are_taken_by_one_call_however_long_the_chunks_are(tmp_path):
+    data = np.random.default_rng(2).integers(0, 50, (16, 512, 256)).astype("i2")
+    array = zarr.create_array(tmp_path, data=data, chunks=(16, 256, 128), shards=data.shape)
+    selection = slice(2, 13, 3), slice(250, 260), slice(120, 140)
+    first, n_short = short_reads(lambda: read_array(array, selection, device="host"))
+    assert n_short == 0  # decoding these chunks is worth further threads
+    assert_same_bits(first, data[selection])
+    read_array(array, selection, device="host")
+    result, n_short, counts = counted_read(array, selection)
+    assert n_short == 1
+    assert_same_bits(result, data[selection])
+    assert (counts.n_cache_hits, counts.n_cache_misses, counts.read_nbytes) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("codec", ["raw", "zstd with a checksum", "Blosc"])
+def test_a_long_chunk_is_read_by_one_call_unless_several_threads_copy_it(tmp_path, monkeypatch, codec, sharded):
+    monkeypatch.setattr(chunk_cache, "fetch_options", lambda: FetchOptions(cache_nbytes=0))
+    data = np.arange(6 * 1024 * 1024, dtype="i2").reshape(2, 3, 1024, 1024)
+    shards = data.shape if sharded else None
+    array = zarr.create_array(tmp_path, data=data, chunks=data.shape, shards=shards, compressors=CODECS[codec])
+    read_array(array, (0, 0, 0, 0), device="host")  # reads the index
+    for selection in [
+        (0, slice(None), slice(None), slice(1, 1000)),
+        (slice(None), 2, slice(5, 1024, 7)),
+        (1, 2, 1023, 1023),
+    ]:
+        result, n_short = short_reads(lambda selection=selection: read_array(array, selection, device="host"))
+        assert n_short == 1
+        assert_same_bits(result, data[selection])
+    result, n_short = short_reads(lambda: read_array(array, device="host"))
+    assert n_short == 0
+    assert_same_bits(result, data)
+
+
 def test_a_missing_chunk_is_not_taken_for_the_first_one_of_its_shard(tmp_path):
     array = zarr.create_array(tmp_path, shape=SHAPE, dtype="i2", chunks=CHUNKS, shards=SHARDS, fill_value=7)
     array[0:5, 0:4, 0:6] = DATA[0:5, 0:4, 0:6]

@@ -13,6 +13,7 @@ which a part is requested may come from `chunk_cache`. In all other cases, and i
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -49,9 +50,6 @@ from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, decode_shard_
 
 _MOST_CHUNKS = 16
 """Largest number of chunks in a short read. It must be `MOST_BOX_CHUNKS` of `read_box.h`."""
-_MOST_CHUNK_NBYTES = 1024 * 1024
-"""Length in bytes of the longest chunk that a short read of a single chunk takes. A longer one takes so long to decode
-that a short read saves nothing."""
 
 
 class _BoxSettings:
@@ -103,7 +101,7 @@ def read_short(
     out : numpy.ndarray or None
         Where the result goes; None for a new array.
     costs : Costs
-        Determines which reads are so short that further threads do not help.
+        Determines for which reads further threads do not help.
     keeps_chunks : bool
         Whether chunks of which a part is requested are kept in `chunk_cache`.
 
@@ -116,19 +114,17 @@ def read_short(
     is_known = type(source) in (LocalSource, MemorySource)
     if not isinstance(target, BoxTarget) or not is_known or not _is_short(array, target, costs):
         return None
-    stored = _object_of(array.spec, target, source) if _may_hold(out, array, target) else None
-    if stored is None:
-        return None
     has_versions = source.identity is not None  # False for a `MemoryStore`
     uses_cache = keeps_chunks and has_versions and may_be_kept(array, target.n_chunks) and takes_part(target)
+    may_decode = _are_decoded_by_one_thread(array, target.n_chunks, costs)
+    may_read = (may_decode or uses_cache) and _may_hold(out, array, target)
+    stored = _object_of(array.spec, target, source) if may_read else None
+    if stored is None:
+        return None
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _cached_chunks(keys, source, stored)
-    if uses_cache and chunks is None:
-        # The chunks are not all in the cache. An ordinary read takes over if one of them is not stored (there are no
-        # keys then), or if it would put them into the cache: at once, or because one of them was looked up before.
-        if not keys or are_kept_at_once(array, target) or not chunk_cache.cache.remember_new(keys):
-            return None
-        counters.add(n_cache_misses=len(keys))
+    if chunks is None and (not may_decode or (uses_cache and not _are_new(keys, array, target))):
+        return None
     if out is None:
         out = host_memory.result_memory.empty(target.shape, array.dtype)
     nbytes = _call_loops(array, target, source, stored, chunks, out)
@@ -140,7 +136,7 @@ def read_short(
     if chunks is not None:
         counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, n_cache_hits=len(chunks), cached_nbytes=chunk_nbytes)
         return out
-    counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=chunk_nbytes)
+    counters.add(n_reads=1, n_shards=1, read_nbytes=nbytes, decoded_nbytes=chunk_nbytes, n_cache_misses=len(keys))
     if keeps_chunks and has_versions and are_unfit(array, target.n_chunks):
         n_partial = PartialChunks(target, array.spec.grid).n_partial
         counters.add(n_cache_misses=n_partial, n_cache_unfit=n_partial)
@@ -153,14 +149,16 @@ def _may_hold(out: Array | None, array: HostArray, target: BoxTarget) -> bool:
 
 
 def _is_short(array: HostArray, target: BoxTarget, costs: Costs) -> bool:
-    """Whether the loops can read a box in one call, and one thread is about as fast as several would be."""
-    n_chunks = target.n_chunks
-    if array.program is None or target.spans is None or not 0 < n_chunks <= _MOST_CHUNKS:
+    """Whether the loops can read a box in one call, and a second thread would not help to copy the result."""
+    if array.program is None or target.spans is None or not 0 < target.n_chunks <= _MOST_CHUNKS:
         return False
-    if n_chunks == 1:
-        return array.chunk_nbytes <= _MOST_CHUNK_NBYTES
-    # A longer read is worth a second thread of the loops, see `schedule`.
-    return n_chunks * array.chunk_nbytes <= 2 * costs.loop_thread_s * array.rate
+    return math.prod(target.shape) * array.dtype.itemsize <= costs.loop_copy_nbytes
+
+
+def _are_decoded_by_one_thread(array: HostArray, n_chunks: int, costs: Costs) -> bool:
+    """Whether one thread decodes so many chunks about as fast as several would, as `schedule` sees it."""
+    longest_s = costs.serial_s if array.is_copied else 2 * costs.loop_thread_s
+    return n_chunks == 1 or n_chunks * array.chunk_nbytes <= longest_s * array.rate
 
 
 def _object_of(spec: ArraySpec, target: BoxTarget, source: LocalSource | MemorySource) -> _Object | None:
@@ -216,6 +214,14 @@ def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Objec
         return None
     current = [chunk for chunk in chunks if chunk is not None and chunk.version == version]
     return current if len(current) == len(keys) else None
+
+
+def _are_new(keys: Sequence[ChunkKey], array: HostArray, target: BoxTarget) -> bool:
+    """Whether all chunks of a box are stored, and an ordinary read would not keep any of them.
+
+    It would keep them at once, or because one of them was looked up before. Otherwise, they are remembered.
+    """
+    return bool(keys) and not are_kept_at_once(array, target) and chunk_cache.cache.remember_new(keys)
 
 
 def _offsets(spec: ArraySpec, target: BoxTarget, index: ShardIndex | None) -> Sequence[int]:
