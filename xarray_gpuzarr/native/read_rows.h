@@ -99,12 +99,12 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     const int64_t *offset = work->files->offset, *nbytes = rows->nbytes;
     if (nbytes[row] == NO_FILE) return row + 1;
     run_t run = run_of(work, row, end);
-    char *to = run.straight ? run.straight : room_of(lane);
+    int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, next = row;
+    char *to = run.straight ? run.straight : room_of(lane, run.part_first >= 0 && n < most ? n : most);
     if (!to) {
         rows->src[row] = NULL;
         return row + 1;
     }
-    int64_t n = run.last - run.first, most = run.straight ? PART_NBYTES : work->files->room_nbytes, next = row;
     /* a single row may be longer than the room */
     ssize_t found = n <= most ? read_range(work, file_of(lane, row), to, n, run.first) : -1;
     if (run.part_first >= 0 && found == n)
@@ -125,7 +125,7 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 static int64_t read_object_part(lane_t *lane, int64_t row, const char *path, span_t span)
 {
     int64_t nbytes = lane->work->job->packed_nbytes, n = span.end - span.first;
-    char *to = room_of(lane);
+    char *to = room_of(lane, n);
     struct stat found;
     int file = open(path, READ_FLAGS);
     int is_chunk = to && file >= 0 && !fstat(file, &found) && found.st_size == nbytes;
@@ -147,7 +147,7 @@ static int64_t read_object(lane_t *lane, int64_t row)
     rows->src[row] = NULL;
     int64_t found = is_read_in_part(lane->work, row, &span) ? read_object_part(lane, row, path, span) : 0;
     if (!found) {
-        char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane);
+        char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane, files->room_nbytes);
         int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
         found = !to ? READ_OTHERWISE : read_file(lane->work, path, to, most);
         rows->src[row] = found < 0 ? NULL : to;
@@ -164,8 +164,9 @@ static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
     if (lane->work->files->offset && rows->nbytes[row] == NO_FILE) return row + 1;
+    int64_t room_nbytes = lane->work->files->room_nbytes;
     int is_open = file_of(lane, row) >= 0;
-    rows->src[row] = is_open ? room_of(lane) : NULL;
+    rows->src[row] = is_open ? room_of(lane, room_nbytes < PIECE_NBYTES ? room_nbytes : PIECE_NBYTES) : NULL;
     if (!lane->work->files->offset) rows->nbytes[row] = is_open ? 0 : no_file();
     return row + 1;
 }

@@ -34,6 +34,7 @@ typedef struct {
     int file;             /* descriptor of file `number`; -1: none is open */
     int64_t number;
     char *own[2];         /* scratch and room that the lane has allocated itself, or NULL */
+    int64_t own_room_nbytes; /* length of this room */
 } lane_t;
 
 /* Whether encoded chunks have the same bytes as the output. */
@@ -75,9 +76,13 @@ static char *own_memory(char **memory, char **own, int64_t nbytes)
 
 static char *scratch_of(lane_t *lane) { return own_memory(&lane->scratch, &lane->own[0], scratch_nbytes(lane->work->job)); }
 
-/* Return memory for the encoded chunks that a lane reads at once; NULL if there is none. */
-static char *room_of(lane_t *lane)
+/* Return memory for `nbytes` that a lane reads at once; NULL if there is none. What was read to it before is lost. */
+static char *room_of(lane_t *lane, int64_t nbytes)
 {
-    int64_t nbytes = lane->work->files->room_nbytes;
-    return own_memory(&lane->room, &lane->own[1], is_streamed(lane->work) && nbytes > PIECE_NBYTES ? PIECE_NBYTES : nbytes);
+    if (lane->own[1] && lane->own_room_nbytes < nbytes) {
+        free(lane->own[1]);
+        lane->room = lane->own[1] = NULL;
+    }
+    if (!lane->room) lane->own_room_nbytes = nbytes;
+    return own_memory(&lane->room, &lane->own[1], nbytes);
 }

@@ -44,7 +44,7 @@ static void *run_lane(void *argument)
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
 {
     char *room = work->files && work->files->room ? work->files->room + i * work->files->room_nbytes : NULL;
-    return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0, {NULL, NULL}};
+    return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0, {NULL, NULL}, 0};
 }
 
 /* Call `run` with each argument, on the calling thread and up to n_threads - 1 new ones, or fewer if the system starts no more.

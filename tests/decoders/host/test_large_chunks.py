@@ -157,3 +157,20 @@ def test_part_of_a_chunk_with_rows_of_two_gib():
     array = zarr.create_array(MemoryStore(), shape=(2, 2**31 + 9), chunks=(2, 2**31 + 9), dtype="u1", fill_value=7)
 
     assert_same_bits(read(array, (slice(1, 2), slice(2**31, None))), np.full((1, 9), 7, "u1"))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "unsharded"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_parts_of_raw_chunks_are_each_longer_than_the_one_before(tmp_path, layout, endian):
+    n = 2_500_000  # elements of a chunk: 10 MB, for which each thread of the loops allocates memory itself
+    data = np.random.default_rng(0).integers(0, 1 << 30, 5 * n, dtype="i4")
+    shards = data.shape if layout == "sharded" else None
+    serializer = BytesCodec(endian=endian)
+    zarr.create_array(tmp_path, data=data, chunks=(n,), shards=shards, serializer=serializer, compressors=None)
+    parts = [(0, 100), (n + 7, n + 30_000), (2 * n - 9, 2 * n + 900_000), (3 * n, 4 * n), (4 * n + 5, 5 * n - 1)]
+    positions = np.concatenate([np.arange(first, stop) for first, stop in parts])
+    array = zarr.open_array(tmp_path, mode="r")
+    assert_same_bits(read(array, positions), data[positions])
+    for first, stop in parts:
+        assert_same_bits(read(array, slice(first, stop)), data[first:stop])
+    assert_same_bits(read(array, slice(1, None, n // 3)), data[1 :: n // 3])
