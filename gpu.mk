@@ -50,11 +50,11 @@ gpu-b: $(GPU_READY) ## Second: the pool of reads, nvCOMP alone, kernels and form
 	step 110 kernels $(GPU_TEST) -n $(GPU_TEST_PROCESSES) --dist worksteal tests/on_gpu/test_kernels_on_gpu.py \
 		tests/reads/test_formats.py tests/reads/test_blosc_writers.py; exit $$status
 
-gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck (at most 200 seconds)
+gpu-c: $(GPU_READY) ## Third: the published workload, warm; a cluster; memcheck (at most 255 seconds)
 	$(STEP); \
 	step 100 warm $(GPU_PYTHON) -m benchmarks.gpu --only "blog, warm" --seconds 85 --rounds 3 --out $(OUT)/warm.json; \
-	step 40 cluster $(GPU_TEST) tests/on_gpu/test_local_cuda_cluster.py -k "two and threads and not workers"; \
-	step 45 memcheck make --no-print-directory sanitize-gpu SANITIZE=memcheck; \
+	step 70 cluster $(GPU_TEST) tests/on_gpu/test_local_cuda_cluster.py -k "two and threads and not workers"; \
+	step 70 memcheck make --no-print-directory sanitize-gpu SANITIZE=memcheck; \
 	exit $$status
 
 test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)

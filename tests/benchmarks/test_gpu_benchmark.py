@@ -113,3 +113,9 @@ def test_nvcomp_says_what_it_makes_of_damage(gpu, monkeypatch, capsys):
     assert damage.main(["nvcomp", "zstd", "noise"]) == 0
     said = {"statuses": [0, 12, 0], "lengths": [65536, 0, 65536], "right": [True, False, True], "goes on": True}
     assert json.loads(capsys.readouterr().out) == said
+
+
+def test_a_process_that_asks_about_damage_gets_as_far_as_the_gpu():
+    said = damage.ended_or_said("read", "zstd", "none")
+
+    assert said.get("goes on") or "DeviceUnavailableError" in said["ended"], said

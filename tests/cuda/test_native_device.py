@@ -283,6 +283,27 @@ def test_the_pool_goes_with_the_last_memory_of_it(fake, native):
     assert fake.pools == {}
 
 
+def test_the_pool_of_a_forgotten_device_goes_though_others_hold_the_device(fake, native):
+    device = native.native_device(0)
+    stream = device.stream()
+    kept = device.allocate(100, stream)
+    device.allocate(100, stream).free()
+
+    native.forget_devices()
+    fake.calls.clear()  # which know the pool, too
+    gc.collect()
+    assert len(fake.pools) == 1  # of memory that is in use
+    kept.free()
+    del kept
+    fake.calls.clear()
+    gc.collect()
+    assert fake.pools == {}
+
+    again = device.allocate(100, stream)  # by a read that was under way
+    assert (again.nbytes, len(fake.pools)) == (100, 1)
+    assert native.native_device(0) is not device
+
+
 @pytest.mark.parametrize("call", ["cudaMemPoolCreate", "cudaMemPoolSetAttribute", "cudaMemPoolGetAttribute"])
 def test_a_pool_that_cannot_be_made_is_a_cuda_error(fake, device, stream, call):
     fake.failures[call] = RuntimeError("cudaErrorNotSupported")

@@ -8,6 +8,7 @@ stream between two good ones, and whether the process goes on. With ``nvcomp|rea
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -121,8 +122,11 @@ ASK = {"nvcomp": ask_nvcomp, "read": ask_engine}
 def ended_or_said(what: str, codec: str, damage: str) -> dict[str, Any]:
     """Ask one question of the GPU, in a process of its own; say how that ended if it gave no answer."""
     command = [sys.executable, "-m", "on_gpu.damage", what, codec, damage]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # pytest has set paths for this process alone
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False, env=environment
+        )
     except subprocess.TimeoutExpired as error:
         return {"ended": str(error)}
     if done.returncode:

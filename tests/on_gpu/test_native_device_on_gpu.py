@@ -28,9 +28,9 @@ N_CYCLES = 200_000_000  # a tenth of a second at 2 GHz
 
 
 @pytest.fixture
-def write_late(native, device, monkeypatch):
+def write_late(device, monkeypatch):
     """Write a number to device memory, a tenth of a second after the stream gets there."""
-    monkeypatch.setattr(native, "kernel_source", lambda _kernel: SLOW_SOURCE)
+    monkeypatch.setattr("xarray_gpuzarr.cuda.compiled_kernels.kernel_source", lambda _kernel: SLOW_SOURCE)
     compile_slow(device)
     return lambda address, value, stream: device.launch(SLOW, 1, 1, (address, value, N_CYCLES), stream)
 
@@ -195,7 +195,7 @@ def test_recording_an_event_again_moves_it(device, stream, write_late):
 
 @pytest.mark.parametrize("memory", ["pool", "async", "current"])
 def test_memory_freed_while_its_stream_still_writes_to_it_harms_no_other(native, monkeypatch, memory):
-    monkeypatch.setattr(native, "kernel_source", lambda _kernel: SLOW_SOURCE)
+    monkeypatch.setattr("xarray_gpuzarr.cuda.compiled_kernels.kernel_source", lambda _kernel: SLOW_SOURCE)
     device = native.NativeDevice(0, ResourceOptions(memory=memory))
     with device.activate():
         writer, other, staged = device.stream(), device.stream(), device.allocate_pinned(8).array

@@ -1,5 +1,6 @@
 """The three short commands of `docs/gpu.md`: their steps and limits, and wheels for a machine without a network."""
 
+import ast
 import re
 import runpy
 import subprocess
@@ -119,3 +120,31 @@ def test_wheels_lose_files_that_nothing_loads(wheels, tmp_path, name, kept, drop
 
     with zipfile.ZipFile(tmp_path / name) as wheel:
         assert wheel.namelist() == [kept]
+
+
+PATCHED = sorted(
+    {
+        name
+        for path in ROOT.glob("tests/on_gpu/*.py")
+        for name in re.findall(r'setattr\(\s*"(xarray_gpuzarr[\w.]+)"', path.read_text())
+    }
+)
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_what_the_tests_for_gpus_replace_is_in_its_module(name):
+    """The modules themselves cannot be imported without CuPy."""
+    module, _, attribute = name.rpartition(".")
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+    bound = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+
+    assert attribute in bound
+
+
+def test_the_tests_for_gpus_replace_names_of_modules_by_their_paths():
+    """So that the test above sees them."""
+    for path in ROOT.glob("tests/on_gpu/*.py"):
+        assert re.findall(r"setattr\((?:native|device|gds_files)\b", path.read_text()) == [], path

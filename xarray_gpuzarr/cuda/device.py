@@ -271,8 +271,13 @@ _devices_lock = threading.Lock()
 
 
 def forget_devices() -> None:
-    """Forget all devices, so that the next calls make new ones. Those that are in use keep their private pools."""
+    """Forget all devices and their pools of reads, so that the next calls make new ones.
+
+    A pool ends with the last of its memory, so results that are alive keep theirs.
+    """
     with _devices_lock:
+        for device in _devices.values():
+            device.memory.forget_pool()  # others may still hold the device, which needs no memory by itself
         _devices.clear()
 
 

@@ -121,11 +121,18 @@ class RmmMemory:
                     self._last_current = current
                     _advise_on(current)
                 return current
-        if self._private is None:
+        private = self._private
+        if private is None:
             with self._lock:
                 if self._private is None:
                     self._private = self._new_resource()
-        return self._private
+                private = self._private
+        return private
+
+    def forget_pool(self) -> None:
+        """Forget the pool of reads. It ends with the last of its memory; a later allocation makes a new one."""
+        with self._lock:
+            self._private = None
 
     def _new_resource(self) -> Any:
         """Return a new pool: one of the driver if `choice` is "async", or "auto" and the device has such pools.
