@@ -20,11 +20,14 @@ SANITIZE_FLAGS ?=
 TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
+# Before a process starts CUDA: with the default of 8, streams of several reads share hardware queues.
+export CUDA_DEVICE_MAX_CONNECTIONS ?= 32
+
 OUT ?= gpu-proof
 STEP = @mkdir -p $(OUT); step() { limit=$$1 name=$$2; shift 2; echo "== $$name"; \
 	timeout -k 5 $$limit "$$@" >$(OUT)/$$name.log 2>&1; code=$$?; tail -n 12 $(OUT)/$$name.log; \
 	echo "== $$name: exit status $$code"; [ $$code = 0 ] || status=1; }; \
-	export PYTHONUNBUFFERED=1 XARRAY_GPUZARR_REQUIRE_GPU=1 CUDA_DEVICE_MAX_CONNECTIONS=32; status=0
+	export PYTHONUNBUFFERED=1 XARRAY_GPUZARR_REQUIRE_GPU=1; status=0
 # Each process collects all tests by itself: more of them than cores only take longer.
 GPU_TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -q -p no:cacheprovider --maxfail=25

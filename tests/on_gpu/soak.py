@@ -115,7 +115,7 @@ def run_round(gpu: Gpu, seed: int, folder: Path, scale: float, found: Found) -> 
     rng = np.random.default_rng(seed)
     workload = random_workload(rng, scale)
     options = random_options(rng)
-    configure(**options)
+    configure(little="device", **options)  # otherwise the host decodes reads of a few chunks
     stored = write(workload, folder)
     values = workload.values()
     selections = [(...,), *(random_selection(rng, workload.shape) for _ in range(int(rng.integers(2, 8))))]

@@ -231,6 +231,26 @@ def test_an_object_of_memory_bears_no_version_and_is_not_kept():
     assert [hits(lambda: read_array(array, 3, device="host")) for _ in range(3)] == [(0, 0)] * 3
 
 
+@pytest.mark.parametrize(("shards", "settled_s"), [(None, -1e9), (None, 1e9), (SHARDS, 1e9)])
+def test_chunks_of_a_server_that_cannot_be_kept_are_not_claimed(tmp_path, monkeypatch, shards, settled_s):
+    written(tmp_path, shards=shards)
+    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", settled_s)
+    array = zarr.open_array(ObjectStore(ObstoreLocal(tmp_path)), path="v", mode="r")
+    claimed, find = [], chunk_cache.cache.find
+
+    def recorded(*arguments, **keywords):
+        found = find(*arguments, **keywords)
+        claimed.extend(found[1])
+        return found
+
+    monkeypatch.setattr(chunk_cache.cache, "find", recorded)
+    for _ in range(2):
+        assert_same_bits(read_array(array, 3, device="host"), DATA[3])
+
+    assert claimed == []  # other reads would wait for the end of this one
+    assert n_kept() == 0
+
+
 def test_what_is_asked_of_a_store_for_a_chunk_that_is_known_is_one_byte(tmp_path):
     written(tmp_path, compressors=GzipCodec())
     store = RecordingStore(ObjectStore(ObstoreLocal(tmp_path)))

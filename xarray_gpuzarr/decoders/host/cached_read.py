@@ -101,14 +101,19 @@ class CachedRead:
         rows = self._partial.rows(plan)
         if not rows:
             return None
+        n_sought = len(rows)
         objects = plan.object.tolist()  # for each row, the number of its object
         offsets = plan.offset.tolist()
         object_keys = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
-        keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         versions = _Versions(plan.keys, self._versions)
+        if self._array.spec.index is not None:
+            # Chunks that cannot be kept are not claimed, since other reads would wait for them in vain. To see this of
+            # an unsharded chunk takes a `stat`, so it is seen after the claim.
+            rows = [row for row in rows if versions[objects[row]] is not None]
+        keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         entries, claimed = self._find(keys, [objects[row] for row in rows], versions)
         if not claimed and entries.count(None) == len(entries):  # most reads of single elements end here
-            counters.add(n_cache_misses=len(entries))
+            counters.add(n_cache_misses=n_sought)
             return None
         chunks = PlanChunks(cached={row: chunk for row, chunk in zip(rows, entries, strict=True) if chunk}, to_keep={})
         for i in claimed:
@@ -126,7 +131,7 @@ class CachedRead:
         n_hits = len(chunks.cached)
         hit_nbytes = n_hits * self._array.spec.chunk_nbytes
         self._versions.cached_nbytes += hit_nbytes  # `read` does not count these bytes as decoded
-        counters.add(n_cache_hits=n_hits, n_cache_misses=len(keys) - n_hits, cached_nbytes=hit_nbytes)
+        counters.add(n_cache_hits=n_hits, n_cache_misses=n_sought - n_hits, cached_nbytes=hit_nbytes)
         return chunks if chunks.cached or chunks.to_keep else None
 
     def _find(
