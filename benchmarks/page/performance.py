@@ -129,9 +129,9 @@ def _result(run: Run, found: list[Summary]) -> str:
     """Return a sentence that says what was compared, and the result."""
     slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if round(s.mean, 2) < 1)
     return f"""
-        xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore were compared in one run
-        ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest
-        other reader of each case. {f"It was slower than the quickest at {slower}." if slower else ""}
+        xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs, zarrista and TensorStore were compared
+        in one run ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the
+        quickest other reader of each case. {f"It was slower than the quickest at {slower}." if slower else ""}
         `make performance` makes tables of all timings, which are in `benchmarks/results`.
         To compare on your own data, run `gpuzarr bench STORE`.
     """

@@ -109,12 +109,8 @@ class Snapshot:
 
     @property
     def chunk_versions(self) -> ChunkVersions | None:
-        """The snapshot itself, if decoded chunks may be cached; else None.
-
-        Only local files tell the version of an unsharded chunk, see `settled_version`.
-        """
-        may_have_versions = self.identity is not None and (self.indexes is not None or self._source.is_local)
-        return self if self._use_cache and may_have_versions else None
+        """The snapshot itself, if decoded chunks may be cached; else None."""
+        return self if self._use_cache and self.identity is not None else None
 
     @property
     def cuts_objects(self) -> bool:

@@ -10,7 +10,7 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst, in
     const files_t *files = work->files;
     int64_t at = files->offset ? files->offset[row] : 0; /* if each row is a file, the file must end before `end` */
     int64_t end = files->offset ? at + work->rows->nbytes[row] : files->most_nbytes + 1;
-    int64_t most = files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
+    int64_t most = piece_nbytes(files);
     int file = file_of(lane, row);
     in_buffer_t in = {lane->room, 0, 0};
     out_buffer_t out = {dst, (size_t)job->packed_nbytes, 0};

@@ -164,9 +164,8 @@ static int64_t open_stream(lane_t *lane, int64_t row)
 {
     const rows_t *rows = lane->work->rows;
     if (lane->work->files->offset && rows->nbytes[row] == NO_FILE) return row + 1;
-    int64_t room_nbytes = lane->work->files->room_nbytes;
     int is_open = file_of(lane, row) >= 0;
-    rows->src[row] = is_open ? room_of(lane, room_nbytes < PIECE_NBYTES ? room_nbytes : PIECE_NBYTES) : NULL;
+    rows->src[row] = is_open ? room_of(lane, piece_nbytes(lane->work->files)) : NULL;
     if (!lane->work->files->offset) rows->nbytes[row] = is_open ? 0 : no_file();
     return row + 1;
 }

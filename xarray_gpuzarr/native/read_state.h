@@ -76,6 +76,12 @@ static char *own_memory(char **memory, char **own, int64_t nbytes)
 
 static char *scratch_of(lane_t *lane) { return own_memory(&lane->scratch, &lane->own[0], scratch_nbytes(lane->work->job)); }
 
+/* Return the number of bytes that are read at once of a chunk that is decoded while it is read. */
+static int64_t piece_nbytes(const files_t *files)
+{
+    return files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
+}
+
 /* Return memory for `nbytes` that a lane reads at once; NULL if there is none. What was read to it before is lost. */
 static char *room_of(lane_t *lane, int64_t nbytes)
 {

@@ -75,7 +75,7 @@ class _Versions(dict[int, Version]):
 class CachedRead:
     """The cache of decoded chunks for one read. Callers must call `end_claim` in the end, whatever happens."""
 
-    def __init__(self, array: HostArray, partial: PartialChunks, versions: ChunkVersions, *, is_remote: bool) -> None:
+    def __init__(self, array: HostArray, partial: PartialChunks, source: ByteSource, versions: ChunkVersions) -> None:
         self._array, self._partial, self._versions = array, partial, versions
         self._claim = Claim()
         self.end_claim = self._claim.end
@@ -83,10 +83,12 @@ class CachedRead:
         no signal can interrupt. Reads that succeed call `forget_claim` before it."""
         self._claimed: list[ChunkKey] = []
         """Keys of the chunks that this read has claimed."""
-        self._is_remote = is_remote
+        self._is_remote = source.is_remote
+        self._version_takes_stat = source.is_local and array.spec.index is None
+        """Whether the version of a chunk takes a `stat`, as that of a local file without an index does."""
         self._checks: list[PendingCheck] = []
         """Checks that remote shards still have the versions of their cached chunks; `check_versions` waits for them."""
-        self._keeps_at_once = is_remote or are_kept_at_once(array, partial.target)
+        self._keeps_at_once = source.is_remote or are_kept_at_once(array, partial.target)
         """Whether chunks are kept when they are first read. Those of a server are, since they are fetched whole; others
         are if decoding only a part of them saves little."""
 
@@ -106,9 +108,8 @@ class CachedRead:
         offsets = plan.offset.tolist()
         object_keys = [object_key(self._array, self._versions.identity, key) for key in plan.keys]
         versions = _Versions(plan.keys, self._versions)
-        if self._array.spec.index is not None:
-            # Chunks that cannot be kept are not claimed, since other reads would wait for them in vain. To see this of
-            # an unsharded chunk takes a `stat`, so it is seen after the claim.
+        if not self._version_takes_stat:
+            # Without a version, a chunk cannot be kept. It is not claimed, since other reads would wait for it in vain.
             rows = [row for row in rows if versions[objects[row]] is not None]
         keys = [(object_keys[objects[row]], offsets[row]) for row in rows]
         entries, claimed = self._find(keys, [objects[row] for row in rows], versions)
@@ -207,7 +208,7 @@ def cached_read(array: HostArray, target: Target, source: ByteSource) -> CachedR
     if versions is None or not may_be_kept(array, target.n_chunks):
         return None
     partial = PartialChunks(target, array.spec.grid)
-    return None if partial.none_is_partial else CachedRead(array, partial, versions, is_remote=source.is_remote)
+    return None if partial.none_is_partial else CachedRead(array, partial, source, versions)
 
 
 def counting_unfit(

@@ -123,7 +123,7 @@ def read_short(
         return None
     keys = _cache_keys(array, target, source, stored) if uses_cache else ()
     chunks = _cached_chunks(keys, source, stored)
-    if chunks is None and (not may_decode or (uses_cache and not _are_new(keys, array, target))):
+    if chunks is None and (not may_decode or (uses_cache and not _remember_new(keys, array, target))):
         return None
     if out is None:
         out = host_memory.result_memory.empty(target.shape, array.dtype)
@@ -216,10 +216,11 @@ def _cached_chunks(keys: Sequence[ChunkKey], source: LocalSource, stored: _Objec
     return current if len(current) == len(keys) else None
 
 
-def _are_new(keys: Sequence[ChunkKey], array: HostArray, target: BoxTarget) -> bool:
-    """Whether all chunks of a box are stored, and an ordinary read would not keep any of them.
+def _remember_new(keys: Sequence[ChunkKey], array: HostArray, target: BoxTarget) -> bool:
+    """Return whether all chunks of a box are stored, and an ordinary read would not keep any of them.
 
-    It would keep them at once, or because one of them was looked up before. Otherwise, they are remembered.
+    An ordinary read keeps them at once, or if one of them was looked up before. If it would not, remember them, so that
+    the next read may keep them.
     """
     return bool(keys) and not are_kept_at_once(array, target) and chunk_cache.cache.remember_new(keys)
 
